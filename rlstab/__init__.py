@@ -1,0 +1,113 @@
+"""Token-level stability methods for RL with verifiable rewards, as small exact modules that compose into one loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.compose import Composition, compose, within
+from rlstab.core.errors import (
+    CheckpointError,
+    ConfigError,
+    Conflict,
+    DataError,
+    MissingPackage,
+    MissingSignal,
+    ModelError,
+    NonFinite,
+    OutOfRange,
+    RlstabError,
+    ShapeError,
+    UnknownName,
+)
+from rlstab.core.loss import LossOutput
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import Plan, make_plan
+from rlstab.core.stats import Mean, Pool, Threshold
+from rlstab.core.terms import Bounds, Penalty, Terms
+from rlstab.zoo import METHODS
+from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.clip_higher import ClipHigher
+from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.kl import KLPenalty
+from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.s2t import S2TMask
+from rlstab.zoo.sequence_mean import SequenceMean
+from rlstab.zoo.stare import STARE
+from rlstab.zoo.token_mean import TokenMean
+from rlstab.zoo.top_entropy import TopEntropyMask
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "STARE",
+    "AdaptiveEntropy",
+    "Bounds",
+    "CheckpointError",
+    "ClipHigher",
+    "Composition",
+    "ConfigError",
+    "Conflict",
+    "ConstantLength",
+    "DataError",
+    "EntropyBonus",
+    "KLPenalty",
+    "LossOutput",
+    "LpReg",
+    "Mean",
+    "MissingPackage",
+    "MissingSignal",
+    "ModelError",
+    "NonFinite",
+    "OutOfRange",
+    "Penalty",
+    "Plan",
+    "PolicyOutputs",
+    "Pool",
+    "RlstabError",
+    "S2TMask",
+    "SequenceMean",
+    "ShapeError",
+    "State",
+    "Terms",
+    "Threshold",
+    "TokenBatch",
+    "TokenMean",
+    "TokenObjective",
+    "TopEntropyMask",
+    "UnknownName",
+    "available",
+    "compose",
+    "load_objective",
+    "make_plan",
+    "register",
+    "within",
+]
+
+register = METHODS.register
+
+
+def available() -> list[str]:
+    """Names of all methods: those that ship, those of installed packages, and those registered by hand."""
+    return METHODS.names()
+
+
+def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Composition:
+    """An objective from YAML.
+
+    Args:
+        source: path of a YAML file, or what such a file holds: a list of methods, a mapping with the key
+            ``objective`` (a run file: the rest is left alone), or the mapping of a single method.
+
+    Raises:
+        ConfigError: with file and line.
+        UnknownName: no method or preset has that name.
+        OutOfRange: a setting is out of its range.
+        Conflict: the methods do not fit together.
+    """
+    from rlstab.config import load_objective as load  # pydantic stays out of `import rlstab`
+
+    return load(source)

@@ -1,0 +1,345 @@
+"""Evidence and live outputs of a policy, packed at the door: padding does not exist inside the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+from rlstab.core.errors import MissingSignal, ShapeError
+from rlstab.core.random import uniform
+
+#: Signals beyond the basic ones that rlstab itself knows how to provide, with what each is.
+SIGNALS: Mapping[str, str] = {
+    "entropies": "entropy of the full next-token distribution, nats",
+    "ref_logprobs": "log-prob of the token under the reference policy, nats",
+    "rollout_logprobs": "log-prob of the token as the sampler reported it, nats",
+    "max_logprobs": "log-prob of the likeliest token, nats",
+    "log_kept_mass": "log of the mass that a min-p filter keeps, nats",
+    "sum_p_sq": "sum of the squared probabilities of the vocabulary",
+}
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Detached, in float32 or wider: half precision never reaches a ratio or a threshold."""
+    values = values.detach()
+    return values if values.dtype == torch.float64 else values.float()
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """Evidence about ``n`` response tokens of ``S`` sequences: known before the backward pass, without gradient.
+
+    A batch is one part of an optimizer step (or the whole of it). A sequence is never cut across batches.
+    All per-token tensors are ``(n,)``, float32 or float64; log-probs and entropies are in nats, at the training
+    temperature. Build one with :meth:`from_padded`.
+
+    Attributes:
+        old_logprobs: behaviour policy, the denominator of the ratio.
+        logprobs: policy at the start of this optimizer step (``old_logprobs`` when there is one step per rollout).
+        advantages: advantage of each token.
+        sequence: int64, index of the token's sequence, in ``[0, S)``.
+        position: int64, place of the token in its response, from 0.
+        sequence_ids: ``(S,)`` int64, stable identity of each sequence: the only source of randomness.
+        group_ids: ``(S,)`` int64, the prompt's group.
+        live_ratio: True makes the live policy its own denominator: the ratio is exactly 1, its gradient that of
+            the log-prob. Right when the whole rollout makes one optimizer step.
+        index: int64, where each token stood in the flattened padded tensors.
+        padded_shape: ``(B, T)`` of those tensors.
+    """
+
+    old_logprobs: Tensor
+    logprobs: Tensor
+    advantages: Tensor
+    sequence: Tensor
+    position: Tensor
+    sequence_ids: Tensor
+    group_ids: Tensor
+    entropies: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    rollout_logprobs: Tensor | None = None
+    max_logprobs: Tensor | None = None
+    log_kept_mass: Tensor | None = None
+    sum_p_sq: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    live_ratio: bool = False
+    index: Tensor | None = None
+    padded_shape: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self.per_token():
+            if values.shape != self.old_logprobs.shape or values.ndim != 1:
+                raise ShapeError(
+                    f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has "
+                    f"{tuple(self.old_logprobs.shape)}. Packed tensors are (n,); build the batch with "
+                    f"TokenBatch.from_padded."
+                )
+            if values.requires_grad:
+                raise ShapeError(
+                    f"TokenBatch: '{name}' requires grad. A batch holds evidence; what is differentiated goes into "
+                    f"PolicyOutputs."
+                )
+        if self.sequence_ids.shape != self.group_ids.shape:
+            raise ShapeError(
+                f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
+                f"{tuple(self.group_ids.shape)}. Both are (S,), one entry a sequence."
+            )
+
+    # -- making one ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_padded(
+        cls,
+        *,
+        response_mask: Tensor,
+        advantages: Tensor,
+        old_logprobs: Tensor,
+        logprobs: Tensor | None = None,
+        entropies: Tensor | None = None,
+        ref_logprobs: Tensor | None = None,
+        rollout_logprobs: Tensor | None = None,
+        max_logprobs: Tensor | None = None,
+        log_kept_mass: Tensor | None = None,
+        sum_p_sq: Tensor | None = None,
+        extra: Mapping[str, Tensor] | None = None,
+        sequence_ids: Tensor | None = None,
+        group_ids: Tensor | None = None,
+        live_ratio: bool = False,
+    ) -> TokenBatch:
+        """Pack ``(B, T)`` tensors. What stands where the mask is False is never read, be it 0, NaN or Inf.
+
+        Args:
+            response_mask: ``(B, T)``, non-zero on tokens that count (up to and including EOS; tool output is 0).
+            advantages: ``(B,)`` or ``(B, T)``.
+            old_logprobs: ``(B, T)`` log-probs of the behaviour policy, nats.
+            logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
+            entropies, ref_logprobs, rollout_logprobs, max_logprobs, log_kept_mass, sum_p_sq: ``(B, T)`` signals; give
+                those that the objective ``needs``.
+            extra: further ``(B, T)`` signals by name, for methods of your own.
+            sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when a step
+                comes in parts and a method uses randomness.
+            group_ids: ``(B,)`` integers, the prompt of each row; None makes every row a group of its own.
+            live_ratio: see the class.
+
+        Raises:
+            ShapeError: tensors that belong together disagree in shape.
+        """
+        if response_mask.ndim != 2:
+            raise ShapeError(
+                f"TokenBatch.from_padded: 'response_mask' has shape {tuple(response_mask.shape)}, expected (B, T)."
+            )
+        rows, width = response_mask.shape
+        mask = response_mask.detach().bool()
+        index = mask.reshape(-1).nonzero().squeeze(-1)
+
+        def pack(name: str, values: Tensor) -> Tensor:
+            if values.shape != mask.shape:
+                raise ShapeError(
+                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, 'response_mask' has "
+                    f"{(rows, width)}. Both are (B, T) over response tokens only: cut the prompt off first."
+                )
+            return _wide(values).reshape(-1)[index]
+
+        def ids(name: str, values: Tensor | None) -> Tensor:
+            if values is None:
+                return torch.arange(rows, device=mask.device)
+            if values.shape != (rows,):
+                raise ShapeError(
+                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, expected ({rows},)."
+                )
+            return values.detach().to(device=mask.device, dtype=torch.int64)
+
+        if advantages.shape == (rows,):
+            advantages = advantages.unsqueeze(-1).expand(rows, width)
+        elif advantages.shape != mask.shape:
+            raise ShapeError(
+                f"TokenBatch.from_padded: 'advantages' has shape {tuple(advantages.shape)}, expected ({rows},) or "
+                f"({rows}, {width})."
+            )
+        old = pack("old_logprobs", old_logprobs)
+        optional = {
+            "entropies": entropies,
+            "ref_logprobs": ref_logprobs,
+            "rollout_logprobs": rollout_logprobs,
+            "max_logprobs": max_logprobs,
+            "log_kept_mass": log_kept_mass,
+            "sum_p_sq": sum_p_sq,
+        }
+        signals = {name: pack(name, values) for name, values in optional.items() if values is not None}
+        return cls(
+            old_logprobs=old,
+            logprobs=old if logprobs is None else pack("logprobs", logprobs),
+            advantages=pack("advantages", advantages),
+            sequence=index // max(width, 1),
+            position=(mask.cumsum(-1) - 1).reshape(-1)[index],
+            sequence_ids=ids("sequence_ids", sequence_ids),
+            group_ids=ids("group_ids", group_ids),
+            extra={name: pack(name, values) for name, values in (extra or {}).items()},
+            live_ratio=live_ratio,
+            index=index,
+            padded_shape=(rows, width),
+            **signals,
+        )
+
+    @classmethod
+    def empty(cls, needs: Iterable[str] = ()) -> TokenBatch:
+        """A batch of no token that has every signal of ``needs``: what a rank without sequences measures."""
+        none, nobody = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+        needs = frozenset(needs)
+        return cls(
+            old_logprobs=none,
+            logprobs=none,
+            advantages=none,
+            sequence=nobody,
+            position=nobody,
+            sequence_ids=nobody,
+            group_ids=nobody,
+            extra={name: none for name in needs - SIGNALS.keys()},
+            **{name: none for name in needs & SIGNALS.keys()},  # type: ignore[arg-type]  # names are checked by SIGNALS
+        )
+
+    # -- reading it ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.old_logprobs.numel()
+
+    @property
+    def num_sequences(self) -> int:
+        """``S``, sequences without a token included."""
+        return self.sequence_ids.numel()
+
+    def signal(self, name: str) -> Tensor:
+        """The ``(n,)`` signal of this name.
+
+        Raises:
+            MissingSignal: the batch was built without it.
+        """
+        values = getattr(self, name, None) if name in SIGNALS else self.extra.get(name)
+        if values is None:
+            have = [known for known in SIGNALS if getattr(self, known) is not None] + sorted(self.extra)
+            what = f" ({SIGNALS[name]})" if name in SIGNALS else ""
+            raise MissingSignal(
+                f"signal '{name}'{what} was read, but the batch was built without it; it has: "
+                f"{', '.join(have) or 'none beyond the basic ones'}. Pass {name}= to TokenBatch.from_padded, or name it "
+                f"in the method's `needs` so that a trainer provides it."
+            )
+        return values
+
+    def uniform(self, seed: int) -> Tensor:
+        """``(n,)`` float64 uniform numbers in [0, 1) by (seed, sequence id, position)."""
+        return uniform(seed, self.sequence_ids[self.sequence], self.position)
+
+    def per_token(self) -> list[tuple[str, Tensor]]:
+        """Name and values of every floating point ``(n,)`` tensor that is present."""
+        named = [("old_logprobs", self.old_logprobs), ("logprobs", self.logprobs), ("advantages", self.advantages)]
+        named += [(name, getattr(self, name)) for name in SIGNALS if getattr(self, name) is not None]
+        return named + sorted(self.extra.items())
+
+    def select(self, where: Tensor) -> TokenBatch:
+        """The tokens where the ``(n,)`` bool is True; sequences keep their numbers."""
+        changes: dict[str, object] = {
+            name: values[where] for name, values in self.per_token() if name not in self.extra
+        }
+        changes["extra"] = {name: values[where] for name, values in self.extra.items()}
+        for one in ("sequence", "position"):
+            changes[one] = getattr(self, one)[where]
+        changes["index"] = None if self.index is None else self.index[where]
+        return replace(self, **changes)  # type: ignore[arg-type]  # each name is a field of this class
+
+    def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """Lay ``(n,)`` values out as ``(B, T)`` again, ``fill`` where there is no token.
+
+        Raises:
+            ShapeError: the batch was not built from padded tensors.
+        """
+        if self.index is None or self.padded_shape is None:
+            raise ShapeError(
+                "TokenBatch.to_padded: this batch was not built by from_padded, so it has no (B, T) shape."
+            )
+        flat = torch.full(
+            (self.padded_shape[0] * self.padded_shape[1],), fill, dtype=values.dtype, device=values.device
+        )
+        return flat.index_copy(0, self.index, values).view(self.padded_shape)
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """The same batch on another device."""
+        moved = {
+            one.name: getattr(self, one.name).to(device)
+            for one in fields(self)
+            if isinstance(getattr(self, one.name), Tensor)
+        }
+        return replace(self, **moved, extra={name: values.to(device) for name, values in self.extra.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyOutputs:
+    """What is being differentiated: ``(n,)`` outputs of the live policy for the tokens of one batch.
+
+    Attributes:
+        logprobs: log-probs of the tokens, nats.
+        entropies: entropies, nats, with grad only where something asks for it.
+        log_kept_mass: log of the live policy's mass on the tokens that a min-p filter of the same policy keeps, the
+            kept set held constant; read only on the rows that a penalty names.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None = None
+    log_kept_mass: Tensor | None = None
+
+    @classmethod
+    def from_padded(
+        cls,
+        batch: TokenBatch,
+        *,
+        logprobs: Tensor,
+        entropies: Tensor | None = None,
+        log_kept_mass: Tensor | None = None,
+    ) -> PolicyOutputs:
+        """Pack live ``(B, T)`` tensors with the index of ``batch``.
+
+        Raises:
+            ShapeError: a tensor does not have the shape that the batch was built from.
+        """
+
+        def pack(name: str, values: Tensor | None) -> Tensor | None:
+            if values is None:
+                return None
+            if batch.index is None or values.shape != batch.padded_shape:
+                raise ShapeError(
+                    f"PolicyOutputs.from_padded: '{name}' has shape {tuple(values.shape)}, the batch was built from "
+                    f"{batch.padded_shape}. Pass the live tensors of the same rows, prompt cut off."
+                )
+            values = values.reshape(-1)[batch.index]
+            return values if values.dtype == torch.float64 else values.float()
+
+        packed = pack("logprobs", logprobs)
+        assert packed is not None
+        return cls(packed, pack("entropies", entropies), pack("log_kept_mass", log_kept_mass))
+
+    def signal(self, name: str) -> Tensor:
+        """The live ``(n,)`` output of this name.
+
+        Raises:
+            MissingSignal: the policy outputs were built without it.
+        """
+        values: Tensor | None = getattr(self, name, None)
+        if values is None:
+            raise MissingSignal(
+                f"a penalty differentiates '{name}', but PolicyOutputs was built without it. Pass {name}= with grad."
+            )
+        return values
+
+    def constant(self) -> PolicyOutputs:
+        """The anchor: the same values without gradient."""
+        return self._each(Tensor.detach)
+
+    def select(self, where: Tensor) -> PolicyOutputs:
+        """The tokens where the ``(n,)`` bool is True."""
+        return self._each(lambda values: values[where])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> PolicyOutputs:
+        entropies = None if self.entropies is None else change(self.entropies)
+        mass = None if self.log_kept_mass is None else change(self.log_kept_mass)
+        return PolicyOutputs(change(self.logprobs), entropies, mass)

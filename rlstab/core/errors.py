@@ -1,0 +1,64 @@
+"""Every error that rlstab raises on purpose: one tree, each also a standard-library exception.
+
+A message names who, what, the parties, and ends with what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlstabError(Exception):
+    """Root of the tree: ``except RlstabError`` catches everything that rlstab raises on purpose."""
+
+
+class Conflict(RlstabError, ValueError):
+    """Two methods of one composition cannot both hold."""
+
+
+class MissingSignal(RlstabError, LookupError):
+    """A method reads a signal that nobody provides."""
+
+
+class OutOfRange(RlstabError, ValueError):
+    """A setting has a type or value outside what the method allows."""
+
+
+class ShapeError(RlstabError, ValueError):
+    """Tensors that belong together disagree in shape, dtype or device."""
+
+
+class NonFinite(RlstabError, FloatingPointError):
+    """NaN or Inf arrived where a number was needed; the step was refused."""
+
+
+class UnknownName(RlstabError, LookupError):
+    """No method, preset, task or setting has this name."""
+
+
+class ConfigError(RlstabError, ValueError):
+    """A configuration file cannot be used."""
+
+
+class DataError(RlstabError, ValueError):
+    """A data set cannot be used."""
+
+
+class ModelError(RlstabError, ValueError):
+    """A model or tokenizer cannot be used."""
+
+
+class CheckpointError(RlstabError, RuntimeError):
+    """A checkpoint is missing, damaged or of another run."""
+
+
+class MissingPackage(RlstabError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, else all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."

@@ -1,0 +1,88 @@
+"""The one interface: a method contributes terms, made from evidence, to one loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.comm import Comm
+from rlstab.core.settings import check_settings
+from rlstab.core.stats import NOTHING, Settled, Stat, settle
+from rlstab.core.terms import Terms
+
+#: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
+State: TypeAlias = Mapping[str, Any]
+
+
+class TokenObjective(ABC):
+    """A method: what it asks for, given the evidence, the statistics of the step and its state.
+
+    A method is a final frozen dataclass; its fields are its settings. Only :meth:`terms` is required. Everything runs
+    without gradient: what a method returns are decisions, and gradients live only in the functions inside
+    :class:`~rlstab.core.terms.Terms`.
+
+    Attributes:
+        name: the name in YAML and in metrics.
+    """
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_settings(self, self.name)
+
+    # A class attribute in most methods; a property where it depends on a setting.
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signals of the evidence that it reads beyond the basic ones."""
+        return frozenset()
+
+    @property
+    def live_needs(self) -> frozenset[str]:
+        """Outputs of the live policy that its penalties differentiate, beyond the log-probs."""
+        return frozenset()
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Fields of Terms that it may fill."""
+        return frozenset()
+
+    @property
+    def signal_options(self) -> Mapping[str, float]:
+        """Numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``."""
+        return {}
+
+    @property
+    def trust_region(self) -> bool:
+        """False where it writes a surrogate that ignores ``bounds`` and ``exempt``."""
+        return True
+
+    def init_state(self) -> State:
+        """State before the first optimizer step."""
+        return {}
+
+    def measure(self, batch: TokenBatch) -> Stat:
+        """Mergeable summaries of one part of the step; an empty batch gives empty summaries of the same names."""
+        return NOTHING
+
+    def advance(self, state: State, stat: Settled) -> State:
+        """The state with which this step is made, from the last one; pure, called once per optimizer step."""
+        return state
+
+    @abstractmethod
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        """What this method asks for on one part of the step."""
+
+    def settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
+        """Statistics of the whole step and the state with which it is made.
+
+        Methods leave this alone; combinators override it, because what they contain may need several rounds of
+        measuring. The empty batch makes every rank know the names, so that all join the same collectives.
+        """
+        with torch.no_grad():
+            stat = settle((self.measure(part) for part in (TokenBatch.empty(self.needs), *parts)), comm)
+            return stat, self.advance(state, stat)

@@ -1,0 +1,65 @@
+"""Names of methods: a static table, entry points of other packages, and what a user registers by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from rlstab.core.errors import Conflict, UnknownName, did_you_mean
+from rlstab.core.objective import TokenObjective
+
+
+class Registry:
+    """Looks a method up by name, importing it only then.
+
+    Args:
+        table: name to ``module:Class``, the methods that rlstab ships.
+        group: entry point group through which other packages add theirs.
+    """
+
+    def __init__(self, table: Mapping[str, str], group: str = "rlstab.methods") -> None:
+        self._where = dict(table)
+        self._group = group
+        self._classes: dict[str, type[TokenObjective]] = {}
+        self._looked = False
+
+    def names(self) -> list[str]:
+        """Every known name, sorted."""
+        self._look_outside()
+        return sorted(self._where.keys() | self._classes.keys())
+
+    def get(self, name: str) -> type[TokenObjective]:
+        """The class of this name.
+
+        Raises:
+            UnknownName: with the nearest known name.
+        """
+        if name not in self._classes:
+            self._look_outside()
+            if name not in self._where:
+                raise UnknownName(f"no method is called '{name}'. {did_you_mean(name, self.names())}")
+            module, _, attribute = self._where[name].partition(":")
+            self._classes[name] = getattr(import_module(module), attribute)
+        return self._classes[name]
+
+    def register(self, cls: type[TokenObjective]) -> type[TokenObjective]:
+        """Make a method of your own usable by its ``name``, in YAML too; works as a decorator.
+
+        Raises:
+            Conflict: another class has that name.
+        """
+        known = self._classes.get(cls.name)
+        if cls.name in self._where or (known is not None and known is not cls):
+            raise Conflict(
+                f"'{cls.name}' is already the name of {self._where.get(cls.name, known)}; {cls.__qualname__} cannot "
+                f"take it. Give the class another `name`."
+            )
+        self._classes[cls.name] = cls
+        return cls
+
+    def _look_outside(self) -> None:
+        if not self._looked:
+            self._looked = True
+            for point in entry_points(group=self._group):
+                self._where.setdefault(point.name, point.value)

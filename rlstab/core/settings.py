@@ -1,0 +1,106 @@
+"""What values a setting may take, stated once in its annotation and checked whenever a method is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from rlstab.core.errors import OutOfRange
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number: ``Annotated[float, Range(gt=0, le=1)]``."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.gt is None or value > self.gt)
+            and (self.ge is None or value >= self.ge)
+            and (self.lt is None or value < self.lt)
+            and (self.le is None or value <= self.le)
+        )
+
+    def __str__(self) -> str:
+        low = "(-inf" if self.gt is self.ge is None else f"({self.gt}" if self.gt is not None else f"[{self.ge}"
+        high = "inf)" if self.lt is self.le is None else f"{self.lt})" if self.lt is not None else f"{self.le}]"
+        return f"{low}, {high}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of a method, read off its annotation.
+
+    Attributes:
+        kinds: types that a value may have; ``int`` passes for ``float``, ``bool`` never for a number.
+        choices: the only allowed values, or empty.
+        range: bounds of a number, or None.
+        optional: None is allowed.
+        default: ``dataclasses.MISSING`` where the user has to choose.
+    """
+
+    name: str
+    kinds: tuple[type, ...]
+    choices: tuple[Any, ...]
+    range: Range | None
+    optional: bool
+    default: Any
+
+    def accepts(self, value: object) -> bool:
+        """Whether the value has an allowed type and lies in the range."""
+        if value is None:
+            return self.optional
+        if self.choices:
+            return any(type(value) is type(one) and value == one for one in self.choices)
+        if isinstance(value, bool) and bool not in self.kinds:
+            return False
+        if isinstance(value, int) and float in self.kinds:
+            value = float(value)
+        if not isinstance(value, self.kinds):
+            return False
+        return not isinstance(value, int | float) or self.range is None or value in self.range
+
+    def __str__(self) -> str:
+        if self.choices:
+            allowed = " | ".join(repr(one) for one in self.choices)
+        else:
+            allowed = " | ".join(kind.__name__ for kind in self.kinds) + (f" in {self.range}" if self.range else "")
+        return allowed + (" or None" if self.optional else "")
+
+
+def settings_of(cls: type) -> list[Setting]:
+    """The settings of a dataclass, in the order in which they are declared."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = []
+    for one in dataclasses.fields(cls):
+        hint, bounds = hints[one.name], None
+        if get_origin(hint) is typing.Annotated:
+            hint, *extras = get_args(hint)
+            bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
+        members = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        choices = tuple(value for one_of in members if get_origin(one_of) is Literal for value in get_args(one_of))
+        kinds = tuple(kind for kind in members if isinstance(kind, type) and kind is not type(None))
+        found.append(Setting(one.name, kinds, choices, bounds, type(None) in members, one.default))
+    return found
+
+
+def check_settings(owner: Any, name: str) -> None:
+    """Check every field of the dataclass instance ``owner``.
+
+    Raises:
+        OutOfRange: names the setting, the value and what is allowed.
+    """
+    for setting in settings_of(type(owner)):
+        value = getattr(owner, setting.name)
+        if not setting.accepts(value):
+            default = "" if setting.default is dataclasses.MISSING else f" The default is {setting.default!r}."
+            raise OutOfRange(f"'{name}': {setting.name} = {value!r}, expected {setting}.{default}")

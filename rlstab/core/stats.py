@@ -1,0 +1,175 @@
+"""Mergeable summaries: a value seen in parts, whose total does not depend on how the parts were cut.
+
+Sums travel and means are taken at the end; thresholds are exact order statistics of the pooled values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlstab.core.comm import Comm
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """A sum and a count, both float64 scalars; merging adds them."""
+
+    total: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, where: Tensor | None = None) -> Mean:
+        """Summary of ``(n,)`` values, or of those where the ``(n,)`` bool is True. A bool counts as 0 or 1."""
+        if where is not None:
+            values = values[where]
+        return cls(values.detach().double().sum(), torch.tensor(float(values.numel()), dtype=torch.float64))
+
+    @classmethod
+    def scalar(cls, value: float) -> Mean:
+        """A number of the step, the same in every part."""
+        return cls(torch.tensor(value, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))
+
+    def merge(self, other: Mean) -> Mean:
+        """The summary of both parts."""
+        return Mean(self.total.cpu() + other.total.cpu(), self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean, NaN when nothing was counted."""
+        return float(self.total) / float(self.count) if float(self.count) else math.nan
+
+
+Rule: TypeAlias = Literal["linear", "ceil", "floor"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Values whose order statistic becomes a threshold once all parts are there; merging concatenates.
+
+    Make one with :meth:`quantile` or :meth:`top`.
+    """
+
+    values: Tensor
+    level: float
+    rule: Rule
+
+    @classmethod
+    def quantile(cls, values: Tensor, q: float) -> Pool:
+        """The q-quantile with linear interpolation between order statistics (position ``q (n - 1)``)."""
+        return cls(values.double().reshape(-1), q, "linear")
+
+    @classmethod
+    def top(cls, values: Tensor, share: float, *, rounding: Literal["ceil", "floor"] = "ceil") -> Pool:
+        """The k-th largest value: at least k values reach it, more only by ties.
+
+        ``k = ceil(share * n)``, or with ``floor``, which some published code uses, ``max(1, floor(share * n))``.
+        """
+        return cls(values.double().reshape(-1), share, rounding)
+
+    def merge(self, other: Pool) -> Pool:
+        """The pool of both parts."""
+        return Pool(torch.cat([self.values, other.values.to(self.values.device)]), self.level, self.rule)
+
+    def threshold(self) -> Threshold:
+        """The exact order statistic of the pooled values."""
+        n = self.values.numel()
+        if n == 0:
+            return Threshold(None, 0, 0)
+        if self.rule == "linear":
+            place = _whole(self.level * (n - 1))
+            below = math.floor(place)
+            low = self._smallest(below + 1)
+            if below == place:
+                return Threshold(low, n, n - below)
+            return Threshold(low + (self._smallest(below + 2) - low) * (place - below), n, n - below - 1)
+        share = _whole(self.level * n)
+        k = min(n, max(1, math.ceil(share) if self.rule == "ceil" else math.floor(share)))
+        return Threshold(self._smallest(n - k + 1), n, k)
+
+    def _smallest(self, k: int) -> float:
+        return float(torch.kthvalue(self.values, k).values)
+
+
+def _whole(place: float) -> float:
+    """``place``, or the integer that it misses only by rounding: 0.57 * 100 is 56.99999999999999."""
+    return float(round(place)) if abs(place - round(place)) < 1e-9 else place
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What a :class:`Pool` settles to. Comparisons are made in float64, so no dtype can move a tie.
+
+    Attributes:
+        value: None when the pool was empty; then nothing compares as True.
+        size: how many values the pool had, over the whole step.
+        nominal: how many of them reach the threshold when there are no ties.
+    """
+
+    value: float | None
+    size: int
+    nominal: int
+
+    def below(self, values: Tensor) -> Tensor:
+        """``(n,)`` bool, ``values < threshold``."""
+        return self._none(values) if self.value is None else values.double() < self.value
+
+    def reached(self, values: Tensor) -> Tensor:
+        """``(n,)`` bool, ``values >= threshold``."""
+        return self._none(values) if self.value is None else values.double() >= self.value
+
+    def report(self) -> Mean:
+        """The threshold as a metric: absent (count 0) when the pool was empty."""
+        return Mean.of(torch.zeros(0)) if self.value is None else Mean.scalar(self.value)
+
+    @staticmethod
+    def _none(values: Tensor) -> Tensor:
+        return torch.zeros_like(values, dtype=torch.bool)
+
+
+Summary: TypeAlias = Mean | Pool
+#: What a method measures on one part: summaries by name.
+Stat: TypeAlias = Mapping[str, Summary]
+#: The same over the whole step: means and thresholds by name; a composition nests one mapping a member.
+Settled: TypeAlias = Mapping[str, "Mean | Threshold | Settled"]
+
+NOTHING: Stat = {}
+
+
+def merge(one: Stat, other: Stat) -> Stat:
+    """The statistics of both parts."""
+    return {name: _merge(one[name], other[name]) for name in one}
+
+
+def _merge(one: Summary, other: Summary) -> Summary:
+    if isinstance(one, Mean) and isinstance(other, Mean):
+        return one.merge(other)
+    if isinstance(one, Pool) and isinstance(other, Pool):
+        return one.merge(other)
+    raise TypeError(f"cannot merge {type(one).__name__} with {type(other).__name__}")
+
+
+def settle(parts: Iterable[Stat], comm: Comm) -> dict[str, Mean | Threshold]:
+    """Merge the parts of this rank, reduce over ranks, and turn pools into thresholds.
+
+    All means travel in one sum, each pool in one gather; every rank passes the same names (a rank without tokens
+    passes the statistics of an empty batch).
+    """
+    total: Stat | None = None
+    for part in parts:
+        total = part if total is None else merge(total, part)
+    settled: dict[str, Mean | Threshold] = {}
+    means = {name: one for name, one in sorted((total or {}).items()) if isinstance(one, Mean)}
+    if means:
+        flat = torch.stack([torch.stack([one.total.cpu(), one.count.cpu()]) for one in means.values()])
+        for name, row in zip(means, comm.sum(flat), strict=True):
+            settled[name] = Mean(row[0], row[1])
+    for name, one in sorted((total or {}).items()):
+        if isinstance(one, Pool):
+            settled[name] = Pool(comm.gather(one.values), one.level, one.rule).threshold()
+    return settled

@@ -1,0 +1,165 @@
+"""What a method asks for: one record with a merge law for each field, so that no order can change a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.errors import Conflict
+from rlstab.core.stats import Mean
+
+TokenFunction: TypeAlias = Callable[[PolicyOutputs, PolicyOutputs], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """``coefficient * fn(policy, anchor)`` on some tokens, divided by the counts of all tokens.
+
+    Attributes:
+        coefficient: times the loss that is minimised; negative pays for what ``fn`` measures.
+        fn: ``(policy, anchor) -> (n,)``; ``anchor`` holds the policy's values as constants.
+        where: ``(n,)`` bool, None is every token. On other tokens neither value nor gradient counts.
+        reads: live outputs that ``fn`` reads beyond ``logprobs``.
+    """
+
+    coefficient: float
+    fn: TokenFunction
+    where: Tensor | None = None
+    reads: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """The trust region of the ratio: inside ``[1 - low, 1 + high]`` a token pulls, outside it cannot pull further.
+
+    Attributes:
+        low, high: numbers, or ``(n,)`` tensors for a range per token.
+        dual: upper bound of the ratio where the advantage is negative (dual clip), or None.
+    """
+
+    low: float | Tensor
+    high: float | Tensor
+    dual: float | None = None
+
+
+class Ratio(Protocol):
+    """``(policy, anchor, batch) -> (n,)`` log-ratio; the loss clamps and exponentiates it."""
+
+    def __call__(self, policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBatch) -> Tensor: ...
+
+
+class Surrogate(Protocol):
+    """``(n,)`` loss to minimise, from the live ratio and the advantage."""
+
+    def __call__(
+        self,
+        policy: PolicyOutputs,
+        anchor: PolicyOutputs,
+        ratio: Tensor,
+        advantages: Tensor,
+        bounds: Bounds | None,
+        exempt: Tensor | None,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts over the whole optimizer step, all parts and ranks."""
+
+    tokens: float
+    sequences: float
+
+
+class Aggregate(Protocol):
+    """``(n,)`` float64 coefficients by which token losses are summed.
+
+    ``counted`` is the ``(n,)`` bool of tokens that count, ``sequence`` the ``(n,)`` index into the S rows of the
+    batch, ``totals`` the counts of counted tokens and of sequences with at least one.
+    """
+
+    def __call__(self, sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor: ...
+
+
+#: Fields of Terms with at most one owner in a composition.
+SLOTS = ("ratio", "bounds", "surrogate", "aggregate")
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What one method asks for; None is the identity.
+
+    Attributes:
+        keep: ``(n,)`` bool, False leaves numerator and denominator [and].
+        weight: ``(n,)`` >= 0, scales the surrogate, denominator unchanged [product].
+        bonus: ``(n,)``, added to the advantage [sum].
+        exempt: ``(n,)`` bool, True has no trust region [or].
+        penalties: by name [disjoint union].
+        lr_scale: multiplies the scheduled learning rate of this step, the same in every part [product].
+        ratio, bounds, surrogate, aggregate: exclusive slots, at most one owner each.
+        report: metrics by name, as summaries that merge over parts and ranks [disjoint union].
+    """
+
+    keep: Tensor | None = None
+    weight: Tensor | None = None
+    bonus: Tensor | None = None
+    exempt: Tensor | None = None
+    penalties: Mapping[str, Penalty] = field(default_factory=dict)
+    lr_scale: float | None = None
+    ratio: Ratio | None = None
+    bounds: Bounds | None = None
+    surrogate: Surrogate | None = None
+    aggregate: Aggregate | None = None
+    report: Mapping[str, Mean] = field(default_factory=dict)
+
+    def filled(self) -> frozenset[str]:
+        """Names of the fields, ``report`` aside, that are not the identity."""
+        return frozenset(
+            one.name for one in fields(self) if one.name != "report" and getattr(self, one.name) not in (None, {})
+        )
+
+
+def _join(one: Tensor | None, other: Tensor | None, law: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    return other if one is None else one if other is None else law(one, other)
+
+
+def merge_terms(named: Mapping[str, Terms]) -> Terms:
+    """Merge the terms of the members of a composition; penalties and reports get their member's key as prefix.
+
+    Raises:
+        Conflict: two members fill one exclusive slot.
+    """
+    keep = weight = bonus = exempt = None
+    lr_scale: float | None = None
+    penalties: dict[str, Penalty] = {}
+    report: dict[str, Mean] = {}
+    slots: dict[str, object] = {}
+    owner: dict[str, str] = {}
+    for key, terms in named.items():
+        keep = _join(keep, terms.keep, torch.logical_and)
+        weight = _join(weight, terms.weight, torch.mul)
+        bonus = _join(bonus, terms.bonus, torch.add)
+        exempt = _join(exempt, terms.exempt, torch.logical_or)
+        if terms.lr_scale is not None:
+            lr_scale = terms.lr_scale * (1.0 if lr_scale is None else lr_scale)
+        penalties.update({f"{key}/{name}" if name else key: one for name, one in terms.penalties.items()})
+        report.update({f"{key}/{name}": one for name, one in terms.report.items()})
+        for slot in SLOTS:
+            value = getattr(terms, slot)
+            if value is not None:
+                if slot in slots:
+                    raise two_owners(owner[slot], key, slot)
+                slots[slot], owner[slot] = value, key
+    return Terms(keep, weight, bonus, exempt, penalties, lr_scale, report=report, **slots)  # type: ignore[arg-type]
+
+
+def two_owners(one: str, other: str, slot: str) -> Conflict:
+    """The error of an exclusive slot with two owners."""
+    return Conflict(
+        f"'{one}' and '{other}' both define the {slot}; a composition has exactly one.\n"
+        f"  Remove one of them. (Weights, masks and penalties combine freely.)"
+    )

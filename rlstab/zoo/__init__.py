@@ -1,0 +1,22 @@
+"""The methods, one a file; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from rlstab.core.registry import Registry
+
+#: The static table of what ships. A method missing here does not exist for YAML.
+METHODS = Registry(
+    {
+        "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
+        "constant_length": "rlstab.zoo.constant_length:ConstantLength",
+        "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
+        "kl": "rlstab.zoo.kl:KLPenalty",
+        "lp_reg": "rlstab.zoo.lp_reg:LpReg",
+        "s2t": "rlstab.zoo.s2t:S2TMask",
+        "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
+        "stare": "rlstab.zoo.stare:STARE",
+        "token_mean": "rlstab.zoo.token_mean:TokenMean",
+        "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
+    }
+)
