@@ -115,8 +115,12 @@ class TokenBatch:
             advantages: ``(B,)`` or ``(B, T)``.
             old_logprobs: ``(B, T)`` log-probs of the behaviour policy, nats.
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
-            entropies, ref_logprobs, rollout_logprobs, max_logprobs, log_kept_mass, sum_p_sq: ``(B, T)`` signals; give
-                those that the objective ``needs``.
+            entropies: ``(B, T)``; this and the following signals where the objective ``needs`` them.
+            ref_logprobs: ``(B, T)``.
+            rollout_logprobs: ``(B, T)``.
+            max_logprobs: ``(B, T)``.
+            log_kept_mass: ``(B, T)``.
+            sum_p_sq: ``(B, T)``.
             extra: further ``(B, T)`` signals by name, for methods of your own.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when a step
                 comes in parts and a method uses randomness.
@@ -218,12 +222,13 @@ class TokenBatch:
         """
         values = getattr(self, name, None) if name in SIGNALS else self.extra.get(name)
         if values is None:
+            basic = "none beyond the basic ones"
             have = [known for known in SIGNALS if getattr(self, known) is not None] + sorted(self.extra)
             what = f" ({SIGNALS[name]})" if name in SIGNALS else ""
             raise MissingSignal(
                 f"signal '{name}'{what} was read, but the batch was built without it; it has: "
-                f"{', '.join(have) or 'none beyond the basic ones'}. Pass {name}= to TokenBatch.from_padded, or name it "
-                f"in the method's `needs` so that a trainer provides it."
+                f"{', '.join(have) or basic}. Pass {name}= to TokenBatch.from_padded, or name it in the method's "
+                f" `needs` so that a trainer provides it."
             )
         return values
 

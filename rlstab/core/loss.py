@@ -94,6 +94,10 @@ def loss_of_part(
     """The loss of one part, from the merged terms and the counts of the whole step.
 
     Args:
+        terms: merged over all methods.
+        batch: the evidence that they were made from.
+        policy: live outputs for its tokens.
+        anchor: their values as constants.
         kept: counts over kept tokens, the denominators of the policy term.
         everything: counts over all tokens, the denominators of penalties.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
+from rlstab.core.errors import MissingSignal
 from rlstab.core.settings import check_settings
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.core.terms import Terms
@@ -86,3 +87,26 @@ class TokenObjective(ABC):
         with torch.no_grad():
             stat = settle((self.measure(part) for part in (TokenBatch.empty(self.needs), *parts)), comm)
             return stat, self.advance(state, stat)
+
+
+def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[str], host: str) -> None:
+    """Check, before anything runs, that a host provides what an objective reads.
+
+    Args:
+        objective: usually a composition.
+        provides: signals of the evidence that the host can give beyond the basic ones.
+        live: outputs of the live policy that it can differentiate beyond the log-probs.
+        host: its name in the error.
+
+    Raises:
+        MissingSignal: names the method that reads it.
+    """
+    members: Mapping[str, TokenObjective] = getattr(objective, "keyed", {objective.name: objective})
+    for key, method in members.items():
+        for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
+            missing = sorted(wanted - given)
+            if missing:
+                raise MissingSignal(
+                    f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
+                    f"{', '.join(sorted(given))}. Remove '{key}', or use a host that provides it."
+                )

@@ -18,7 +18,90 @@ from rlstab.core.terms import Penalty, Terms
 @final
 @dataclass(frozen=True)
 class AdaptiveEntropy(TokenObjective):
-    """Pay for entropy while it is below a target; the price rises while it stays there and falls once it does not."""
+    """Pay for entropy while it is below a target; the price rises while it stays there and falls once it does not.
+
+    Problem:
+        A fixed entropy bonus is hard to set: too small and entropy collapses all the same, a little larger and it
+        explodes, and the right value changes with data and model. Here the target is set, and a controller finds the
+        price.
+
+    Equation:
+        With H_k the token mean of ``entropies`` over optimizer step k, and h_t the live entropy:
+
+            L      = policy term - a_k [H_k < H*] sum_t c0_t h_t
+            a_{k+1} = clip(a_k + delta if H_k < H* else a_k - delta, a_min, a_max),   a_1 = a_0
+
+        H* is ``target_entropy``, a_0 ``initial``, delta ``step``, a_min ``low``, a_max ``high``. c0_t are the
+        coefficients of the aggregation over all tokens: 1 / N for a token mean.
+
+    Reads:
+        - ``entropies`` (n,), nats: of the full next-token distribution, for the controller.
+        - live ``entropies`` (n,), nats, with gradient: on all tokens, while the price is not 0.
+
+    Writes:
+        - ``penalties``: the negative price times the live entropy; nothing while the price is 0 or the entropy
+          suffices.
+
+    Denominator:
+        untouched: the term is divided by the counts of all tokens, whatever masks keep.
+
+    Parameters:
+        - ``target_entropy`` (H*): float in [0, inf), default 0.2. Nats. Skywork-OR1 scripts, and TRL's default. TRL's
+          documentation warns that such a low target seldom triggers.
+        - ``initial`` (a_0): float in [0, inf), default 0.0. Skywork-OR1 scripts and TRL.
+        - ``step`` (delta): float in [0, inf), default 0.0001. Skywork-OR1 scripts; TRL 0.005.
+        - ``low`` (a_min): float in [0, inf), default 0.0. Skywork-OR1 scripts and TRL.
+        - ``high`` (a_max): float in [0, inf), default 0.005. Skywork-OR1 scripts; TRL 1.0.
+
+    State:
+        - ``active``: whether this step's mean entropy is below the target; False before the first step.
+        - ``coefficient``: the price of this step, paid where ``active``.
+        - ``next_coefficient``: the price of the next step, moved by this one unless it has no tokens.
+
+    Deviations:
+        - From the paper's code: the controller there moves on the driver, with the entropy of the step before. Here a
+          step is judged by its own evidence, which is known before the backward pass, and the price it moves acts in
+          the next step.
+        - From TRL: below the target means strictly below; there it includes equality. As there, the mean is taken over
+          the whole optimizer step and all ranks, and the state is saved with the checkpoint.
+
+    Interacts:
+        - good with: ``clip_higher``, and ``token_mean``, under which the bonus is the mean that the controller
+          measures.
+        - careful with: ``entropy_bonus`` pays for the same thing at a price that this controller does not know.
+          ``stare`` has a gate on the same mean: whichever target is lower seldom acts.
+        - surprising: the bonus reaches every token, also those that ``s2t`` and ``top_entropy`` drop (TRL applies its
+          entropy mask to the bonus). Under ``sequence_mean`` the bonus is a mean over responses while the controller
+          still measures a token mean.
+
+    Limits:
+        - ``AdaptiveEntropy(target_entropy=0.0)``: no mean entropy is below 0, so nothing is ever paid.
+        - ``AdaptiveEntropy(step=0.0)``: the price stays at ``initial``, which is 0.
+        - ``AdaptiveEntropy(high=0.0)``: the price stays 0.
+
+    Example:
+        Four tokens with a mean entropy of 0.15, below 0.2. The first step pays 0.001 * 0.15 and raises the price by
+        0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is the payment alone.
+
+        >>> import torch
+        >>> from rlstab import AdaptiveEntropy, PolicyOutputs, TokenBatch, compose, make_plan
+        >>> old, entropies = torch.full((1, 4), 0.5).log(), torch.tensor([[0.1, 0.1, 0.2, 0.2]])
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4), advantages=torch.zeros(1), old_logprobs=old, entropies=entropies
+        ... )
+        >>> live = PolicyOutputs.from_padded(batch, logprobs=old, entropies=entropies.clone().requires_grad_())
+        >>> objective, state = compose(AdaptiveEntropy(initial=0.001)), None
+        >>> for _ in range(2):
+        ...     plan = make_plan(objective, [batch], state)
+        ...     print(round(plan.loss(batch, live).loss.item(), 6))
+        ...     state = plan.state
+        -0.00015
+        -0.000165
+
+    Source:
+        J. He et al., "Skywork Open Reasoner 1 Technical Report", 2025, arXiv 2505.22312. Reference code:
+        SkyworkAI/Skywork-OR1 ``core_algos.py`` (``EntController``); huggingface/trl ``trl/trainer/grpo_trainer.py``.
+    """
 
     name: ClassVar[str] = "adaptive_entropy"
     needs = frozenset({"entropies"})
@@ -38,6 +121,7 @@ class AdaptiveEntropy(TokenObjective):
         return {"entropy": Mean.of(batch.signal("entropies"))}
 
     def advance(self, state: State, stat: Settled) -> State:
+        """This step's entropy decides whether its price is paid; the price that it moves is the next step's."""
         mean = stat["entropy"]
         assert isinstance(mean, Mean)
         now = state["next_coefficient"]

@@ -15,7 +15,80 @@ from rlstab.core.terms import Bounds, Terms
 @final
 @dataclass(frozen=True)
 class ClipHigher(TokenObjective):
-    """Stop a token from pulling once its ratio has left ``[1 - low, 1 + high]``."""
+    """Stop a token from pulling once its ratio has left ``[1 - low, 1 + high]``.
+
+    Problem:
+        When one rollout feeds several optimizer steps, the policy moves away from the one that made the data, and a
+        token whose ratio has grown far is pushed further by evidence that no longer holds. The clip stops it. A
+        symmetric clip also starves rare tokens: at ``high`` 0.2 a token of probability 0.002 may rise to 0.0024, one of
+        0.5 to 0.6. More room upwards keeps exploration alive.
+
+    Equation:
+        With r the ratio of the token and A its advantage:
+
+            l = max(-A r, -A clip(r, 1 - e_low, 1 + e_high))
+            l = min(l, -A c)   where A < 0                               only with a dual clip
+
+        e_low is ``low``, e_high ``high``, c ``dual_clip``. A gradient is left for A > 0 where r <= 1 + e_high, and for
+        A < 0 where 1 - e_low <= r <= c.
+
+    Reads:
+        nothing itself. The loss applies the bounds to the ratio and reads the sign of the advantage.
+
+    Writes:
+        - ``bounds``: the same for every token.
+
+    Denominator:
+        untouched: a token that is stopped still counts.
+
+    Parameters:
+        - ``low`` (e_low): float in [0, 1], default 0.2. DAPO, and PPO's usual value.
+        - ``high`` (e_high): float in [0, inf), default 0.28. DAPO; 0.2 makes the clip symmetric.
+        - ``dual_clip`` (c): float in (1, inf) or None, default None. DAPO's objective has none. verl applies 3 by
+          default, the recipes of DAPO, JustRL and STARE 10; whether STAPO had one was not found.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: none in the value. The loss writes max and min as one clamp for each sign of A; at r exactly
+          on a bound the gradient is kept.
+        - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is not offered.
+
+    Interacts:
+        - good with: ``token_mean``, as in DAPO; ``s2t``, ``stare`` and ``top_entropy`` were all published on it.
+        - careful with: ``lp_reg`` with a set ``ratio_cap`` owns the bounds too, which is a conflict.
+        - surprising: with one optimizer step per rollout the ratio is exactly 1 and the clip does nothing; ``stare``'s
+          official script runs that way. ``low`` is an entropy knob as well: a smaller one is reported to raise entropy
+          (arXiv 2509.26114). Tokens that ``lp_reg`` exempts (form 'code') are not clipped.
+
+    Limits:
+        - ``ClipHigher(low=1.0, high=1e9)``: a ratio is above 0 and at most e^20, so no bound is reached.
+        - ``ClipHigher(low=1.0, high=1e9, dual_clip=1e9)``: likewise.
+        - Any setting, where every ratio is exactly 1.
+
+    Example:
+        Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 is stopped at 1.28, the punished 0.5 at 0.8;
+        the other two pull. The loss is (-1.28 - 0.5 + 1.5 + 0.8) / 4 = 0.13, the gradient -A r / 4 where a token pulls.
+
+        >>> import torch
+        >>> from rlstab import ClipHigher, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((2, 2), 0.4).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2), advantages=torch.tensor([1.0, -1.0]), old_logprobs=old
+        ... )
+        >>> live = torch.tensor([[0.6, 0.2], [0.6, 0.2]]).log().requires_grad_()
+        >>> out = compose(ClipHigher())(batch, PolicyOutputs.from_padded(batch, logprobs=live))
+        >>> out.loss.backward()
+        >>> round(out.loss.item(), 4), [round(g, 4) + 0.0 for g in live.grad.flatten().tolist()]
+        (0.13, [0.0, -0.125, 0.375, 0.0])
+
+    Source:
+        Q. Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025, arXiv 2503.14476
+        (clip-higher); J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017, arXiv 1707.06347 (the clip);
+        D. Ye et al., "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning", 2019, arXiv 1912.09729
+        (the dual clip). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``.
+    """
 
     name: ClassVar[str] = "clip_higher"
     writes = frozenset({"bounds"})

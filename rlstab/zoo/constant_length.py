@@ -18,7 +18,74 @@ from rlstab.core.terms import Terms, Totals
 @final
 @dataclass(frozen=True)
 class ConstantLength(TokenObjective):
-    """Average over responses of token sums, divided by one constant length: no bias towards short answers."""
+    """Average over responses of token sums, divided by one constant length: no bias towards short answers.
+
+    Problem:
+        Dividing by the length of a response rewards short right answers and spares long wrong ones, so wrong answers
+        grow. Divided by a constant, a token weighs the same in a short response as in a long one, and in every step.
+
+    Equation:
+        With S the number of responses that have a kept token, L_c the constant:
+
+            policy term: c_t = 1 / (S L_c),    penalties: the same with all tokens counted
+
+        L_c is ``length``.
+
+    Reads:
+        nothing itself. Its function gets the counts of the whole step.
+
+    Writes:
+        - ``aggregate``: the coefficients above.
+
+    Denominator:
+        untouched: it says how counts become coefficients. A dropped token leaves no trace in the divisor, unless its
+        whole response is dropped.
+
+    Parameters:
+        - ``length`` (L_c): int in [1, inf), required. Set it to the longest response you generate. The authors' code:
+          ``generate_max_length`` 3000.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: Dr. GRPO also leaves the standard deviation out of the advantage; that is the advantage
+          estimator's part (``dr_grpo``), not this method's. A response that lost all its tokens to masks does not count
+          in S.
+        - From other code: verl divides by the padded width unless told otherwise, so its scale changes with the
+          padding.
+
+    Interacts:
+        - good with: ``clip_higher`` at 0.2 for both sides and advantages without standard deviation: Dr. GRPO.
+        - careful with: ``token_mean`` and ``sequence_mean`` own the same slot, which is a conflict. The coefficient of
+          ``kl`` shrinks with the loss: at a mean length of a tenth of ``length`` both are ten times smaller than in a
+          token mean.
+        - surprising: ``s2t`` and ``top_entropy`` with a denominator of kept tokens do not renormalise here.
+
+    Limits:
+        - Equal to ``token_mean``, the identity, where the kept tokens are ``length`` per response on average. No
+          setting makes it so for every batch.
+
+    Example:
+        A correct response of three tokens and a wrong one of one token, length 4: (-3 / 4 + 1 / 4) / 2 = -0.25, and
+        every token weighs 1 / 8.
+
+        >>> import torch
+        >>> from rlstab import ConstantLength, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((2, 3), 0.5).log()
+        >>> mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+        >>> batch = TokenBatch.from_padded(response_mask=mask, advantages=torch.tensor([1.0, -1.0]), old_logprobs=old)
+        >>> live = old.clone().requires_grad_()
+        >>> out = compose(ConstantLength(length=4))(batch, PolicyOutputs.from_padded(batch, logprobs=live))
+        >>> out.loss.backward()
+        >>> round(out.loss.item(), 4), [round(g, 4) for g in live.grad[mask.bool()].tolist()]
+        (-0.25, [-0.125, -0.125, -0.125, 0.125])
+
+    Source:
+        Z. Liu et al., "Understanding R1-Zero-Like Training: A Critical Perspective", 2025, arXiv 2503.20783. Reference
+        code: sail-sg/understand-r1-zero ``train_zero_math.py``; verl-project/verl ``verl/trainer/ppo/core_algos.py``
+        (``agg_loss``, "seq-mean-token-sum-norm").
+    """
 
     name: ClassVar[str] = "constant_length"
     writes = frozenset({"aggregate"})

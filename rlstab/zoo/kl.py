@@ -18,7 +18,89 @@ from rlstab.estimators import k1, k2, k3
 @final
 @dataclass(frozen=True)
 class KLPenalty(TokenObjective):
-    """Hold every token near a frozen reference policy."""
+    """Hold every token near a frozen reference policy.
+
+    Problem:
+        Nothing in a policy gradient remembers the model that training began with: what the reward does not see may
+        drift. A divergence from that model bounds the drift. Newer recipes (DAPO, JustRL, STAPO, STARE, Lp-Reg) leave
+        it out.
+
+    Equation:
+        With d_t = ``ref_logprobs`` - live ``logprobs`` on the sampled token, beta = ``coefficient``:
+
+            L  = policy term + beta sum_t c0_t K(d_t)
+
+            k1 = -d                    gradient on the live log-prob: 1
+            k2 = d^2 / 2                                              -d
+            k3 = e^d - d - 1                                          1 - e^d
+            k3_straight_through: the value of k3, the gradient of k2
+
+        c0_t are the coefficients of the aggregation over all tokens: 1 / N for a token mean. On-policy the expected
+        gradient of k2 is that of KL(policy || reference), of k3 that of KL(reference || policy), of k1 zero.
+
+    Reads:
+        - ``ref_logprobs`` (n,), nats: of the sampled token under the reference policy.
+        - live ``logprobs`` (n,), nats, with gradient.
+
+    Writes:
+        - ``penalties``: the estimate on all tokens.
+
+    Denominator:
+        untouched: the term is divided by the counts of all tokens, whatever masks keep.
+
+    Parameters:
+        - ``coefficient`` (beta): float in [0, inf), default 0.001. verl's default. GRPO's first paper has 0.04.
+        - ``estimator``: 'k1' | 'k2' | 'k3' | 'k3_straight_through', default 'k3'. GRPO's first paper, and verl's
+          default (``low_var_kl``).
+        - ``cap``: float in (0, inf) or None, default 10.0. Largest value of k3, with zero gradient above it: d > 2.61
+          or d < -11. verl's default; GRPO's paper has none. k1 and k2 are not capped; of 'k3_straight_through' only the
+          value is.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: the cap, and a clamp of d to 20 nats before the exponential of k3; both are verl's.
+        - From the paper: its mean follows the aggregation over the whole optimizer step; the paper writes it per group.
+        - From TRL's ``use_bias_correction_kl``: k3 is not multiplied by the ratio, so with several optimizer steps per
+          rollout the tokens come from an older policy than the one the estimate is for.
+
+    Interacts:
+        - good with: ``clip_higher`` and ``sequence_mean``, which is GRPO as first published.
+        - careful with: ``entropy_bonus`` and ``adaptive_entropy`` pull away from a sure reference while this pulls
+          back. Changing from ``token_mean`` to ``sequence_mean`` or ``constant_length`` changes its scale together with
+          the loss's.
+        - surprising: ``s2t`` and ``top_entropy`` do not narrow it: a dropped token is still held. Advantages that are
+          not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need another coefficient.
+
+    Limits:
+        - ``KLPenalty(coefficient=0.0)``: 0 times the estimate; the reference is still evaluated.
+
+    Example:
+        Four tokens of probability 0.2 with reference 0.1, 0.2, 0.4, 0.8: e^d is 0.5, 1, 2, 4 and k3 is 0.1931, 0,
+        0.3069, 1.6137, mean 0.5284. With beta = 0.5 the loss is 0.2642, and the gradient 0.5 (1 - e^d) / 4. Advantages
+        are 0.
+
+        >>> import torch
+        >>> from rlstab import KLPenalty, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((1, 4), 0.2).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4),
+        ...     advantages=torch.zeros(1),
+        ...     old_logprobs=old,
+        ...     ref_logprobs=torch.tensor([[0.1, 0.2, 0.4, 0.8]]).log(),
+        ... )
+        >>> live = old.clone().requires_grad_()
+        >>> out = compose(KLPenalty(coefficient=0.5))(batch, PolicyOutputs.from_padded(batch, logprobs=live))
+        >>> out.loss.backward()
+        >>> round(out.loss.item(), 4), [round(g, 4) + 0.0 for g in live.grad[0].tolist()]
+        (0.2642, [0.0625, 0.0, -0.125, -0.375])
+
+    Source:
+        J. Schulman, "Approximating KL Divergence", 2020 (the estimators); Z. Shao et al., "DeepSeekMath: Pushing the
+        Limits of Mathematical Reasoning in Open Language Models", 2024, arXiv 2402.03300 (eq. 4). Common code:
+        verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``kl_penalty_forward``).
+    """
 
     name: ClassVar[str] = "kl"
     needs = frozenset({"ref_logprobs"})

@@ -20,7 +20,122 @@ from rlstab.estimators import k3
 @final
 @dataclass(frozen=True)
 class LpReg(TokenObjective):
-    """Pull plausible low-probability tokens of punished responses towards a min-p filtered copy of the policy."""
+    """Pull plausible low-probability tokens of punished responses towards a min-p filtered copy of the policy.
+
+    Problem:
+        A wrong response punishes all its tokens, also rare ones that open a useful line of thought. Pushed down again
+        and again they vanish, and exploration with them. Which rare tokens are worth keeping is read off the policy
+        itself: a token that survives a min-p filter is plausible, what the filter removes is noise. Lp-Reg holds the
+        plausible ones.
+
+    Equation:
+        With p_v the policy at the start of the step, a_t the sampled token, A_t = ``advantages``:
+
+            kept     = { v : p_v >= kappa max_u p_u },   Z = sum of p over kept,   proxy_v = p_v / Z on kept, else 0
+            sel_t    = (p(a_t) among the lowest share rho) and (a_t in kept) and A_t < 0
+            L        = policy term + beta sum_t c0_t sel_t D_t
+
+            D_t      = -ln Z_live                                                                       form: paper
+            D_t      = min(e^d - d - 1, 10), d = ln proxy(a_t) - ln live(a_t), where d > 0, else 0        form: code
+
+        kappa is ``min_p``, rho ``share``, beta ``coefficient``; U, the cap of the ratio, is ``ratio_cap``. ln p(a_t) is
+        ``logprobs``, ln max p is ``max_logprobs``, ln Z is ``log_kept_mass``, and Z_live the mass of the live policy on
+        its own kept set. c0_t are the coefficients of the aggregation over all tokens: 1 / N for a token mean. The
+        lowest share is taken over all tokens (paper) or over those with A_t < 0 (code). -ln Z is KL(proxy || policy) in
+        closed form when the proxy is the policy filtered, and its logit gradient, policy - proxy, is that of the KL.
+
+    Reads:
+        - ``logprobs`` (n,), nats: policy at the start of the optimizer step.
+        - ``advantages`` (n,), unitless: only the sign.
+        - ``max_logprobs`` (n,), nats: log-prob of the likeliest token, same policy.
+        - ``log_kept_mass`` (n,), nats: ln Z of the same policy at ``min_p``; form 'code' only.
+        - live ``log_kept_mass`` (n,), nats, with gradient: form 'paper' only, read on the selected tokens.
+        - live ``logprobs`` (n,), nats, with gradient: form 'code' only.
+
+    Writes:
+        - ``penalties``: the divergence on the selected tokens.
+        - ``exempt``: form 'code' only: the selected tokens have no trust region.
+        - ``bounds``: only where ``ratio_cap`` is set: [0, U] for both signs (paper), or [0, U] without an upper bound
+          where A < 0 (code).
+
+    Denominator:
+        untouched: no token leaves the policy term, and the penalty is divided by the counts of all tokens.
+
+    Parameters:
+        - ``share`` (rho): float in (0, 1], default 0.01. Paper and official scripts: 0.01 for 14B, 0.005 for 32B.
+        - ``min_p`` (kappa): float in (0, 1], default 0.02. Paper and official scripts (the code's own default, 0.1, is
+          overridden by every script).
+        - ``coefficient`` (beta): float in [0, inf), default 1.0. Paper and official scripts.
+        - ``form``: 'paper' | 'code', default 'paper'. Which of the two divergences and pools. Which one produced the
+          published tables is not stated; presumably the code.
+        - ``ratio_cap`` (U): float in (1, inf) or None, default None. The published value is 10, set by the preset
+          ``lp_reg``. None leaves the trust region to whoever else owns it.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper (form 'paper'): it takes the full forward KL from the proxy of the policy that made the data.
+          Here the proxy is the live policy filtered, its kept set held constant. Value and gradient are exactly those
+          of the full KL while the live policy is the data policy; off-policy the proxy follows the live policy, which
+          spares the storage of whole distributions.
+        - From the paper and its code: selection reads the policy at the start of the optimizer step, over all parts and
+          ranks; ties with the last of the share are selected too, and a token exactly at the min-p bound is kept, as in
+          the code. The code takes the share in each micro-batch of one device.
+        - From its code (form 'code'): single-sample k3, capped at 10 with zero gradient above, the lowest
+          floor(``share`` * n) of the punished tokens, none when that is 1 or less: as there. d is clamped to 20 nats
+          before the exponential; there a gap of about 100 nats gives NaN. The proxy is that of the evidence; there it
+          is always the old policy's, which differs when the evidence is made anew for each optimizer step.
+        - From its code (form 'code'): all selected tokens are exempt; there those with live log-prob above the proxy
+          keep their clip. With the published bounds it makes no difference, a punished token has no upper bound in them
+          anyway.
+        - From its code: a branch for rewarded tokens, off in every script, is left out. There min-p is applied before
+          the temperature; here all signals are at one temperature.
+
+    Interacts:
+        - good with: ``token_mean``, its published aggregation. ``s2t`` acts on rewarded tokens only, so the two never
+          meet.
+        - careful with: ``clip_higher`` and a set ``ratio_cap`` both own the bounds, which is a conflict; use one.
+          ``stare`` in variant C2 damps the push on the same punished rare tokens, so the effects add up.
+        - surprising: a selected token that ``top_entropy`` drops loses its policy term and keeps the penalty, since
+          penalties count all tokens. Under ``sequence_mean`` the penalty follows the same weights. On-policy the
+          paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near 1.
+          Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
+
+    Limits:
+        - ``LpReg(coefficient=0.0)``: in form 'paper' without ``ratio_cap`` nothing else is written. In form 'code' the
+          selected tokens would still be exempt.
+        - ``LpReg(form="code", share=0.001)``: as long as a step has fewer than 2 / ``share`` punished tokens.
+        - A step without punished tokens selects none.
+
+    Example:
+        One wrong response, share one half: the tokens of probability 0.05 and 0.01 are the lowest two. With kappa =
+        0.02 the first survives (0.05 >= 0.02 * 0.6), the second does not (0.01 < 0.02 * 0.8). The policy term is 1, the
+        penalty -ln 0.95 / 4 = 0.0128, and its gradient on ln Z is -1 / 4 on the one selected token.
+
+        >>> import torch
+        >>> from rlstab import LpReg, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.tensor([[0.9, 0.05, 0.01, 0.3]]).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4),
+        ...     advantages=-torch.ones(1),
+        ...     old_logprobs=old,
+        ...     max_logprobs=torch.tensor([[0.9, 0.6, 0.8, 0.5]]).log(),
+        ... )
+        >>> mass = torch.tensor([[1.0, 0.95, 0.97, 0.9]]).log().requires_grad_()
+        >>> policy = PolicyOutputs.from_padded(batch, logprobs=old.clone().requires_grad_(), log_kept_mass=mass)
+        >>> out = compose(LpReg(share=0.5))(batch, policy)
+        >>> out.loss.backward()
+        >>> round(out.loss.item(), 4)
+        1.0128
+        >>> [round(g, 4) for g in mass.grad[0].tolist()]
+        [0.0, -0.25, 0.0, 0.0]
+
+    Source:
+        G. Huang et al., "Low-probability Tokens Sustain Exploration in Reinforcement Learning with Verifiable Reward",
+        2025, arXiv 2510.03222 (eq. 6). Reference code: CarlanLark/Lp-Reg-dev ``verl/trainer/ppo/core_algos.py``
+        (``compute_policy_loss_lp_reg``), ``verl/workers/actor/dp_actor.py`` (``apply_min_p``).
+    """
 
     name: ClassVar[str] = "lp_reg"
 

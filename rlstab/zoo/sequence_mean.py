@@ -17,7 +17,70 @@ from rlstab.core.terms import Terms, Totals
 @final
 @dataclass(frozen=True)
 class SequenceMean(TokenObjective):
-    """Average over the tokens of a response, then over responses."""
+    """Average over the tokens of a response, then over responses: every response of the step weighs the same.
+
+    Problem:
+        In a token mean a few very long responses outvote the others. Here every response has one vote, whatever its
+        length. The price is a bias: in a long response each token counts for less, so wrong answers are punished less
+        for being long.
+
+    Equation:
+        With S the number of responses that have a kept token, n_i the kept tokens of response i:
+
+            policy term: c_t = 1 / (S n_i),    penalties: the same with all tokens counted
+
+    Reads:
+        nothing itself. Its function gets the index of each token's response and the counts of the whole step.
+
+    Writes:
+        - ``aggregate``: the coefficients above.
+
+    Denominator:
+        untouched: it says how counts become coefficients; which tokens are counted is for the masks to say.
+
+    Parameters:
+        none
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: GRPO averages over the responses of a group and then over groups, which is the same where all
+          groups have one size. A response that lost all its tokens to masks does not count in S.
+        - From other code: S is exact over micro-batches and ranks. verl adds 1e-8 to n_i; nothing is added here.
+
+    Interacts:
+        - good with: ``clip_higher`` and ``kl``: GRPO as first published.
+        - careful with: ``token_mean`` and ``constant_length`` own the same slot, which is a conflict. ``s2t`` and
+          ``stare`` were published on a token mean.
+        - surprising: a token that ``top_entropy`` leaves alone in its response gets the whole weight of it. Next to
+          ``token_mean`` single tokens weigh differently by a factor of their length, so learning rates do not carry
+          over.
+
+    Limits:
+        - Equal to ``token_mean``, the identity, where every response keeps the same number of tokens. No setting makes
+          it so for every batch.
+
+    Example:
+        A correct response of three tokens and a wrong one of one token: (-1 + 1) / 2 = 0; the tokens weigh 1 / 6 and 1
+        / 2.
+
+        >>> import torch
+        >>> from rlstab import PolicyOutputs, SequenceMean, TokenBatch, compose
+        >>> old = torch.full((2, 3), 0.5).log()
+        >>> mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+        >>> batch = TokenBatch.from_padded(response_mask=mask, advantages=torch.tensor([1.0, -1.0]), old_logprobs=old)
+        >>> live = old.clone().requires_grad_()
+        >>> out = compose(SequenceMean())(batch, PolicyOutputs.from_padded(batch, logprobs=live))
+        >>> out.loss.backward()
+        >>> abs(round(out.loss.item(), 4)), [round(g, 4) for g in live.grad[mask.bool()].tolist()]
+        (0.0, [-0.1667, -0.1667, -0.1667, 0.5])
+
+    Source:
+        Z. Shao et al., "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models", 2024,
+        arXiv 2402.03300 (eq. 3). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``agg_loss``,
+        "seq-mean-token-mean").
+    """
 
     name: ClassVar[str] = "sequence_mean"
     writes = frozenset({"aggregate"})

@@ -18,7 +18,115 @@ from rlstab.core.terms import Terms
 @final
 @dataclass(frozen=True)
 class STARE(TokenObjective):
-    """Weight rewarded rare tokens up (and, in C2, punished ones down) while the mean entropy is below a target."""
+    """Weight rewarded rare tokens up (and, in C2, punished ones down) while the mean entropy is below a target.
+
+    Problem:
+        Under GRPO the entropy of the policy tends to fall until nothing is explored any more. To first order a token
+        with advantage A changes the entropy at its place by -A times a function of its probability that is never
+        positive for a token rarer than the entropy (surprisal >= H): rewarding rare tokens raises entropy, rewarding
+        common ones lowers it. The balance is nearly critical, so a small extra weight on the rewarded rare tokens turns
+        it; a gate keeps the extra weight from turning collapse into explosion.
+
+    Equation:
+        With s_t = -``logprobs``, A_t = ``advantages``, N = all kept tokens of the step:
+
+            L+  = the tokens with A_t > 0 whose s_t is in the top share P of those with A_t > 0
+            L-  = likewise among A_t < 0
+            g   = 1 if mean of ``entropies`` over the step < H_tgt, else 0
+            w_t = 1 + g (W - 1) on L+,   1 - g (1 - M) on L- (C2 only),   1 elsewhere
+            L   = (1 / N) sum_t w_t surrogate_t
+
+            W_{k+1} = clip(W_k + alpha sgn(H_tgt - H_k), 1, W_max)       gains move only where alpha > 0
+            M_{k+1} = clip(M_k - alpha sgn(H_tgt - H_k), M_min, 1)
+
+        P is ``share``, H_tgt ``target_entropy``, W ``boost``, M ``damp``, alpha ``step``, W_max ``max_boost``, M_min
+        ``min_damp``, H_k the mean entropy of step k.
+
+    Reads:
+        - ``logprobs`` (n,), nats: policy at the start of the optimizer step.
+        - ``entropies`` (n,), nats: of the full next-token distribution, for the gate.
+        - ``advantages`` (n,), unitless: only the sign.
+
+    Writes:
+        - ``weight``: W on L+, M on L-, 1 elsewhere; nothing while the gate is closed.
+
+    Denominator:
+        untouched: N counts tokens, not weights, as in the paper. With O1 and 10 % of the rewarded tokens at 1.1 the
+        mean weight is at most 1.01.
+
+    Parameters:
+        - ``target_entropy`` (H_tgt): float in [0, inf), default 0.3. Nats. Paper and official code; 0.2 to 0.4 are
+          within half a point of AIME24.
+        - ``variant``: 'O1' | 'C2', default 'O1'. O1 boosts L+; C2 damps L- as well. Paper and official code. The
+          paper's other variants are not in its code, and secondary texts define them differently.
+        - ``share`` (P): float in (0, 1], default 0.1. Paper and official code; 0.05 to 0.2 are reported fine.
+        - ``boost`` (W): float in [1, inf), default 1.1. Official script for 7B; 1.05 for 14B and 32B.
+        - ``damp`` (M): float in [0, 1], default 0.9. C2 only. Official script for 7B; 0.95 for 14B and 32B.
+        - ``step`` (alpha): float in [0, inf), default 0.0. 0 keeps the gains fixed, as the official code does by
+          default; its adaptive setting is 0.01.
+        - ``max_boost`` (W_max): float in [1, inf), default 1.5. Used where ``step`` is above 0. Official code.
+        - ``min_damp`` (M_min): float in [0, 1], default 0.5. Used where ``step`` is above 0. Official code.
+
+    State:
+        - ``gate``: whether the weights act in this step; True before the first, decided anew in each step that has
+          tokens.
+        - ``boost``: W of this step.
+        - ``damp``: M of this step.
+        - ``next_boost``: W of the next step, moved by this one where ``step`` is above 0.
+        - ``next_damp``: M of the next step, likewise.
+
+    Deviations:
+        - From the paper: the gate is decided once per optimizer step, on the token mean of the step's own evidence. The
+          paper has one value per batch, and the official code decides once per rollout, from the old policy, aggregated
+          like the loss; with one optimizer step per rollout and a token mean these agree.
+        - From its code: the top share is taken over all parts and ranks of the step, as the paper describes. The code
+          takes it inside each micro-batch of one device, at least one token in each.
+        - From its code: gains moved by step k act in step k + 1, as in the paper; the code uses them in step k already.
+        - From its code: every token that ties with the last of the share is selected; ``topk`` in the code breaks ties
+          in an order of its own, which half precision makes frequent.
+        - From its code: the state is part of the checkpoint; there it is not saved, so gains restart when a run
+          resumes.
+
+    Interacts:
+        - good with: ``clip_higher`` and ``token_mean``, the base of the official script (0.2, 0.28, dual clip 10).
+        - careful with: ``s2t`` drops the rarest of the tokens that STARE boosts, and composed the drop wins;
+          ``within(S2TMask(), STARE())`` takes the share among the tokens left. ``lp_reg`` and variant C2 hold the same
+          punished rare tokens, so their effects add up.
+        - surprising: ``entropy_bonus`` and ``adaptive_entropy`` lift the mean entropy and with it keep the gate shut.
+          ``top_entropy`` drops rare tokens at sure places after the share was counted. The weight multiplies the
+          clipped surrogate, so a token that ``clip_higher`` stops stays stopped. In the paper the gate matters more
+          than the gain.
+
+    Limits:
+        - ``STARE(boost=1.0)``: with O1 and ``step`` 0 every weight is 1.
+        - ``STARE(variant="C2", boost=1.0, damp=1.0)``: likewise.
+        - ``STARE(target_entropy=0.0)``: no mean entropy is below 0, so the gate stays shut.
+
+    Example:
+        A correct and a wrong response of two tokens each, share one half: one token in each pool. The mean entropy is
+        0.2, below 0.3, so the gate is open. The rewarded token of probability 0.1 weighs 1.1, the punished one of 0.05
+        weighs 0.9.
+
+        >>> import torch
+        >>> from rlstab import STARE, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.tensor([[0.9, 0.1], [0.8, 0.05]]).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2),
+        ...     advantages=torch.tensor([1.0, -1.0]),
+        ...     old_logprobs=old,
+        ...     entropies=torch.tensor([[0.1, 0.3], [0.2, 0.2]]),
+        ... )
+        >>> live = old.clone().requires_grad_()
+        >>> objective = compose(STARE(variant="C2", share=0.5))
+        >>> objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) for g in live.grad.flatten().tolist()]
+        [-0.25, -0.275, 0.25, 0.225]
+
+    Source:
+        H. Luo, Q. Sun, S. Wu et al., "STARE: Surprisal-Guided Token-Level Advantage Reweighting for Policy Entropy
+        Stability", 2026, arXiv 2606.19236. Reference code: hp-luo/STARE ``verl/trainer/ppo/core_algos.py``,
+        ``recipe/STARE/stare_ray_trainer.py`` (commit bffb9e7).
+    """
 
     name: ClassVar[str] = "stare"
     needs = frozenset({"entropies"})
@@ -45,6 +153,7 @@ class STARE(TokenObjective):
         }
 
     def advance(self, state: State, stat: Settled) -> State:
+        """This step's entropy decides its gate; the gains that it moves act in the next step."""
         mean = stat["entropy"]
         assert isinstance(mean, Mean)
         entropy = mean.value

@@ -15,7 +15,94 @@ from rlstab.core.terms import Terms
 @final
 @dataclass(frozen=True)
 class TopEntropyMask(TokenObjective):
-    """Keep the tokens at which the policy was least sure, drop the rest."""
+    """Keep the tokens at which the policy was least sure, drop the rest.
+
+    Problem:
+        Most tokens of a chain of thought are nearly determined by what came before; few are forks at which the
+        reasoning turns. The authors count 10^6 tokens and find half of them below 0.01 nats and the 80th percentile at
+        0.672. They report that learning from the forks alone is as good or better, more so in larger models, and that
+        learning from the other 80 % alone is far worse.
+
+    Equation:
+        With H_t = ``entropies``, rho = ``share``:
+
+            tau    = (1 - rho)-quantile of H over all tokens of the optimizer step
+            keep_t = H_t >= tau
+            L      = sum_t keep_t surrogate_t / sum_t keep_t             denominator: kept
+                   = sum_t keep_t surrogate_t / N                        denominator: all
+
+        The quantile interpolates linearly. Both signs of the advantage are treated alike.
+
+    Reads:
+        - ``entropies`` (n,), nats: of the full next-token distribution, at the start of the optimizer step.
+        - ``advantages`` (n,): its dtype only, for the weights of ``denominator="all"``.
+
+    Writes:
+        - ``keep``: with ``denominator="kept"``.
+        - ``weight``: with ``denominator="all"``: 1 on the kept tokens, 0 on the others.
+
+    Denominator:
+        kept, as in the paper; or all, with ``denominator="all"``.
+
+    Parameters:
+        - ``share`` (rho): float in (0, 1], default 0.2. The paper, eq. 6; 0.1 to 0.5 are reported similar.
+        - ``denominator``: 'kept' | 'all', default 'kept'. Whether dropped tokens leave the denominator. 'kept' is the
+          paper; 'all' divides by every token, a policy gradient about 1 / ``share`` times smaller at the same learning
+          rate.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: it writes the quantile of a batch or micro-batch; here it is exact over all parts and ranks of
+          the optimizer step. Whether old or current policy is meant was not found; here it is the policy at the start
+          of the step.
+        - From other code: TRL's ``top_entropy_quantile`` is ``denominator="all"`` with a quantile per micro-step (over
+          ranks, not over accumulation steps). ms-swift has 'all' too, per micro-batch of one device.
+          CarlanLark/Lp-Reg-dev has 'kept', the top floor(0.2 n) of a micro-batch of one device.
+        - From TRL: an empty pool drops everything there; here there is nothing to drop.
+
+    Interacts:
+        - good with: ``clip_higher`` and ``token_mean``, the base of the paper (DAPO, 0.2 and 0.28, no ``kl``).
+        - careful with: ``s2t`` and ``stare`` select rare tokens; those at sure places are dropped here, and still count
+          in the other's pool. ``lp_reg`` keeps its penalty on them. ``constant_length`` has a fixed divisor, so 'kept'
+          then does not rescale.
+        - surprising: ``entropy_bonus`` and ``kl`` act on all tokens, also on dropped ones (TRL's bonus follows the
+          mask, its KL does not). Where more than 1 - ``share`` of the entropies are equal, 0 after a collapse, the
+          threshold is that value and everything is kept: look at the reported share.
+
+    Limits:
+        - ``TopEntropyMask(share=1.0)``: the threshold is the smallest entropy, which all tokens reach.
+        - ``TopEntropyMask(share=1.0, denominator="all")``: likewise, every weight is 1.
+        - A step in which all entropies are equal keeps everything.
+
+    Example:
+        Entropies 0.1, 0.2, 1.0, 2.0 and share one half: the median is (0.2 + 1.0) / 2 = 0.6, and the last two are kept.
+        Their weight is 1 / 2 each when the kept tokens are counted, 1 / 4 when all are.
+
+        >>> import torch
+        >>> from rlstab import PolicyOutputs, TokenBatch, TopEntropyMask, compose
+        >>> old = torch.full((1, 4), 0.5).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4),
+        ...     advantages=torch.ones(1),
+        ...     old_logprobs=old,
+        ...     entropies=torch.tensor([[0.1, 0.2, 1.0, 2.0]]),
+        ... )
+        >>> for denominator in ("kept", "all"):
+        ...     live = old.clone().requires_grad_()
+        ...     objective = compose(TopEntropyMask(share=0.5, denominator=denominator))
+        ...     objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        ...     print(denominator, [round(g, 4) + 0.0 for g in live.grad[0].tolist()])
+        kept [0.0, 0.0, -0.5, -0.5]
+        all [0.0, 0.0, -0.25, -0.25]
+
+    Source:
+        S. Wang et al., "Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning for
+        LLM Reasoning", 2025, arXiv 2506.01939 (eq. 6). Code of others: huggingface/trl ``trl/trainer/grpo_trainer.py``
+        (``get_high_entropy_mask``), CarlanLark/Lp-Reg-dev ``verl/trainer/ppo/core_algos.py``
+        (``compute_policy_loss_8020_split``).
+    """
 
     name: ClassVar[str] = "top_entropy"
     needs = frozenset({"entropies"})

@@ -1,0 +1,53 @@
+"""Group-relative advantage estimators: what a response earned beyond the other answers to its prompt.
+
+All take ``(S,)`` rewards and ``(S,)`` integer group ids, complete groups in any order, and give ``(S,)`` advantages in
+float64. A group whose rewards are all equal, or that has one member, gets exactly 0: there is nothing to compare with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def grpo(rewards: Tensor, group_ids: Tensor, *, std: bool = True, epsilon: float = 1e-4, ddof: int = 1) -> Tensor:
+    """``(R - mean) / (std + epsilon)`` within the group (arXiv 2402.03300 section 4.1.2).
+
+    Args:
+        rewards: ``(S,)``.
+        group_ids: ``(S,)``.
+        std: divide by the standard deviation; False is :func:`dr_grpo`.
+        epsilon: added to it; 1e-4 in TRL, 1e-6 in verl, in no paper.
+        ddof: 1 divides the squared deviations by n - 1 (verl and TRL), 0 by n.
+    """
+    deviation, group, size, equal = _deviation(rewards, group_ids)
+    if std:
+        squares = torch.zeros_like(size).index_add(0, group, deviation.square())
+        spread = (squares / (size - ddof).clamp(min=1)).sqrt()
+        deviation = deviation / (spread[group] + epsilon)
+    return torch.where(equal, torch.zeros_like(deviation), deviation)
+
+
+def dr_grpo(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """``R - mean``: no division, so easy and hard prompts are not amplified (arXiv 2503.20783 section 3.2)."""
+    return grpo(rewards, group_ids, std=False)
+
+
+def rloo(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """``R`` minus the mean of the others, which is ``n / (n - 1) (R - mean)`` (arXiv 2402.14740 eq. 8)."""
+    deviation, group, size, equal = _deviation(rewards, group_ids)
+    deviation = deviation * (size / (size - 1).clamp(min=1))[group]
+    return torch.where(equal, torch.zeros_like(deviation), deviation)
+
+
+def _deviation(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rewards = rewards.double()
+    group = torch.unique(group_ids, return_inverse=True)[1]
+    groups = int(group.max()) + 1 if group.numel() else 0
+    zeros = torch.zeros(groups, dtype=torch.float64, device=rewards.device)
+    size = zeros.index_add(0, group, torch.ones_like(rewards))
+    mean = zeros.index_add(0, group, rewards) / size
+    high = zeros.scatter_reduce(0, group, rewards, "amax", include_self=False)
+    low = zeros.scatter_reduce(0, group, rewards, "amin", include_self=False)
+    # by range, not by deviation: the mean of equal numbers can miss them by a rounding, and AdamW would amplify that
+    return rewards - mean[group], group, size, (high == low)[group]

@@ -1,0 +1,136 @@
+"""``rlstab check`` and ``rlstab list``: what each method does, needs and costs, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
+from rlstab.config.run import RunConfig
+from rlstab.core.batch import SIGNALS
+from rlstab.core.compose import Composition, Within
+from rlstab.core.objective import TokenObjective
+from rlstab.presets import PRESETS
+from rlstab.zoo import METHODS
+
+#: What a signal costs in the trainer that ships.
+COSTS = {
+    "entropies": "free: the sampler has the logits",
+    "max_logprobs": "free: the sampler has the logits",
+    "log_kept_mass": "one more reduction over the vocabulary",
+    "sum_p_sq": "one more reduction over the vocabulary",
+    "rollout_logprobs": "free: the sampler has it",
+    "ref_logprobs": "a second model in memory and one more forward a rollout",
+}
+
+
+def check(path: str, overrides: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print what a file means; a file that cannot run raises what ``train`` would raise.
+
+    Raises:
+        ConfigError, Conflict: see :func:`rlstab.config.load_run`.
+    """
+    console = console or Console()
+    data = Document.read(path).data
+    is_run = isinstance(data, Mapping) and ("objective" in data and len(data) > 1)
+    run = load_run(path, overrides) if is_run or overrides else None
+    objective = run.composition if run else load_objective(path)
+    console.print(describe(objective))
+    if run is not None:
+        optimisation = run.optimisation
+        console.print(
+            f"advantage: {run.advantage.estimator}; ratio against: {optimisation.old_logprobs}; "
+            f"{optimisation.steps_per_rollout} optimizer step(s) a rollout of {run.rollout.prompts} x "
+            f"{run.rollout.group} responses"
+        )
+    for note in notes(objective, run):
+        console.print(f"[yellow]note:[/] {escape(note)}")
+    console.print(
+        f"objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else "") + ": no conflict"
+    )
+
+
+def describe(objective: Composition) -> RenderableType:
+    """A table: one row a method, with its effect, settings, what it reads and what that costs."""
+    table = Table(show_lines=True)
+    for column in ("method", "what it does to tokens", "settings", "reads", "writes"):
+        table.add_column(column, overflow="fold")
+    for key, method in objective.keyed.items():
+        table.add_row(key, *map(escape, (_effect(method), _settings(method), _reads(method), _writes(method))))
+    signals = sorted(objective.needs)
+    lines = [f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, '')}" for name in signals]
+    lines += [f"differentiates {name} of the live policy" for name in sorted(objective.live_needs)]
+    return Group(table, *lines)
+
+
+def notes(objective: Composition, run: RunConfig | None) -> list[str]:
+    """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
+    found = []
+    names = {one.name for one in _leaves(objective)}
+    clipping = sorted(key for key, one in objective.keyed.items() if "bounds" in one.writes)
+    if run is not None and clipping and run.optimisation.old_logprobs == "live":
+        found.append(
+            f"{clipping[0]} cannot act: with one optimizer step a rollout the ratio is exactly 1. It matters with "
+            f"epochs or mini_batches above 1."
+        )
+    if {"s2t", "stare"} <= {one.name for one in objective.members}:
+        found.append(
+            "s2t and stare act in opposite directions on the same tokens; s2t wins, and stare's share still counts the "
+            "tokens that s2t drops. within(s2t, stare) takes the share among the live ones."
+        )
+    if {"s2t", "top_entropy"} <= names:
+        found.append("top_entropy drops nearly every token that s2t would drop.")
+    if "stare" in names and names & {"entropy_bonus", "adaptive_entropy"}:
+        found.append("an entropy bonus lifts the mean entropy and so holds stare's gate shut.")
+    masks = sorted(key for key, one in objective.keyed.items() if "keep" in one.writes)
+    if "constant_length" in names and masks:
+        found.append(
+            f"constant_length divides by a fixed length, so the tokens that {masks[0]} drops still count in it."
+        )
+    return found
+
+
+def listing() -> RenderableType:
+    """Methods and presets, one line each."""
+    methods = Table("method", "what it does to tokens", title="methods", title_justify="left")
+    for name in METHODS.names():
+        methods.add_row(name, escape(_first_line(METHODS.get(name))))
+    presets = Table("preset", "what it is", "methods", title="presets", title_justify="left")
+    for name, one in PRESETS.items():
+        assert isinstance(one.objective, Composition)
+        presets.add_row(name, escape(one.about), ", ".join(one.objective.keyed))
+    return Group(methods, presets)
+
+
+def _leaves(objective: TokenObjective) -> list[TokenObjective]:
+    if isinstance(objective, Composition):
+        return [leaf for one in objective.members for leaf in _leaves(one)]
+    if isinstance(objective, Within):
+        return [*_leaves(objective.outer), *_leaves(objective.inner)]
+    return [objective]
+
+
+def _first_line(cls: type[TokenObjective]) -> str:
+    return (cls.__doc__ or "").strip().split("\n")[0]
+
+
+def _effect(method: TokenObjective) -> str:
+    if isinstance(method, Within):
+        return f"{_first_line(type(method.outer))} Among the tokens left: {_first_line(type(method.inner))}"
+    return _first_line(type(method))
+
+
+def _settings(method: TokenObjective) -> str:
+    return repr(method).partition("(")[2].removesuffix(")") or "none"
+
+
+def _reads(method: TokenObjective) -> str:
+    return ", ".join(sorted(method.needs | {f"live {name}" for name in method.live_needs})) or "basics only"
+
+
+def _writes(method: TokenObjective) -> str:
+    return ", ".join(sorted(method.writes))

@@ -1,0 +1,104 @@
+"""The command line: ``rlstab train | check | schema | list``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+from rlstab.core.errors import ConfigError, RlstabError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; errors of rlstab end it with their text and code 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options) or 0)
+    except RlstabError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; continue with --resume", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a policy as a YAML file says")
+    train.add_argument("file", help="run file")
+    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of tracking.out")
+    train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
+    train.set_defaults(command=_train)
+
+    check = commands.add_parser("check", help="say what each method of a YAML file does, needs and costs")
+    check.add_argument("file", help="run file, or a file with an objective alone")
+    check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
+    check.set_defaults(command=_check)
+
+    schema = commands.add_parser("schema", help="write the JSON Schema of run files, for editors")
+    schema.add_argument("--out", help="file to write; standard output without it")
+    schema.set_defaults(command=_schema)
+
+    listing = commands.add_parser("list", help="list methods and presets")
+    listing.set_defaults(command=_list)
+    return parser
+
+
+def _overrides(pairs: list[str]) -> dict[str, object]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE, for example --set optimisation.lr=1e-4.")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {pair}: the value is not valid YAML: {error}") from error
+    return found
+
+
+def _train(options: argparse.Namespace) -> int:
+    from rlstab.config import load_run  # each command pays only for what it uses
+
+    run = load_run(options.file, _overrides(options.set))
+    from rlstab.train.loop import train
+
+    train(run, resume=options.resume, overwrite=options.overwrite)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from rlstab.check import check
+
+    check(options.file, _overrides(options.set))
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from rlstab.config import json_schema
+
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    if options.out:
+        Path(options.out).write_text(text)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from rlstab.check import listing
+
+    Console().print(listing())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

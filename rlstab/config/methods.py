@@ -1,0 +1,41 @@
+"""A pydantic model for each method, made from the dataclass: the settings are declared once."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from rlstab.core.objective import TokenObjective
+from rlstab.core.settings import Setting, settings_of
+
+
+@cache
+def method_model(cls: type[TokenObjective]) -> type[BaseModel]:
+    """The pydantic model of a method: its ``name``, then its settings with their ranges and defaults."""
+    fields: dict[str, Any] = {"name": (Literal[cls.name], cls.name)}
+    for one in settings_of(cls):
+        fields[one.name] = (_annotation(one), _field(one))
+    return create_model(
+        cls.__name__,
+        __config__=ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False),
+        __doc__=(cls.__doc__ or "").strip().split("\n")[0],
+        **fields,
+    )
+
+
+def _annotation(one: Setting) -> Any:
+    annotation: Any = Literal[one.choices] if one.choices else one.kinds[0]
+    for kind in one.kinds[1:]:
+        annotation = annotation | kind
+    return annotation | None if one.optional else annotation
+
+
+def _field(one: Setting) -> Any:
+    limits: dict[str, Any] = {}
+    if one.range is not None:
+        bounds = {"gt": one.range.gt, "ge": one.range.ge, "lt": one.range.lt, "le": one.range.le}
+        limits = {key: value for key, value in bounds.items() if value is not None}
+    return Field(**limits) if one.default is MISSING else Field(default=one.default, **limits)

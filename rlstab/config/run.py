@@ -1,0 +1,248 @@
+"""A run in YAML: model, task, rollout, advantage, objective, optimisation, evaluation, tracking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from rlstab.config.document import Document
+from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.core.compose import Composition
+from rlstab.core.errors import Conflict
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """A part of a run: unknown keys are errors, values do not change once loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSettings(Settings):
+    """The policy, and the reference policy of a KL penalty."""
+
+    name: str = Field("countdown-tiny", description="`countdown-tiny` (ships), a folder, or a name on the model hub")
+    reference: str | None = Field(None, description="reference policy of `kl`; null takes the starting weights")
+
+
+class CountdownSettings(Settings):
+    """Reach a target from a few numbers; own generator, exact checker."""
+
+    name: Literal["countdown"] = "countdown"
+    numbers: Annotated[int, Field(ge=2, le=6)] = 3
+    low: Positive = 1
+    high: Positive = 9
+    seed: int = Field(0, ge=0)
+
+
+class ReasoningGymSettings(Settings):
+    """Any data set of reasoning-gym by name."""
+
+    name: Literal["reasoning_gym"] = "reasoning_gym"
+    dataset: str
+    options: dict[str, Any] = Field({}, description="passed to reasoning_gym.create_dataset")
+    prompt_template: str = Field("{question}", description="must contain {question}")
+    answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
+    threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
+    eval_size: Positive = 256
+    seed: int = Field(0, ge=0)
+
+
+class JsonlSettings(Settings):
+    """A file of prompts and answers, one JSON object a line."""
+
+    name: Literal["jsonl"] = "jsonl"
+    path: str
+    eval_path: str | None = Field(None, description="held-out file; null holds out the last eval_size lines")
+    eval_size: Positive = 64
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    scorer: Literal["exact", "math_verify"] = "exact"
+    answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
+    prompt_template: str = Field("{prompt}", description="must contain {prompt}")
+    seed: int = Field(0, ge=0)
+
+
+TaskSettings = Annotated[CountdownSettings | ReasoningGymSettings | JsonlSettings, Field(discriminator="name")]
+
+
+class RolloutSettings(Settings):
+    """How responses are sampled. No top-k and no top-p: log-probs are those of the whole distribution."""
+
+    prompts: Positive = Field(16, description="prompts a rollout, over all ranks")
+    group: Positive = Field(8, description="responses a prompt")
+    max_new_tokens: Positive = 24
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="divides logits everywhere: sampling, loss, signals"
+    )
+    batch_size: Positive = Field(128, description="responses sampled at a time on one rank")
+    stop: str | None = Field(None, description="text that ends a response beside EOS, for example a newline")
+    chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
+
+
+class AdvantageSettings(Settings):
+    """Group-relative advantage."""
+
+    estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    std: bool = Field(True, description="grpo: divide by the group's standard deviation")
+    epsilon: Annotated[float, Field(gt=0)] = Field(1e-4, description="grpo: added to it")
+    ddof: Literal[0, 1] = Field(1, description="grpo: 1 divides squares by n - 1")
+
+
+class OptimisationSettings(Settings):
+    """AdamW on float32 weights; statistics and denominators over the whole optimizer step."""
+
+    steps: Positive = Field(200, description="rollouts; optimizer steps are this times epochs times mini_batches")
+    epochs: Positive = Field(1, description="passes over a rollout")
+    mini_batches: Positive = Field(1, description="optimizer steps a pass; divides the prompts")
+    micro_batch_size: Positive = Field(
+        128, description="responses in one forward and backward; does not change the loss"
+    )
+    lr: Annotated[float, Field(ge=0)] = 1e-6
+    warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up; constant afterwards")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    old_logprobs: Literal["live", "rollout", "recompute"] | None = Field(
+        None,
+        description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
+        "null is live with one optimizer step a rollout, else recompute",
+    )
+    refresh: Literal["rollout", "step"] = Field(
+        "rollout", description="evidence from the policy that sampled, or from one more forward an optimizer step"
+    )
+    scope: Literal["step", "microbatch"] = Field("step", description="microbatch only reproduces published code")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
+    gradient_checkpointing: bool = False
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Optimizer steps made from one rollout."""
+        return self.epochs * self.mini_batches
+
+
+class EvaluationSettings(Settings):
+    """Held-out prompts: sampled mean, greedy, pass@k."""
+
+    every: int = Field(50, ge=0, description="rollouts between evaluations, the start and the end included; 0 is never")
+    prompts: Positive = 256
+    samples: Positive = Field(4, description="responses a prompt for the mean and pass@k")
+    pass_at: tuple[Positive, ...] = (4,)
+    greedy: bool = True
+
+
+class TrackingSettings(Settings):
+    """Where a run is kept and who is told."""
+
+    out: str = Field("runs/run", description="folder of the run")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), description="metrics.jsonl is always written")
+    project: str = "rlstab"
+    checkpoint_every: int = Field(
+        50, ge=0, description="rollouts between checkpoints; the last is always kept; 0 is never"
+    )
+    keep_checkpoints: Positive = 2
+    samples: int = Field(2, ge=0, description="responses of each rollout written to samples.jsonl")
+
+
+class RunConfig(Settings):
+    """A whole run. The objective is kept in canonical form; :attr:`composition` is the object."""
+
+    model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
+    task: TaskSettings = CountdownSettings()  # type: ignore[call-arg]
+    rollout: RolloutSettings = RolloutSettings()  # type: ignore[call-arg]
+    advantage: AdvantageSettings = AdvantageSettings()  # type: ignore[call-arg]
+    objective: list[dict[str, Any]]
+    optimisation: OptimisationSettings = OptimisationSettings()  # type: ignore[call-arg]
+    evaluation: EvaluationSettings = EvaluationSettings()  # type: ignore[call-arg]
+    tracking: TrackingSettings = TrackingSettings()  # type: ignore[call-arg]
+    seed: int = Field(0, ge=0)
+
+    _composition: Composition = PrivateAttr()
+
+    @property
+    def composition(self) -> Composition:
+        """The objective as an object."""
+        return self._composition
+
+    @model_validator(mode="after")
+    def _fit(self) -> RunConfig:
+        optimisation = self.optimisation
+        if self.rollout.prompts % optimisation.mini_batches:
+            raise ValueError(
+                f"optimisation.mini_batches = {optimisation.mini_batches} does not divide rollout.prompts = "
+                f"{self.rollout.prompts}"
+            )
+        if optimisation.old_logprobs == "live" and optimisation.steps_per_rollout > 1:
+            raise ValueError(
+                f"optimisation.old_logprobs = live needs one optimizer step a rollout, and epochs x mini_batches is "
+                f"{optimisation.steps_per_rollout}: the ratio would stay 1 while the policy moves. Use recompute or "
+                f"rollout"
+            )
+        large = [k for k in self.evaluation.pass_at if k > self.evaluation.samples]
+        if large:
+            raise ValueError(f"evaluation.pass_at = {large[0]} needs at least {large[0]} evaluation.samples")
+        if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
+            raise ValueError(f"task.low = {self.task.low} is above task.high = {self.task.high}")
+        return self
+
+
+def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """A checked and resolved run: presets expanded, every default filled in.
+
+    Args:
+        source: path of a YAML file, or the mapping that it would hold.
+        overrides: values by dotted path, such as ``{"optimisation.lr": 1e-4}``.
+
+    Raises:
+        ConfigError: with file and line.
+        Conflict: the methods of the objective do not fit together.
+    """
+    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source, "run")
+    if not isinstance(document.data, Mapping):
+        raise document.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
+    data = dict(document.data)
+    for path, value in (overrides or {}).items():
+        data = _override(document, data, path.split("."), value)
+    if "objective" not in data:
+        raise document.error((), "the key `objective` is missing. List the methods of the loss, or name a preset.")
+    composition = build_objective(document, data["objective"], ("objective",))
+    recipes = presets_of(data["objective"])
+    estimators = sorted({recipe.estimator for recipe in recipes})
+    if len(estimators) > 1 and "estimator" not in (data.get("advantage") or {}):
+        raise Conflict(
+            f"{document.where(('objective',))}: the presets use different advantage estimators: "
+            f"{', '.join(estimators)}.\n  Say which with advantage: {{estimator: ...}}."
+        )
+    if estimators and isinstance(data.get("advantage", {}), Mapping):
+        data["advantage"] = {"estimator": estimators[0], **data.get("advantage", {})}
+    data["objective"] = dump_objective(composition)
+    run = document.validate(RunConfig, data)
+    assert isinstance(run, RunConfig)
+    if run.optimisation.old_logprobs is None:
+        how: Any = "live" if run.optimisation.steps_per_rollout == 1 else "recompute"
+        run = run.model_copy(update={"optimisation": run.optimisation.model_copy(update={"old_logprobs": how})})
+    run._composition = composition
+    return run
+
+
+def _override(document: Document, data: Any, path: list[str], value: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise document.error((), f"--set {'.'.join(path)}: there is no mapping to set it in.")
+    head, *rest = path
+    return {**data, head: _override(document, data.get(head, {}), rest, value) if rest else value}
+
+
+def dump_run(run: RunConfig) -> str:
+    """The resolved run as YAML; loads to an equal run."""
+    return yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def run_hash(run: RunConfig) -> str:
+    """Twelve hexadecimal digits over everything that can change a result: all but ``tracking``."""
+    return digest(run.model_dump(mode="json", exclude={"tracking"}))

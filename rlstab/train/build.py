@@ -1,0 +1,18 @@
+"""From the settings of a task to the task."""
+
+from __future__ import annotations
+
+from rlstab.config.run import CountdownSettings, ReasoningGymSettings, TaskSettings
+from rlstab.train.tasks import Countdown, Jsonl, ReasoningGym, Task
+
+
+def build_task(settings: TaskSettings) -> Task:
+    """The task that a configuration describes.
+
+    Raises:
+        DataError, MissingPackage: its data or its package cannot be used.
+    """
+    options = settings.model_dump(exclude={"name"})
+    if isinstance(settings, CountdownSettings):
+        return Countdown(**options)
+    return ReasoningGym(**options) if isinstance(settings, ReasoningGymSettings) else Jsonl(**options)

@@ -1,0 +1,354 @@
+"""The loop: sample, score, learn, evaluate, save; and continue after a kill as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+import transformers
+import yaml
+from accelerate import Accelerator
+from rich.console import Console
+from torch import Tensor
+
+import rlstab
+from rlstab import advantages
+from rlstab.config.objectives import objective_hash
+from rlstab.config.run import AdvantageSettings, RunConfig, dump_run, run_hash
+from rlstab.core.comm import Comm, LocalComm, TorchComm
+from rlstab.core.errors import CheckpointError, ConfigError, NonFinite
+from rlstab.core.objective import require_signals
+from rlstab.signals import SIGNAL_NAMES
+from rlstab.train import checkpoint
+from rlstab.train.build import build_task
+from rlstab.train.evaluate import Share, evaluate
+from rlstab.train.metrics import Metrics
+from rlstab.train.picture import draw
+from rlstab.train.policy import load_policy
+from rlstab.train.progress import Progress, summary_table
+from rlstab.train.reward import score
+from rlstab.train.rollout import grouped, sample
+from rlstab.train.step import Experience, Learner, forward_signals
+from rlstab.train.tasks import Task
+from rlstab.train.tracking import read_metrics, start_trackers
+
+#: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
+MAX_REFUSED = 20
+
+#: What a continued run may change.
+MAY_CHANGE = {"tracking", "evaluation", "optimisation.steps", "optimisation.micro_batch_size", "rollout.batch_size"}
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left.
+
+    Attributes:
+        out: its folder.
+        records: lines of ``metrics.jsonl``.
+    """
+
+    out: Path
+    records: list[dict[str, Any]]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The records that hold an evaluation, first to last."""
+        return [one for one in self.records if "eval/mean" in one]
+
+
+def train(
+    run: RunConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
+) -> RunResult:
+    """Train a policy as a configuration says.
+
+    Args:
+        run: from :func:`rlstab.config.load_run`.
+        resume: continue from the newest checkpoint in ``tracking.out``; start where there is none.
+        overwrite: remove a run that is already there.
+        console: where to print; None prints on the terminal, and a progress bar only if it is one.
+
+    Raises:
+        ConfigError: ``tracking.out`` holds another run.
+        MissingSignal: the objective reads a signal that this trainer does not provide.
+        ModelError, DataError: the model or the data cannot be used.
+        CheckpointError: the checkpoint is damaged or of another run.
+        NonFinite: 20 optimizer steps in a row were refused.
+    """
+    console = console or Console(stderr=True)
+    require_signals(
+        run.composition,
+        provides=SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs"},
+        live=frozenset({"entropies", "log_kept_mass"}),
+        host="the trainer",
+    )
+    out = Path(run.tracking.out)
+    latest = _prepare_folder(run, out, resume=resume, overwrite=overwrite)
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(), log_with=list(run.tracking.trackers) or None, project_dir=out
+    )
+    return _Loop(run, accelerator, out, latest, console).go()
+
+
+class _Loop:
+    def __init__(
+        self, run: RunConfig, accelerator: Accelerator, out: Path, latest: Path | None, console: Console
+    ) -> None:
+        self.run, self.accelerator, self.out, self.console = run, accelerator, out, console
+        device, precision = accelerator.device, run.optimisation.precision
+        several = accelerator.num_processes > 1
+        comm: Comm = TorchComm(device=device) if several else LocalComm()
+        self.share = Share(accelerator.process_index, accelerator.num_processes)
+        self.task: Task = build_task(run.task)
+        torch.manual_seed(run.seed)
+        policy = load_policy(str(latest or run.model.name), device=device, precision=precision)
+        reference = None
+        if "ref_logprobs" in run.composition.needs:
+            reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
+            reference.model.requires_grad_(False)
+        if run.optimisation.gradient_checkpointing:
+            policy.model.gradient_checkpointing_enable()
+        self.policy, self.reference, self.comm = policy, reference, comm
+        self.learner = Learner(
+            policy,
+            run.composition,
+            run.optimisation,
+            run.rollout.temperature,
+            accelerator,
+            comm,
+            run.seed,
+        )
+        self.done = 0
+        if latest is not None:
+            restored = checkpoint.load(
+                latest, policy, self.learner.optimizer, objective=objective_hash(run.composition)
+            )
+            self.learner.state = restored.state
+            self.learner.optimizer_steps = restored.optimizer_steps
+            self.done = restored.step
+        self.refused = 0
+
+    def go(self) -> RunResult:
+        run, main = self.run, self.accelerator.is_main_process
+        if main:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / "config.yaml").write_text(dump_run(run))
+            (self.out / "run.json").write_text(json.dumps(_about(run, self.accelerator), indent=1))
+        start_trackers(self.accelerator, run, self.out, self.done)
+        every = run.evaluation.every
+        if self.done == 0 and every:
+            self.accelerator.log(self._evaluate(), step=0)
+        with Progress(self.console, run.optimisation.steps, self.done, shown=main) as progress:
+            for step in range(self.done + 1, run.optimisation.steps + 1):
+                values = self._rollout(step - 1)
+                last = step == run.optimisation.steps
+                if every and (step % every == 0 or last):
+                    values |= self._evaluate()
+                self.accelerator.log(values, step=step)
+                progress.show(step, values)
+                saving = run.tracking.checkpoint_every
+                if last or (saving and step % saving == 0):
+                    self._save(step)
+        self.accelerator.end_training()
+        return self._finish()
+
+    def _rollout(self, number: int) -> dict[str, float]:
+        """Sample, score and learn once; ``number`` counts from 0 and fixes all randomness."""
+        run, metrics, start = self.run, Metrics(), time.perf_counter()
+        rollout, prompts = run.rollout, run.rollout.prompts
+        torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
+        mine = [number * prompts + place for place in self.share.of(prompts)]
+        examples = [self.task.example("train", index) for index in mine]
+        ids = [index * rollout.group + one for index in mine for one in range(rollout.group)]
+        sequence_ids = torch.tensor(ids, dtype=torch.int64)
+        with metrics.phase("sample"):
+            sampled = sample(
+                self.policy,
+                grouped([one.prompt for one in examples], rollout.group),
+                sequence_ids,
+                rollout,
+                seed=run.seed,
+                needs={"entropies"} | (run.composition.needs & SIGNAL_NAMES),
+                options=run.composition.signal_options,
+                skip_special_tokens=not self.task.keeps_special_tokens,
+            )
+        with metrics.phase("score"):
+            scores = score(self.task, [one for one in examples for _ in range(rollout.group)], sampled.texts)
+        group_ids = sequence_ids // rollout.group
+        signals = dict(sampled.signals)
+        signals["rollout_logprobs"] = signals.pop("logprobs")
+        if self.reference is not None:
+            with metrics.phase("reference"):
+                signals["ref_logprobs"] = self._reference(sampled.sequences)
+        self._observe(metrics, scores.rewards, group_ids, sampled.sequences.response_mask, sampled.ended)
+        metrics.add("scorer/errors", len(scores.errors))
+        if scores.errors and self.accelerator.is_main_process:
+            self.console.print(f"[yellow]scorer raised, reward 0:[/] {scores.errors[0]}", highlight=False)
+        experience = Experience(
+            sampled.sequences,
+            signals,
+            group_advantages(scores.rewards, group_ids, run.advantage),
+            sequence_ids,
+            group_ids,
+            prompts,
+        )
+        self._learn(experience, scores.rewards, metrics)
+        if self.accelerator.is_main_process:
+            self._write_samples(number + 1, examples, sampled.texts, scores.rewards)
+        values = metrics.collect()
+        values["seconds/rollout"] = time.perf_counter() - start
+        return values
+
+    def _learn(self, experience: Experience, rewards: Tensor, metrics: Metrics) -> None:
+        bad = float(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
+        steps = self.run.optimisation.steps_per_rollout
+        if bad:
+            refusal: str | None = (
+                f"{int(bad)} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the scorer "
+                f"of the task return a number."
+            )
+            self.learner.optimizer_steps += steps
+            for _ in range(steps):
+                metrics.count("steps/refused")
+        else:
+            self.learner.last_refusal = None
+            self.learner.learn(experience, metrics)
+            refusal = self.learner.last_refusal
+        count = metrics.counts.get("steps/refused", 0)
+        self.refused = self.refused + count if count == steps else 0
+        if refusal is not None and self.accelerator.is_main_process:
+            self.console.print(f"[red]refused:[/] {refusal}", highlight=False)
+        if self.refused >= MAX_REFUSED:
+            raise NonFinite(
+                f"{self.refused} optimizer steps in a row were refused, the last because: {refusal}\nThe newest "
+                f"checkpoint in {self.out / 'checkpoints'} is intact."
+            )
+
+    def _reference(self, sequences: Any) -> Tensor:
+        assert self.reference is not None
+        found = torch.zeros(sequences.response_ids.shape, device=self.policy.device)
+        rows = torch.arange(len(found))
+        for one in rows.split(self.run.optimisation.micro_batch_size):
+            if len(one):
+                values = forward_signals(
+                    self.reference, sequences, one, self.run.rollout.temperature, {"logprobs"}, {}
+                )["logprobs"]
+                found[one, : values.shape[1]] = values
+        return found
+
+    def _observe(
+        self, metrics: Metrics, rewards: Tensor, group_ids: Tensor, response_mask: Tensor, ended: Tensor
+    ) -> None:
+        lengths = response_mask.sum(-1)
+        metrics.mean("reward/mean", float(rewards.sum()), len(rewards))
+        metrics.mean("response/length", float(lengths.sum()), len(rewards))
+        metrics.mean("response/ended", float(ended.sum()), len(rewards))
+        dead = sum(
+            int((rewards[group_ids == group] == rewards[group_ids == group][0]).all()) for group in group_ids.unique()
+        )
+        metrics.mean("reward/dead_groups", dead, len(group_ids.unique()))
+
+    def _evaluate(self) -> dict[str, float]:
+        start = time.perf_counter()
+        values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share)
+        return {**values, "seconds/evaluate": time.perf_counter() - start}
+
+    def _write_samples(self, step: int, examples: Any, texts: list[str], rewards: Tensor) -> None:
+        group = self.run.rollout.group
+        with (self.out / "samples.jsonl").open("a", encoding="utf-8") as file:
+            for place, (text, reward) in enumerate(zip(texts, rewards.tolist(), strict=True)):
+                if place < self.run.tracking.samples:
+                    line = {"step": step, "prompt": examples[place // group].prompt, "text": text, "reward": reward}
+                    file.write(json.dumps(line) + "\n")
+
+    def _save(self, step: int) -> None:
+        if self.accelerator.is_main_process:
+            kept = checkpoint.Checkpoint(
+                step, self.learner.optimizer_steps, self.learner.state, objective_hash(self.run.composition)
+            )
+            checkpoint.save(
+                self.out / "checkpoints",
+                kept,
+                self.policy,
+                self.learner.optimizer,
+                keep=self.run.tracking.keep_checkpoints,
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _finish(self) -> RunResult:
+        result = RunResult(self.out, read_metrics(self.out / "metrics.jsonl"))
+        if self.accelerator.is_main_process:
+            draw(result.records, self.out / "curves.png", f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
+            self.console.print(summary_table(result.records, self.out))
+        self.accelerator.wait_for_everyone()
+        return result
+
+
+def group_advantages(rewards: Tensor, group_ids: Tensor, settings: AdvantageSettings) -> Tensor:
+    """``(R,)`` float32 advantages by the configured estimator."""
+    if settings.estimator == "rloo":
+        values = advantages.rloo(rewards, group_ids)
+    elif settings.estimator == "dr_grpo":
+        values = advantages.dr_grpo(rewards, group_ids)
+    else:
+        values = advantages.grpo(rewards, group_ids, std=settings.std, epsilon=settings.epsilon, ddof=settings.ddof)
+    return values.float()
+
+
+def _prepare_folder(run: RunConfig, out: Path, *, resume: bool, overwrite: bool) -> Path | None:
+    """The checkpoint to continue from; the folder is free for this run afterwards."""
+    before = out / "config.yaml"
+    if not before.exists():
+        return None
+    if resume:
+        _same_run(yaml.safe_load(before.read_text()), run.model_dump(mode="json"), out)
+        found = checkpoint.checkpoints(out / "checkpoints")
+        return found[-1] if found else None
+    if not overwrite:
+        raise ConfigError(
+            f"{out} already holds a run. Continue it with --resume, replace it with --overwrite, or set another "
+            f"tracking.out."
+        )
+    if int(accelerate.PartialState(cpu=not torch.cuda.is_available()).process_index) == 0:
+        shutil.rmtree(out)
+    accelerate.PartialState().wait_for_everyone()
+    return None
+
+
+def _same_run(before: Any, now: Any, out: Path, place: str = "") -> None:
+    if place in MAY_CHANGE:
+        return
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in sorted(before.keys() | now.keys()):
+            _same_run(before.get(key), now.get(key), out, f"{place}.{key}" if place else key)
+    elif before != now:
+        raise CheckpointError(
+            f"{out} was started with {place} = {before!r}, the configuration says {now!r}. A run continues as it "
+            f"began. Resume with {out / 'config.yaml'}, or start anew in another tracking.out."
+        )
+
+
+def _about(run: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
+    return {
+        "run_hash": run_hash(run),
+        "objective_hash": objective_hash(run.composition),
+        "command": " ".join(sys.argv),
+        "rlstab": rlstab.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "device": str(accelerator.device),
+        "processes": accelerator.num_processes,
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,215 @@
+"""The policy: a causal language model with its tokenizer, and the two ways in which it is asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from rlstab.core.errors import DataError, ModelError
+from rlstab.signals import TokenSignals, token_signals_from_logits
+
+#: Models that ship with the package.
+SHIPPED = {"countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny"}
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Rows of prompt and response, padded to the longest: prompts on the left, responses on the right.
+
+    Attributes:
+        prompt_ids, prompt_mask: ``(R, P)`` int64 and bool.
+        response_ids, response_mask: ``(R, T)`` int64 and bool, the mask True up to and including the end.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    response_ids: Tensor
+    response_mask: Tensor
+
+    def rows(self, index: Tensor) -> Sequences:
+        """Some of the rows, cut to their own longest prompt and response."""
+        prompt_mask, response_mask = self.prompt_mask[index], self.response_mask[index]
+        width = int(prompt_mask.sum(-1).max()) if index.numel() else 0
+        length = int(response_mask.sum(-1).max()) if index.numel() else 0
+        start = self.prompt_ids.shape[1] - width
+        return Sequences(
+            self.prompt_ids[index][:, start:],
+            prompt_mask[:, start:],
+            self.response_ids[index][:, :length],
+            response_mask[:, :length],
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model in float32 with its tokenizer.
+
+    Attributes:
+        precision: ``bf16`` runs forwards in autocast over the float32 weights.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    pad_id: int
+    eos_ids: frozenset[int]
+    precision: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def context_length(self) -> int | None:
+        """Longest prompt and response together, in tokens; None where the model does not say."""
+        length = getattr(self.model.config, "max_position_embeddings", None)
+        return length if isinstance(length, int) else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which forwards run."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def save(self, folder: Path) -> None:
+        """Write weights (safetensors) and tokenizer to a folder that :func:`load_policy` reads."""
+        with _quiet():
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def encode(self, prompts: list[str], max_new_tokens: int, *, chat: bool) -> tuple[Tensor, Tensor]:
+        """``(R, P)`` ids and mask, padded on the left.
+
+        Raises:
+            DataError: a prompt is empty, or does not leave room for the response.
+        """
+        if chat:
+            rows = [
+                self.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+                )
+                for prompt in prompts
+            ]
+        else:
+            rows = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+        for prompt, ids in zip(prompts, rows, strict=True):
+            if not ids:
+                raise DataError(f"a prompt has no token: {prompt!r}. Give the task a prompt_template with text.")
+            if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
+                raise DataError(
+                    f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the model's context of "
+                    f"{self.context_length}: {prompt[:60]!r}... Lower rollout.max_new_tokens, shorten the prompts, or "
+                    f"take a model with a longer context."
+                )
+        width = max(map(len, rows), default=0)
+        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
+        mask = torch.zeros((len(rows), width), dtype=torch.bool)
+        for row, tokens in enumerate(rows):
+            ids[row, width - len(tokens) :] = torch.tensor(tokens)
+            mask[row, width - len(tokens) :] = True
+        return ids.to(self.device), mask.to(self.device)
+
+    def signals(
+        self,
+        sequences: Sequences,
+        index: Tensor,
+        *,
+        temperature: float,
+        needs: Set[str],
+        options: Mapping[str, float],
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> TokenSignals:
+        """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows."""
+        mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
+        length = sequences.response_ids.shape[1]
+        with self.autocast():
+            logits = self.model(
+                input_ids=torch.cat([sequences.prompt_ids, sequences.response_ids], dim=1),
+                attention_mask=mask.long(),
+                position_ids=position_ids(mask),
+                use_cache=False,
+                **self._keep(length + 1),
+            ).logits[:, -length - 1 : -1]
+        return token_signals_from_logits(
+            logits.reshape(-1, logits.shape[-1])[index],
+            sequences.response_ids.reshape(-1)[index],
+            temperature=temperature,
+            needs=needs,
+            min_p=options.get("min_p"),
+            rows=rows,
+        )
+
+    def next_logits(self, **inputs: Any) -> Any:
+        """One step of decoding: the model's output, its logits for the last position only."""
+        return self.model(**inputs, use_cache=True, **self._keep(1))
+
+    def _keep(self, count: int) -> dict[str, int]:
+        return {"logits_to_keep": count} if self._cuts_logits else {}
+
+    @cached_property
+    def _cuts_logits(self) -> bool:
+        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+
+
+def position_ids(mask: Tensor) -> Tensor:
+    """``(R, L)`` positions that count tokens and not padding."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars, which break into our own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str = "fp32") -> Policy:
+    """A causal language model by shipped name, folder or hub name, in float32 and in eval mode.
+
+    Eval mode switches dropout off: the ratio compares two policies, not two dropout masks.
+
+    Raises:
+        ModelError: it cannot be loaded, or has no pad or EOS token.
+    """
+    source = str(SHIPPED.get(name, name))
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the model '{name}' cannot be loaded: {str(error).splitlines()[0]} Give a folder that holds a "
+            f"transformers model with safetensors weights and its tokenizer, a name on the model hub, or one of: "
+            f"{', '.join(SHIPPED)}."
+        ) from error
+    if tokenizer.pad_token_id is None:
+        raise ModelError(
+            f"the tokenizer of '{name}' has no pad token, and prompts are padded on the left. Set one and save it: "
+            f"tokenizer.pad_token = tokenizer.eos_token; tokenizer.save_pretrained(folder)."
+        )
+    ends = {tokenizer.eos_token_id}
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ends |= set(configured) if isinstance(configured, list | tuple) else {configured}
+    ends.discard(None)
+    if not ends:
+        raise ModelError(
+            f"'{name}' has no EOS token, so no response would ever end. Set tokenizer.eos_token to the token that ends "
+            f"an answer and save the tokenizer."
+        )
+    model.to(torch.device(device)).eval()
+    return Policy(model, tokenizer, int(tokenizer.pad_token_id), frozenset(map(int, ends)), precision)

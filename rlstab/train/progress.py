@@ -1,0 +1,94 @@
+"""What a person sees while a run goes on, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+
+class Progress:
+    """A progress bar with the numbers one looks at; nothing where the console is not a terminal.
+
+    Args:
+        console: where it stands.
+        total: rollouts of the run.
+        done: of them, before this process.
+        shown: False on all ranks but one.
+    """
+
+    def __init__(self, console: Console, total: int, done: int, *, shown: bool) -> None:
+        self._bar = bars.Progress(
+            bars.TextColumn("rollout"),
+            bars.MofNCompleteColumn(),
+            bars.BarColumn(bar_width=20),
+            bars.TextColumn("{task.description}"),
+            bars.TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not (shown and console.is_terminal),
+        )
+        self._task = self._bar.add_task("", total=total, completed=done)
+        self._held = ""
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, step: int, values: dict[str, float]) -> None:
+        """Move to ``step`` and show its metrics; the last evaluation stays."""
+        if "eval/mean" in values:
+            self._held = f" held-out {values['eval/mean']:.3f}"
+        shown = {"reward": "reward/mean", "entropy": "tokens/entropy", "grad": "gradient/norm", "kept": "tokens/kept"}
+        parts = [f"{label} {values[name]:.3f}" for label, name in shown.items() if name in values]
+        parts += [
+            f"[yellow]{kind} {int(values[f'steps/{kind}'])}[/]" for kind in ("refused",) if f"steps/{kind}" in values
+        ]
+        self._bar.update(self._task, completed=step, description=" ".join(parts) + self._held)
+
+
+def summary_table(records: Sequence[dict[str, Any]], out: Path) -> Table:
+    """First against last: evaluations, and the first and the last tenth of the training metrics.
+
+    Args:
+        records: lines of ``metrics.jsonl``.
+        out: folder of the run.
+    """
+    rollouts = [one for one in records if "reward/mean" in one]
+    tenth = max(1, len(rollouts) // 10)
+    table = Table(title=f"run in {out}", title_justify="left", caption=f"picture: {out / 'curves.png'}")
+    table.caption_justify = "left"
+    for column in ("", "start", "end"):
+        table.add_column(column, justify="left" if not column else "right")
+    evaluations = [one for one in records if "eval/mean" in one]
+    if evaluations:
+        for name in sorted(key for key in evaluations[-1] if key.startswith("eval/") and "errors" not in key):
+            table.add_row(f"held out: {name[5:]}", _number(evaluations[0].get(name)), _number(evaluations[-1][name]))
+    names = sorted({name for one in rollouts for name in one} - {"step"})
+    shown = [name for name in names if not name.startswith(("eval/", "seconds/", "steps/", "scorer/", "lr"))]
+    for name in shown:
+        table.add_row(name, _number(_mean(rollouts[:tenth], name)), _number(_mean(rollouts[-tenth:], name)))
+    seconds = sum(one.get("seconds/rollout", 0.0) for one in rollouts)
+    table.add_section()
+    table.add_row("rollouts", "", str(len(rollouts)))
+    for name in ("steps/skipped", "steps/refused", "scorer/errors"):
+        total = sum(one.get(name, 0) for one in rollouts)
+        if total:
+            table.add_row(name, "", str(int(total)))
+    table.add_row("seconds a rollout", "", f"{seconds / max(1, len(rollouts)):.2f}")
+    return table
+
+
+def _mean(records: Sequence[dict[str, Any]], name: str) -> float | None:
+    values = [one[name] for one in records if name in one]
+    return sum(values) / len(values) if values else None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,36 @@
+"""Rewards: a scorer that raises costs its sample the reward, never the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlstab.train.tasks import Example, Task
+
+
+@dataclass
+class Scores:
+    """Rewards of some responses.
+
+    Attributes:
+        rewards: ``(R,)`` float64.
+        errors: what raised, one text a sample that got 0 for it.
+    """
+
+    rewards: Tensor
+    errors: list[str] = field(default_factory=list)
+
+
+def score(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Scores:
+    """Score each text against its example; a scorer that raises gives 0 and is remembered."""
+    rewards, errors = [], []
+    for example, text in zip(examples, texts, strict=True):
+        try:
+            rewards.append(float(task.score(example, text)))
+        except Exception as error:  # a scorer is foreign code: whatever it raises belongs to this sample
+            rewards.append(0.0)
+            errors.append(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
+    return Scores(torch.tensor(rewards, dtype=torch.float64), errors)

@@ -1,0 +1,250 @@
+"""Learning from one rollout: optimizer steps whose statistics and denominators span all micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from rlstab.config.run import OptimisationSettings
+from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.comm import Comm
+from rlstab.core.errors import NonFinite
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import make_plan
+from rlstab.core.random import uniform
+from rlstab.core.stats import Mean
+from rlstab.signals import SIGNAL_NAMES
+from rlstab.train.metrics import Metrics
+from rlstab.train.policy import Policy, Sequences
+
+#: Gradients travel between ranks in buckets of at most so many numbers.
+BUCKET = 1 << 24
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The responses of this rank in one rollout.
+
+    Attributes:
+        sequences: ids and masks of ``R`` responses.
+        signals: evidence, ``(R, T)`` by name.
+        advantages: ``(R,)``.
+        sequence_ids, group_ids: ``(R,)`` int64, unique over the run and over all ranks.
+        groups: prompts in the rollout over all ranks; ``group_ids % groups`` numbers them.
+    """
+
+    sequences: Sequences
+    signals: Mapping[str, Tensor]
+    advantages: Tensor
+    sequence_ids: Tensor
+    group_ids: Tensor
+    groups: int
+
+
+class Learner:
+    """Holds what an optimizer step needs and changes.
+
+    Attributes:
+        state: of the objective.
+        optimizer_steps: attempted so far, skipped and refused ones included; the learning-rate schedule counts them.
+        last_refusal: why the last refused step was refused.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: TokenObjective,
+        settings: OptimisationSettings,
+        temperature: float,
+        accelerator: Accelerator,
+        comm: Comm,
+        seed: int,
+    ) -> None:
+        self.policy, self.objective, self.settings = policy, objective, settings
+        self.temperature, self.accelerator, self.comm, self.seed = temperature, accelerator, comm, seed
+        self.optimizer = torch.optim.AdamW(
+            policy.model.parameters(),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        self.state: State = objective.init_state()
+        self.optimizer_steps = 0
+        self.last_refusal: str | None = None
+
+    def learn(self, experience: Experience, metrics: Metrics) -> None:
+        """All optimizer steps of one rollout. A step with NaN or Inf is refused and counted, and changes nothing."""
+        if self.settings.old_logprobs == "recompute":
+            with metrics.phase("recompute"):
+                fresh = self._evidence(experience, torch.arange(len(experience.advantages)))
+            signals = {**experience.signals, **fresh, "old_logprobs": fresh["logprobs"]}
+        else:
+            signals = {**experience.signals, "old_logprobs": experience.signals["rollout_logprobs"]}
+            signals["logprobs"] = signals["old_logprobs"]
+        experience = Experience(
+            experience.sequences,
+            signals,
+            experience.advantages,
+            experience.sequence_ids,
+            experience.group_ids,
+            experience.groups,
+        )
+        with metrics.phase("train"):
+            for first, rows in self._mini_batches(experience):
+                self.optimizer_steps += 1
+                try:
+                    self._step(experience, rows, metrics, compare_sampler=first)
+                except NonFinite as error:
+                    self.optimizer.zero_grad()
+                    metrics.count("steps/refused")
+                    self.last_refusal = str(error)
+
+    def _mini_batches(self, experience: Experience) -> Iterator[tuple[bool, Tensor]]:
+        """For each optimizer step: whether it is the first, and the rows of this rank in it.
+
+        Whole groups are dealt out by a number that belongs to the group, so ranks agree without talking.
+        """
+        groups = experience.groups
+        start = int(experience.group_ids.min()) // groups * groups if len(experience.group_ids) else 0
+        place = (experience.group_ids - start).cpu()
+        for epoch in range(self.settings.epochs):
+            order = torch.arange(groups)
+            if self.settings.mini_batches > 1:
+                key = torch.arange(groups) + self.optimizer_steps // self.settings.steps_per_rollout * groups
+                order = uniform(self.seed + 1, key, torch.tensor(epoch)).argsort()
+            for number, chosen in enumerate(order.chunk(self.settings.mini_batches)):
+                yield epoch == number == 0, torch.isin(place, chosen).nonzero().squeeze(-1)
+
+    def _step(self, experience: Experience, rows: Tensor, metrics: Metrics, *, compare_sampler: bool) -> None:
+        signals = experience.signals
+        if self.settings.refresh == "step":
+            fresh = self._evidence(experience, rows)
+            signals = {name: values.clone() for name, values in signals.items()}
+            for name, values in fresh.items():
+                signals[name][rows] = values[rows]
+        parts = [self._part(experience, signals, one) for one in rows.split(self.settings.micro_batch_size) if len(one)]
+        plan = make_plan(
+            self.objective, [batch for _, batch in parts], self.state, self.comm, scope=self.settings.scope
+        )
+        if plan.silent:
+            metrics.count("steps/skipped")
+            self.state = plan.state
+            return
+
+        tally = torch.zeros(2, dtype=torch.float64)
+        for sequences, batch in parts:
+            rows_of = plan.live_rows(batch)
+            live = self.policy.signals(
+                sequences,
+                batch.index,
+                temperature=self.temperature,
+                needs={"logprobs", *rows_of},
+                options=self.objective.signal_options,
+                rows=rows_of,
+            )
+            assert live.logprobs is not None
+            out = plan.loss(batch, PolicyOutputs(live.logprobs, live.entropies, live.log_kept_mass))
+            out.loss.backward()
+            tally += torch.tensor([float(out.loss.detach()), float(out.nonfinite)], dtype=torch.float64)
+            metrics.report(out.report)
+            if compare_sampler and batch.rollout_logprobs is not None:
+                gap = (live.logprobs.detach() - batch.rollout_logprobs).abs()
+                metrics.report({"sampler/gap": Mean.of(gap)})
+                metrics.highest("sampler/largest_gap", float(gap.max()))
+        loss, nonfinite = self.comm.sum(tally).tolist()
+        self._sum_gradients()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.max_grad_norm))
+        if nonfinite or not torch.isfinite(torch.tensor(norm)):
+            raise NonFinite(
+                f"{int(nonfinite)} log-probs of the live policy are NaN or Inf and the gradient norm is {norm}. The "
+                f"optimizer step was refused; weights and state are those before it."
+            )
+        warmup = min(1.0, self.optimizer_steps / self.settings.warmup_steps) if self.settings.warmup_steps else 1.0
+        lr = self.settings.lr * warmup * plan.lr_scale
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.state = plan.state
+        if self.accelerator.is_main_process:
+            metrics.mean("loss", loss, 1)
+            metrics.mean("gradient/norm", norm, 1)
+            metrics.mean("lr", lr, 1)
+            metrics.mean("tokens/live", plan.live_tokens, plan.everything.tokens)
+        metrics.highest("gradient/largest_norm", norm)
+
+    def _part(
+        self, experience: Experience, signals: Mapping[str, Tensor], rows: Tensor
+    ) -> tuple[Sequences, TokenBatch]:
+        rows = rows.to(experience.sequences.prompt_ids.device)
+        sequences = experience.sequences.rows(rows)
+        length = sequences.response_ids.shape[1]
+        cut = {name: values[rows][:, :length] for name, values in signals.items()}
+        return sequences, TokenBatch.from_padded(
+            response_mask=sequences.response_mask,
+            advantages=experience.advantages[rows].to(rows.device),
+            sequence_ids=experience.sequence_ids[rows],
+            group_ids=experience.group_ids[rows],
+            live_ratio=self.settings.old_logprobs == "live",
+            **cut,
+        )
+
+    @torch.no_grad()
+    def _evidence(self, experience: Experience, rows: Tensor) -> dict[str, Tensor]:
+        """``(R, T)`` signals by the trainer's own forward, on some rows."""
+        needs = {"logprobs", "entropies"} | (set(self.objective.needs) & SIGNAL_NAMES)
+        shape = experience.sequences.response_ids.shape
+        found = {name: torch.zeros(shape, device=self.policy.device) for name in needs}
+        for one in rows.split(self.settings.micro_batch_size):
+            if len(one):
+                values = forward_signals(
+                    self.policy, experience.sequences, one, self.temperature, needs, self.objective.signal_options
+                )
+                for name in needs:
+                    found[name][one, : values[name].shape[1]] = values[name]
+        return found
+
+    def _sum_gradients(self) -> None:
+        """Sum over ranks: the denominators are global already. A rank without tokens adds zeros."""
+        if self.accelerator.num_processes == 1:
+            return
+        parameters = [one for one in self.policy.model.parameters() if one.requires_grad]
+        for one in parameters:
+            if one.grad is None:
+                one.grad = torch.zeros_like(one)
+        bucket: list[Tensor] = []
+        for number, one in enumerate(parameters):
+            assert one.grad is not None
+            bucket.append(one.grad)
+            if number == len(parameters) - 1 or sum(grad.numel() for grad in bucket) >= BUCKET:
+                flat = torch.cat([grad.reshape(-1) for grad in bucket])
+                flat = self.accelerator.reduce(flat, reduction="sum")
+                for grad, total in zip(bucket, flat.split([grad.numel() for grad in bucket]), strict=True):
+                    grad.copy_(total.view_as(grad))
+                bucket = []
+
+
+def forward_signals(
+    policy: Policy,
+    sequences: Sequences,
+    rows: Tensor,
+    temperature: float,
+    needs: set[str],
+    options: Mapping[str, float],
+) -> dict[str, Tensor]:
+    """``(len(rows), T)`` signals of some rows, 0 where there is no token, without gradient."""
+    with torch.no_grad():
+        part = sequences.rows(rows.to(sequences.prompt_ids.device))
+        index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
+        signals = policy.signals(part, index, temperature=temperature, needs=needs, options=options)
+        padded = {}
+        for name in needs:
+            values = getattr(signals, name)
+            flat = torch.zeros(part.response_mask.numel(), dtype=values.dtype, device=values.device)
+            padded[name] = flat.index_copy(0, index, values).view(part.response_mask.shape)
+        return padded

@@ -1,0 +1,133 @@
+"""Prompts and answers from a JSON Lines file."""
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from rlstab.core.errors import DataError, MissingPackage, OutOfRange
+from rlstab.train.tasks.answer_pattern import AnswerPattern
+from rlstab.train.tasks.jsonl_file import read_examples
+from rlstab.train.tasks.prompt_template import PromptTemplate
+from rlstab.train.tasks.task import Example, Split
+
+
+class Jsonl:
+    r"""One JSON object a line, with a prompt and its answer.
+
+    Training goes through the file again and again, each time in a new order that depends on the seed alone.
+
+    Args:
+        path: the file.
+        eval_path: a second file, all of which is the eval split.
+        eval_size: without `eval_path`, how many examples at the end of `path` are held out as the eval split.
+        prompt_field: the field with the prompt, a string.
+        answer_field: the field with the right answer, a string or a number.
+        scorer: `exact` compares text, blanks around it aside (a number counts as its text); `math_verify` compares
+            the mathematics of LaTeX or plain numbers. There, the right answer is mathematics alone, such as
+            `\frac{1}{2}`, and the completion may have text around its own. Each comparison is cut off after some
+            seconds, except outside the main thread, where Python allows no such limit.
+        answer_pattern: a regular expression whose group 1 is the answer in a completion; its last match counts, and
+            a completion without a match scores 0. None: the whole completion.
+        prompt_template: the prompt, with `{prompt}` where the field's text belongs.
+        seed: chooses the order of training.
+
+    Raises:
+        DataError: if a file cannot be read or used; the message has the line and the remedy.
+        MissingPackage: if math-verify is asked for and not installed.
+        OutOfRange: if a setting has a value that cannot be used.
+    """
+
+    keeps_special_tokens = False
+
+    def __init__(
+        self,
+        path: str | Path,
+        eval_path: str | Path | None = None,
+        eval_size: int = 64,
+        prompt_field: str = "prompt",
+        answer_field: str = "answer",
+        scorer: Literal["exact", "math_verify"] = "exact",
+        answer_pattern: str | None = None,
+        prompt_template: str = "{prompt}",
+        seed: int = 0,
+    ) -> None:
+        path = Path(path)
+        self.name = path.stem
+        self.seed = seed
+        self._pattern = AnswerPattern(answer_pattern)
+        self._same = _scorer(scorer)
+        template = PromptTemplate(prompt_template, "prompt")
+        rows = read_examples(path, prompt_field, answer_field, template)
+        self._rows: dict[Split, list[Example]]
+        if eval_path is not None:
+            self._rows = {"train": rows, "eval": read_examples(Path(eval_path), prompt_field, answer_field, template)}
+        else:
+            if eval_size < 1:
+                raise OutOfRange(f"`eval_size` is {eval_size}. Set it to 1 or more, or name an `eval_path`.")
+            if eval_size >= len(rows):
+                raise DataError(
+                    f"{path}: has {len(rows)} example{'s' * (len(rows) != 1)}, so holding out the last {eval_size} "
+                    "leaves none to train on. Set a smaller `eval_size`, or name an `eval_path`."
+                )
+            self._rows = {"train": rows[:-eval_size], "eval": rows[-eval_size:]}
+        self.size: dict[Split, int | None] = {split: len(rows) for split, rows in self._rows.items()}
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def example(self, split: Split, index: int) -> Example:
+        """Return example `index` of a split; its `answer` is a string. Indices beyond the end start again."""
+        rows = self._rows[split]
+        epoch, within = divmod(index, len(rows))
+        if split == "train":
+            within = self._epoch_order(epoch)[within]
+        return rows[within]
+
+    def score(self, example: Example, completion: str) -> float:
+        """Return 1.0 if the completion has the right answer, else 0.0.
+
+        Raises:
+            DataError: if math-verify cannot read the example's own answer.
+        """
+        answer = self._pattern.find(completion)
+        return 0.0 if answer is None else float(self._same(example.answer, answer))
+
+    def _epoch_order(self, epoch: int) -> list[int]:
+        if self._order[0] != epoch:
+            order = list(range(len(self._rows["train"])))
+            random.Random(f"jsonl {self.seed} {epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+
+def _scorer(name: str) -> Callable[[str, str], bool]:
+    if name == "exact":
+        return lambda right, answer: right.strip() == answer.strip()
+    if name == "math_verify":
+        return _math_verify()
+    raise OutOfRange(f"`scorer` is {name!r}. Set it to 'exact' or 'math_verify'.")
+
+
+def _math_verify() -> Callable[[str, str], bool]:
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise MissingPackage(
+            f'The scorer math_verify needs the package math-verify ({error}). Run: pip install "rlstab[tasks]"'
+        ) from error
+
+    def same(right: str, answer: str) -> bool:
+        # its time limit is an alarm signal, which Python allows in the main thread alone
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        limit = 5 if in_main_thread else None
+        # bare LaTeX is read only in part (`2\pi` as 2) or not at all (`\sqrt{2}`) unless it is marked as mathematics
+        marked = any(mark in right for mark in ("$", "\\boxed", "\\(", "\\["))
+        gold = parse(right if marked else f"${right}$", parsing_timeout=limit)
+        if not gold:
+            raise DataError(
+                f"math-verify cannot read the right answer {right!r}. Write mathematics alone there (a number or "
+                "LaTeX), or set `scorer: exact`."
+            )
+        return verify(gold, parse(answer, parsing_timeout=limit), timeout_seconds=limit)
+
+    return same

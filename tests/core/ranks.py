@@ -1,0 +1,43 @@
+"""Every composition over two real processes: rank r makes its share of each step and saves what it saw."""
+
+import torch
+import torch.distributed as dist
+from core.compositions import COMPOSITIONS
+from core.steps import random_rows, run_parts
+
+from rlstab.core.comm import TorchComm
+
+LENGTHS = [3, 5, 0, 7, 4, 6, 1, 8]
+#: For each cut, the parts of rank 0 and of rank 1; the last leaves rank 1 without a sequence.
+CUTS = {
+    "uneven": ([[0, 1], [2], [3, 4, 5]], [[6, 7]]),
+    "rank without parts": ([[7, 1, 3], [0, 2, 4, 5, 6]], []),
+    "rank without tokens": ([[0, 1, 3, 4], [5, 6, 7]], [[2]]),
+}
+SEEDS = (11, 12)
+EMPTY = "no token anywhere"
+
+
+def two_steps(objective, cut, comm=None):
+    """Two optimizer steps, the second from the state of the first: what this rank found in each."""
+    state, found = None, []
+    for seed in SEEDS:
+        plan, loss, slopes, report = run_parts(objective, random_rows(seed, LENGTHS), cut, state, comm)
+        state = plan.state
+        found.append({"loss": loss, "slopes": slopes, "report": report, "state": state, "kept": plan.kept})
+    return found
+
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    found = {
+        (name, cut): two_steps(objective, parts[rank], TorchComm())
+        for name, objective in COMPOSITIONS.items()
+        for cut, parts in CUTS.items()
+    }
+    found[EMPTY] = [
+        run_parts(objective, [[], []], [[rank]], comm=TorchComm())[0].state for objective in COMPOSITIONS.values()
+    ]
+    torch.save(found, f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()

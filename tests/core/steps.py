@@ -1,0 +1,125 @@
+"""Optimizer steps for tests: rows of token dicts (the oracles' format), as batches and live outputs in float64.
+
+Padding holds NaN everywhere, and the response mask has a hole: nothing may notice.
+"""
+
+import math
+import random
+
+import torch
+
+from rlstab import PolicyOutputs, TokenBatch, make_plan
+
+EVIDENCE = {
+    "advantages": "A",
+    "old_logprobs": "old",
+    "logprobs": "now",
+    "entropies": "H",
+    "ref_logprobs": "ref",
+    "max_logprobs": "max",
+    "log_kept_mass": "mass",
+}
+LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
+
+
+def token(*, now=-1.0, drift=0.0, lag=0.0, H=0.5, A=1.0, ref=None, gap=0.0, mass=-0.01, dH=0.0, dmass=0.0):
+    """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the behaviour's."""
+    return {
+        "logp": now + drift,
+        "old": now + lag,
+        "now": now,
+        "H": H,
+        "live_H": H + dH,
+        "A": A,
+        "ref": now if ref is None else ref,
+        "max": min(now + gap, 0.0),
+        "mass": mass,
+        "live_mass": mass + dmass,
+    }
+
+
+def number(rows):
+    """The tokens of all rows, each with the number of its row."""
+    return [{**one, "row": row} for row, tokens in enumerate(rows) for one in tokens]
+
+
+def random_rows(seed, lengths):
+    """Rows in which each method of the zoo has something to do: rare tokens, ties, mixed advantages, low entropy."""
+    draw = random.Random(seed)
+
+    def one(advantage):
+        now = -draw.choice([draw.uniform(0, 2), draw.uniform(2, 6), draw.uniform(6, 12), 7.0])
+        return token(
+            now=now,
+            drift=draw.gauss(0, 0.4),
+            lag=draw.gauss(0, 0.1),
+            H=draw.choice([draw.uniform(0, 0.1), draw.uniform(0, 1), 0.25]),
+            A=advantage,
+            ref=now + draw.gauss(0, 0.5),
+            gap=draw.uniform(0, 5),
+            mass=-draw.uniform(0.001, 0.1),
+            dH=draw.uniform(0, 0.2),
+            dmass=-draw.uniform(0, 0.05),
+        )
+
+    rows = []
+    for length in lengths:
+        advantage = draw.choice([-1.5, -0.5, 0.0, 0.7, 1.2])
+        rows.append([one(advantage) for _ in range(length)])
+    return rows
+
+
+def padded(rows, field):
+    width = max((len(tokens) for tokens in rows), default=0) + 2
+    values = torch.full((len(rows), width), math.nan, dtype=torch.float64)
+    for row, tokens in enumerate(rows):
+        for place, one in enumerate(tokens):
+            values[row, _column(place)] = one[field]
+    return values
+
+
+def _column(place):
+    return place + (place > 0)  # column 1 is a hole, as tool output is
+
+
+def batch_of(rows, ids=None, *, dtype=torch.float64, live_ratio=False, without=()):
+    mask = padded([[{"one": 1.0} for _ in tokens] for tokens in rows], "one") == 1
+    signals = {name: padded(rows, field).to(dtype) for name, field in EVIDENCE.items() if name not in without}
+    ids = None if ids is None else torch.tensor(ids, dtype=torch.int64)
+    return TokenBatch.from_padded(response_mask=mask, sequence_ids=ids, live_ratio=live_ratio, **signals)
+
+
+def live_of(batch, rows, *, dtype=torch.float64):
+    """Live outputs of the rows and their packed gradients' leaves, by the oracles' field names."""
+    leaves = {field: padded(rows, field).to(dtype).requires_grad_() for field in LIVE.values()}
+    policy = PolicyOutputs.from_padded(batch, **{name: leaves[field] for name, field in LIVE.items()})
+    return policy, leaves
+
+
+def gradients(batch, leaves):
+    """{field: (n,) gradient}; padding must have received none."""
+    found = {}
+    for field, leaf in leaves.items():
+        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        found[field] = gradient.reshape(-1)[batch.index]
+        assert torch.equal(gradient.count_nonzero(), found[field].count_nonzero())
+    return found
+
+
+def run_parts(objective, rows, parts, state=None, comm=None, scope="step"):
+    """One step in parts (lists of row numbers): plan, loss, {field: {row: gradient}}, merged report."""
+    batches = [batch_of([rows[row] for row in part], part) for part in parts]
+    plan = make_plan(objective, batches, state, comm, scope)
+    loss, report, slopes = 0.0, {}, {field: {} for field in LIVE.values()}
+    for part, batch in zip(parts, batches, strict=True):
+        policy, leaves = live_of(batch, [rows[row] for row in part])
+        out = plan.loss(batch, policy)
+        if out.loss.requires_grad:
+            out.loss.backward()
+        loss += out.loss.item()
+        for name, one in out.report.items():
+            report[name] = report[name].merge(one) if name in report else one
+        for field, values in gradients(batch, leaves).items():
+            for place, row in enumerate(part):
+                slopes[field][row] = values[batch.sequence == place]
+    return plan, loss, slopes, report

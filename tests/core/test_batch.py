@@ -1,0 +1,182 @@
+import math
+import re
+
+import pytest
+import torch
+from core.steps import LIVE, batch_of, padded, random_rows
+
+from rlstab import MissingSignal, PolicyOutputs, ShapeError, TokenBatch
+
+MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 0, 1]])
+VALUES = torch.arange(12.0).reshape(4, 3)
+
+
+def make(**changes):
+    given = {"response_mask": MASK, "advantages": torch.tensor([1.0, -1.0, 2.0, 0.5]), "old_logprobs": -VALUES}
+    return TokenBatch.from_padded(**(given | changes))
+
+
+def refused(message):
+    return pytest.raises(ShapeError, match=f"^{re.escape(message)}$")
+
+
+@pytest.mark.parametrize("filler", [math.nan, math.inf, -math.inf, 1e9])
+def test_what_stands_in_the_padding_is_never_read(filler):
+    names = ["logprobs", "entropies", "ref_logprobs", "max_logprobs", "log_kept_mass", "sum_p_sq", "rollout_logprobs"]
+
+    def filled(values):
+        return torch.where(MASK.bool(), values, filler)
+
+    given = {name: VALUES + place for place, name in enumerate(names)}
+    given |= {"advantages": VALUES - 3, "old_logprobs": -VALUES}
+    clean = make(**given, extra={"mine": VALUES * 2})
+    dirty = make(
+        **{name: filled(values) for name, values in given.items()}, extra={"mine": filled(VALUES * 2)}
+    )
+    assert len(clean.per_token()) == 11
+    for (name, one), (_, other) in zip(clean.per_token(), dirty.per_token(), strict=True):
+        assert torch.equal(one, other), name
+
+    live = PolicyOutputs.from_padded(dirty, logprobs=filled(-VALUES).requires_grad_())
+    assert torch.equal(live.logprobs, clean.old_logprobs)
+
+
+def test_tokens_are_packed_row_by_row():
+    batch = make(sequence_ids=torch.tensor([7, 5, 3, 1]), group_ids=torch.tensor([0, 0, 1, 1], dtype=torch.int32))
+    assert len(batch) == 6
+    assert batch.num_sequences == 4
+    assert batch.old_logprobs.tolist() == [0.0, -1.0, -4.0, -5.0, -9.0, -11.0]
+    assert batch.sequence.tolist() == [0, 0, 1, 1, 3, 3]
+    assert batch.position.tolist() == [0, 1, 0, 1, 0, 1]
+    assert batch.sequence_ids.tolist() == [7, 5, 3, 1]
+    assert batch.group_ids.tolist() == [0, 0, 1, 1]
+    assert batch.group_ids.dtype == torch.int64
+    assert batch.logprobs is batch.old_logprobs
+    assert make().sequence_ids.tolist() == [0, 1, 2, 3]
+
+
+def test_advantages_are_of_rows_or_of_tokens():
+    assert make().advantages.tolist() == [1.0, 1.0, -1.0, -1.0, 0.5, 0.5]
+    assert make(advantages=VALUES).advantages.tolist() == [0.0, 1.0, 4.0, 5.0, 9.0, 11.0]
+
+
+def test_shapes_that_disagree_are_refused():
+    with refused("TokenBatch.from_padded: 'response_mask' has shape (12,), expected (B, T)."):
+        make(response_mask=MASK.reshape(-1))
+    with refused("TokenBatch.from_padded: 'advantages' has shape (3,), expected (4,) or (4, 3)."):
+        make(advantages=torch.zeros(3))
+    both = "Both are (B, T) over response tokens only: cut the prompt off first."
+    with refused(f"TokenBatch.from_padded: 'entropies' has shape (4, 5), 'response_mask' has (4, 3). {both}"):
+        make(entropies=torch.zeros(4, 5))
+    with refused(f"TokenBatch.from_padded: 'mine' has shape (3,), 'response_mask' has (4, 3). {both}"):
+        make(extra={"mine": torch.zeros(3)})
+    with refused("TokenBatch.from_padded: 'sequence_ids' has shape (3,), expected (4,)."):
+        make(sequence_ids=torch.arange(3))
+    batch = make()
+    with refused(
+        "PolicyOutputs.from_padded: 'entropies' has shape (4, 2), the batch was built from (4, 3). "
+        "Pass the live tensors of the same rows, prompt cut off."
+    ):
+        PolicyOutputs.from_padded(batch, logprobs=VALUES, entropies=VALUES[:, :2])
+
+
+def packed(**changes):
+    zero, whole = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    given = dict.fromkeys(["old_logprobs", "logprobs", "advantages"], zero)
+    given |= dict.fromkeys(["sequence", "position", "sequence_ids", "group_ids"], whole)
+    return TokenBatch(**(given | changes))
+
+
+def test_packed_tensors_are_checked_too():
+    with refused(
+        "TokenBatch: 'advantages' has shape (3,), 'old_logprobs' has (2,). Packed tensors are (n,); build the batch "
+        "with TokenBatch.from_padded."
+    ):
+        packed(advantages=torch.zeros(3))
+    with refused(
+        "TokenBatch: 'sequence_ids' has shape (2,), 'group_ids' has (1,). Both are (S,), one entry a sequence."
+    ):
+        packed(group_ids=torch.zeros(1, dtype=torch.int64))
+    with refused(
+        "TokenBatch: 'logprobs' requires grad. A batch holds evidence; what is differentiated goes into PolicyOutputs."
+    ):
+        packed(logprobs=torch.zeros(2, requires_grad=True))
+    with refused("TokenBatch.to_padded: this batch was not built by from_padded, so it has no (B, T) shape."):
+        packed().to_padded(torch.zeros(2))
+
+
+def test_evidence_is_detached_at_the_door():
+    batch = make(logprobs=VALUES.clone().requires_grad_(), extra={"mine": VALUES.clone().requires_grad_()})
+    assert not any(values.requires_grad for _, values in batch.per_token())
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)],
+)
+def test_half_precision_becomes_float32(given, kept):
+    batch = make(old_logprobs=-VALUES.to(given), entropies=VALUES.to(given), extra={"mine": VALUES.to(given)})
+    assert {batch.old_logprobs.dtype, batch.entropies.dtype, batch.extra["mine"].dtype} == {kept}
+    policy = PolicyOutputs.from_padded(batch, logprobs=VALUES.to(given), entropies=VALUES.to(given))
+    assert {policy.logprobs.dtype, policy.entropies.dtype} == {kept}
+
+
+def test_to_padded_is_the_inverse_of_packing():
+    batch = make(entropies=VALUES)
+    assert torch.equal(batch.to_padded(batch.entropies, fill=-1.0), torch.where(MASK.bool(), VALUES, -1.0))
+    assert torch.equal(batch.to_padded(batch.entropies > 4), (VALUES > 4) & MASK.bool())
+
+
+def test_select_keeps_the_numbers_of_sequences_and_all_signals():
+    rows = random_rows(1, [3, 2, 4])
+    batch = batch_of(rows, [5, 6, 7])
+    where = batch.entropies >= batch.entropies.median()
+    chosen = batch.select(where)
+    for (name, one), (_, other) in zip(batch.per_token(), chosen.per_token(), strict=True):
+        assert torch.equal(one[where], other), name
+    assert torch.equal(batch.sequence[where], chosen.sequence)
+    assert torch.equal(batch.uniform(3)[where], chosen.uniform(3))
+    assert chosen.num_sequences == 3
+    assert torch.equal(chosen.to_padded(chosen.entropies), batch.to_padded(batch.entropies * where))
+
+    policy = PolicyOutputs.from_padded(batch, **{name: padded(rows, field) for name, field in LIVE.items()})
+    assert torch.equal(policy.select(where).log_kept_mass, policy.log_kept_mass[where])
+
+
+def test_batch_moves_as_a_whole():
+    moved = make(entropies=VALUES, extra={"mine": VALUES}).to("meta")
+    assert {values.device.type for _, values in moved.per_token()} == {"meta"}
+    assert moved.sequence_ids.device.type == moved.index.device.type == "meta"
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 2)])
+def test_batch_without_tokens(shape):
+    nothing = torch.zeros(shape)
+    batch = TokenBatch.from_padded(response_mask=nothing, advantages=nothing, old_logprobs=nothing)
+    assert len(batch) == 0
+    assert batch.num_sequences == shape[0]
+    assert batch.to_padded(batch.old_logprobs).shape == shape
+    assert batch.uniform(0).shape == (0,)
+
+
+def test_empty_batch_has_the_signals_that_are_needed():
+    batch = TokenBatch.empty({"entropies", "mine"})
+    assert batch.signal("entropies").shape == batch.signal("mine").shape == (0,)
+    assert batch.num_sequences == len(batch) == 0
+    with pytest.raises(MissingSignal):
+        batch.signal("ref_logprobs")
+
+
+def test_missing_signal_says_what_there_is_and_what_to_do():
+    text = (
+        "signal 'ref_logprobs' (log-prob of the token under the reference policy, nats) was read, but the batch was "
+        "built without it; it has: entropies, mine. Pass ref_logprobs= to TokenBatch.from_padded, or name it in the "
+        "method's `needs` so that a trainer provides it."
+    )
+    with pytest.raises(MissingSignal, match=f"^{re.escape(text)}$"):
+        make(entropies=VALUES, extra={"mine": VALUES}).signal("ref_logprobs")
+    with pytest.raises(MissingSignal, match="^signal 'yours' was read.*it has: none beyond the basic ones"):
+        make().signal("yours")
+    text = "a penalty differentiates 'entropies', but PolicyOutputs was built without it. Pass entropies= with grad."
+    with pytest.raises(MissingSignal, match=f"^{re.escape(text)}$"):
+        PolicyOutputs(torch.zeros(1)).signal("entropies")

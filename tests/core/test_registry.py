@@ -1,0 +1,65 @@
+from types import SimpleNamespace
+
+import pytest
+from core.methods import DropPunished, Scale
+
+from rlstab import ClipHigher, Conflict, S2TMask, UnknownName, available
+from rlstab.core.registry import Registry
+from rlstab.zoo import METHODS
+
+
+@pytest.fixture
+def registry():
+    return Registry({"s2t": "rlstab.zoo.s2t:S2TMask"}, group="nobody.methods")
+
+
+def test_names_lead_to_classes(registry):
+    assert registry.names() == ["s2t"]
+    assert registry.get("s2t") is S2TMask
+    assert {name: METHODS.get(name).name for name in available()} == {name: name for name in available()}
+
+
+def test_an_unknown_name_meets_its_neighbour(registry):
+    with pytest.raises(UnknownName, match="^no method is called 's2'. Did you mean 's2t'\\?$"):
+        registry.get("s2")
+    with pytest.raises(UnknownName, match="^no method is called 'entropy_of_state'. Known: s2t.$"):
+        registry.get("entropy_of_state")
+
+
+def test_a_registered_method_has_a_name(registry):
+    assert registry.register(DropPunished) is DropPunished
+    assert registry.register(DropPunished) is DropPunished
+    assert registry.get("drop_punished") is DropPunished
+    assert registry.names() == ["drop_punished", "s2t"]
+    assert "drop_punished" not in available()
+
+
+def test_a_name_has_one_class(registry):
+    imposter = type("Imposter", (DropPunished.__mro__[1],), {"name": "s2t"})
+    text = "^'s2t' is already the name of rlstab.zoo.s2t:S2TMask; Imposter cannot take it. Give the class another `name`.$"
+    with pytest.raises(Conflict, match=text):
+        registry.register(imposter)
+    registry.register(DropPunished)
+    with pytest.raises(Conflict, match="'drop_punished' is already the name of .*DropPunished.*; Other cannot take it"):
+        registry.register(type("Other", (), {"name": "drop_punished"}))
+
+
+def test_installed_packages_add_methods_and_replace_none(registry, monkeypatch):
+    asked = []
+
+    def installed(*, group):
+        asked.append(group)
+        return [
+            SimpleNamespace(name="scale", value="core.methods:Scale"),
+            SimpleNamespace(name="s2t", value="core.methods:DropPunished"),
+        ]
+
+    monkeypatch.setattr("rlstab.core.registry.entry_points", installed)
+    assert registry.names() == ["s2t", "scale"]
+    assert registry.get("scale") is Scale
+    assert registry.get("s2t") is S2TMask
+    assert asked == ["nobody.methods"]
+
+
+def test_the_table_names_what_the_package_exports():
+    assert METHODS.get("clip_higher") is ClipHigher

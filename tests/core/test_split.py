@@ -1,0 +1,111 @@
+"""A step cut into parts and ranks, however it is cut, is the whole step: loss, gradient, report, next state."""
+
+import random
+
+import pytest
+import torch
+from core.compositions import COMPOSITIONS
+from core.ranks import CUTS, EMPTY, LENGTHS, SEEDS, two_steps, worker
+from core.steps import batch_of, random_rows, run_parts
+
+from rlstab import make_plan
+
+RELATIVE = 1e-12
+WHOLE = [list(range(len(LENGTHS)))]
+
+
+def random_cut(seed, rows):
+    """1 to 12 parts, of which some are empty."""
+    draw = random.Random(seed)
+    order, number = draw.sample(range(rows), rows), draw.randint(1, 12)
+    parts = [[] for _ in range(number)]
+    for row in order:
+        parts[draw.randrange(number)].append(row)
+    return parts
+
+
+def assert_same(whole, cut):
+    close = {"rel": RELATIVE, "abs": RELATIVE}
+    for one, other in zip(whole, cut, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], **close)
+        assert other["kept"] == one["kept"]
+        assert flat(other["state"]) == pytest.approx(flat(one["state"]), **close)
+        assert values(other["report"]) == pytest.approx(values(one["report"]), nan_ok=True, **close)
+        for field, slopes in one["slopes"].items():
+            largest = max(float(slope.abs().max()) for slope in slopes.values() if slope.numel())
+            for row, slope in slopes.items():
+                torch.testing.assert_close(other["slopes"][field][row], slope, rtol=RELATIVE, atol=RELATIVE * largest)
+
+
+def flat(state, prefix=""):
+    found = {}
+    for name, value in state.items():
+        found |= flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def values(report):
+    return {name: summary.value for name, summary in report.items()}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return {name: two_steps(objective, WHOLE) for name, objective in COMPOSITIONS.items()}
+
+
+def test_every_composition_has_something_to_decide(whole):
+    rows = random_rows(SEEDS[0], LENGTHS)
+    for name, objective in COMPOSITIONS.items():
+        batch = batch_of(rows)
+        terms = make_plan(objective, [batch]).terms(batch)
+        decided = {field: getattr(terms, field) for field in ("keep", "weight", "exempt")}
+        decided |= {key: penalty.where for key, penalty in terms.penalties.items()}
+        for field, decision in decided.items():
+            assert decision is None or decision.unique().numel() > 1, (name, field)
+        assert whole[name][0]["loss"] != 0
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_cutting_a_step_into_parts_changes_nothing(name, whole):
+    for seed in range(3):
+        parts = random_cut(f"{name} {seed}", len(LENGTHS))
+        assert_same(whole[name], two_steps(COMPOSITIONS[name], parts))
+
+
+def test_statistics_of_each_part_alone_would_change_the_loss(whole):
+    name = "s2t+top_entropy+stare"
+    with pytest.warns(UserWarning, match="scope: microbatch"):
+        run = run_parts(COMPOSITIONS[name], random_rows(SEEDS[0], LENGTHS), [[0, 1, 2, 3], [4, 5, 6, 7]], scope="microbatch")
+    assert run[1] != pytest.approx(whole[name][0]["loss"], rel=1e-2)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two gloo processes found, for all compositions and cuts."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(worker, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def joined(steps):
+    """The two ranks' losses, gradients and reports added up; both know the same next state."""
+    one, other = steps
+    assert one["state"] == other["state"]
+    report = dict(one["report"])
+    for name, summary in other["report"].items():
+        report[name] = report[name].merge(summary) if name in report else summary
+    slopes = {field: one["slopes"][field] | other["slopes"][field] for field in one["slopes"]}
+    return {**one, "loss": one["loss"] + other["loss"], "slopes": slopes, "report": report}
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_cutting_a_step_over_ranks_changes_nothing(name, ranks, whole):
+    for cut in CUTS:
+        steps = zip(*(found[name, cut] for found in ranks), strict=True)
+        assert_same(whole[name], [joined(step) for step in steps])
+
+
+def test_ranks_without_any_token_agree_on_the_initial_state(ranks):
+    initial = [objective.init_state() for objective in COMPOSITIONS.values()]
+    assert [flat(state) for state in ranks[0][EMPTY]] == [flat(state) for state in initial]
+    assert ranks[0][EMPTY] == ranks[1][EMPTY]

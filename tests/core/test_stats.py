@@ -1,0 +1,125 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlstab import Mean, Pool
+from rlstab.core.comm import LocalComm
+from rlstab.core.stats import merge, settle
+
+quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+coarse = st.lists(st.integers(-12, 12).map(lambda k: k / 4), min_size=1, max_size=30)
+shares = st.integers(1, 100).map(lambda k: k / 100)
+
+
+@quick
+@given(coarse, st.floats(0, 1))
+def test_quantile_interpolates_as_numpy_and_torch_do(values, q):
+    threshold = Pool.quantile(torch.tensor(values), q).threshold()
+    assert threshold.value == pytest.approx(np.quantile(values, q), abs=1e-8)
+    assert threshold.value == pytest.approx(
+        torch.quantile(torch.tensor(values, dtype=torch.float64), q).item(), abs=1e-8
+    )
+    assert threshold.size == len(values)
+
+
+@pytest.mark.parametrize(
+    ("q", "n", "place"), [(0.57, 101, 57), (0.29, 101, 29), (1 - 0.9, 11, 1), (1 - 0.2, 6, 4), (0.07, 101, 7)]
+)
+def test_a_place_that_rounding_missed_is_the_order_statistic_itself(q, n, place):
+    values = torch.linspace(0, 1, n, dtype=torch.float64)
+    threshold = Pool.quantile(values.flip(0), q).threshold()
+    assert threshold.value == values[place]
+    assert threshold.reached(values).sum() == threshold.nominal == n - place
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.07, 10**8), (0.57, 10**8), (0.29, 31_000_000), (0.01, 31_000_000)])
+def test_places_are_exact_in_pools_of_any_size(share, n):
+    # expand: a pool of 10^8 equal values that takes no memory
+    pool = Pool(torch.zeros(1, dtype=torch.float64).expand(n), share, "ceil")
+    pool = _Counted(pool.values, pool.level, pool.rule)
+    assert pool.threshold().nominal == math.ceil(Fraction(repr(share)) * n)
+
+
+class _Counted(Pool):
+    def _smallest(self, k):
+        return float(k)
+
+
+@quick
+@given(coarse, shares, st.sampled_from(["ceil", "floor"]))
+def test_top_share_reaches_the_kth_largest_with_its_ties(values, share, rounding):
+    exact = Fraction(repr(share)) * len(values)
+    k = max(1, math.ceil(exact) if rounding == "ceil" else math.floor(exact))
+    expected = sorted(values, reverse=True)[k - 1]
+    threshold = Pool.top(torch.tensor(values), share, rounding=rounding).threshold()
+    assert (threshold.value, threshold.nominal, threshold.size) == (expected, k, len(values))
+    assert threshold.reached(torch.tensor(values)).tolist() == [value >= expected for value in values]
+    assert threshold.below(torch.tensor(values)).tolist() == [value < expected for value in values]
+
+
+@quick
+@given(coarse, st.integers(0, 100).map(lambda k: k / 100))
+def test_nominal_is_how_many_reach_a_quantile_when_nothing_ties(values, q):
+    distinct = torch.tensor(sorted(set(values)))
+    threshold = Pool.quantile(distinct, q).threshold()
+    assert threshold.reached(distinct).sum() == threshold.nominal
+
+
+@pytest.mark.parametrize("pool", [Pool.quantile(torch.zeros(0), 0.5), Pool.top(torch.zeros(0), 0.5)])
+def test_empty_pool_compares_as_nothing(pool):
+    threshold = pool.threshold()
+    values = torch.tensor([-1.0, 0.0, 1.0])
+    assert (threshold.value, threshold.size, threshold.nominal) == (None, 0, 0)
+    assert not threshold.below(values).any()
+    assert not threshold.reached(values).any()
+    assert math.isnan(threshold.report().value)
+
+
+def test_comparison_is_in_float64_whatever_the_dtype():
+    values = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16)
+    threshold = Pool.quantile(values, 0.5).threshold()
+    assert threshold.reached(values).tolist() == [False, True, True]
+    assert threshold.below(values.float()).tolist() == [True, False, False]
+
+
+@quick
+@given(coarse, coarse, coarse, st.floats(0, 1))
+def test_summaries_are_commutative_monoids(one, other, third, q):
+    def pools(values):
+        values = torch.tensor(values)
+        return {"mean": Mean.of(values), "pool": Pool.quantile(values, q), "top": Pool.top(values, max(q, 0.01))}
+
+    def settled(parts):
+        found = settle(parts, LocalComm())
+        return {name: one.value for name, one in found.items()}
+
+    a, b, c = pools(one), pools(other), pools(third)
+    expected = settled([pools(one + other + third)])
+    for parts in ([a, b, c], [c, a, b], [merge(merge(a, b), c)], [merge(a, merge(b, c))], [pools([]), b, a, c]):
+        assert settled(parts) == expected
+
+
+def test_mean_counts_what_it_is_told_to():
+    values = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
+    assert Mean.of(values).value == 3.0
+    assert Mean.of(values, torch.tensor([True, False, True])).value == 3.5
+    assert Mean.of(torch.tensor([True, False, False, True])).value == 0.5
+    assert math.isnan(Mean.of(torch.zeros(0)).value)
+    assert Mean.scalar(0.25).merge(Mean.scalar(0.25)).value == 0.25
+    assert not Mean.of(values).total.requires_grad
+
+
+def test_mean_adds_in_float64():
+    many = torch.full((10_001,), 0.1, dtype=torch.float32)
+    assert Mean.of(many).value == pytest.approx(float(many[0]), rel=1e-14)
+
+
+def test_different_summaries_do_not_merge():
+    with pytest.raises(TypeError, match="^cannot merge Mean with Pool$"):
+        merge({"x": Mean.scalar(1.0)}, {"x": Pool.quantile(torch.zeros(1), 0.5)})
+    assert settle([], LocalComm()) == {}

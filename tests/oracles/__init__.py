@@ -1,0 +1,25 @@
+"""One scalar-loop oracle a method, written from the published formulas: plain floats, no tensors, nothing of rlstab.
+
+A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``old``, ``now`` (start of the step),
+``H``, ``live_H``, ``ref``, ``max``, ``mass`` (ln Z), ``live_mass``; ``A`` is its advantage.
+
+``oracles/<name>.py`` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
+``keep``, ``weight``, ``exempt`` (lists), ``bounds`` (low, high, dual), ``penalties`` and ``aggregate``.
+"""
+
+from importlib import import_module
+
+from oracles.loss import Outcome, total
+
+
+def oracle_of(name):
+    return import_module(f"oracles.{name}").decide
+
+
+def outcome(tokens, methods, memories=None, live_ratio=False) -> tuple[Outcome, dict, dict]:
+    """Loss, decisions and memories of the methods ``{name: settings}`` on one whole step."""
+    memories = memories or {}
+    decisions, after = {}, {}
+    for name, settings in methods.items():
+        decisions[name], after[name] = oracle_of(name)(tokens, memories.get(name), **settings)
+    return total(tokens, list(decisions.values()), live_ratio), decisions, after

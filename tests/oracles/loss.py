@@ -1,0 +1,79 @@
+"""The loss as sums of scalars. A number is kept as its summands, so that a test knows how much cancelled."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass
+class Outcome:
+    loss: list  # summands
+    slopes: list  # for each token, {live field: summands of d loss / d field}
+
+
+def total(tokens, decisions, live_ratio=False):
+    n = len(tokens)
+    keep = [all(one["keep"][i] for one in decisions if "keep" in one) for i in range(n)]
+    weight = [math.prod(one["weight"][i] for one in decisions if "weight" in one) for i in range(n)]
+    exempt = [any(one["exempt"][i] for one in decisions if "exempt" in one) for i in range(n)]
+    bounds = next((one["bounds"] for one in decisions if "bounds" in one), None)
+    aggregate = next((one["aggregate"] for one in decisions if "aggregate" in one), token_mean)
+
+    out = Outcome([], [{"logp": [], "live_H": [], "live_mass": []} for _ in tokens])
+    for i, share in enumerate(aggregate(tokens, keep)):
+        if keep[i]:
+            value, slope = surrogate(tokens[i], None if exempt[i] else bounds, live_ratio)
+            out.loss.append(share * weight[i] * value)
+            out.slopes[i]["logp"].append(share * weight[i] * slope)
+    shares = aggregate(tokens, [True] * n)
+    for one in decisions:
+        for penalty in one.get("penalties", ()):
+            for i in range(n):
+                if penalty["where"][i]:
+                    scale = penalty["coefficient"] * shares[i]
+                    out.loss += [scale * part for part in penalty["value"][i]]
+                    for field, parts in penalty["slope"][i].items():
+                        out.slopes[i][field] += [scale * part for part in parts]
+    return out
+
+
+def surrogate(token, bounds, live_ratio):
+    """min(max(-A r, -A clip(r)), -A c where A < 0), and its slope on the live log-prob."""
+    advantage = token["A"]
+    shift = 0.0 if live_ratio else token["logp"] - token["old"]
+    moving = -20 <= shift <= 20
+    ratio = math.exp(min(max(shift, -20.0), 20.0))
+    if bounds is None:
+        value, pulls = -advantage * ratio, True
+    else:
+        low, high, dual = bounds
+        inside = min(max(ratio, 1 - low), 1 + high)
+        value = max(-advantage * ratio, -advantage * inside)
+        if advantage < 0 and dual is not None:
+            value = min(value, -advantage * dual)
+        if advantage > 0:
+            pulls = ratio <= 1 + high
+        else:
+            pulls = 1 - low <= ratio and (dual is None or ratio <= dual)
+    return value, -advantage * ratio if pulls and moving else 0.0
+
+
+def rows_counted(tokens, counted):
+    """{row: how many of its tokens count}, of rows with at least one."""
+    lengths = {}
+    for token, counts in zip(tokens, counted, strict=True):
+        if counts:
+            lengths[token["row"]] = lengths.get(token["row"], 0) + 1
+    return lengths
+
+
+def token_mean(tokens, counted):
+    return [1 / sum(counted) if sum(counted) else 0.0 for _ in tokens]
+
+
+def k3(d, cap):
+    """Summands of value and of slope on the log-prob: e^d - d - 1, with d clamped to +-20 and the value to cap."""
+    held = min(max(d, -20.0), 20.0)
+    value = [math.exp(held), -held, -1.0]
+    if cap is not None and math.fsum(value) > cap:
+        return [cap], [0.0]
+    return value, [1.0, -math.exp(held)] if held == d else [0.0]

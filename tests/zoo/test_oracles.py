@@ -1,0 +1,171 @@
+import importlib.util
+import itertools
+import math
+
+import pytest
+from core.steps import batch_of, gradients, live_of, number, random_rows, token
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import outcome
+
+from rlstab import available, compose, make_plan
+from rlstab.core.comm import LocalComm
+from rlstab.zoo import METHODS
+
+RELATIVE = 1e-12
+
+
+def grid(name, **choices):
+    return [(name, dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())]
+
+
+SETTINGS = [
+    *grid("clip_higher", low=[0.2, 1.0, 0.0], high=[0.28, 0.0], dual_clip=[None, 1.5, 10.0]),
+    *grid("s2t", max_prob=[0.002, 1.0], quantile=[0.75, 0.3, 0.0, 1.0], population=["candidates", "all"]),
+    *grid("top_entropy", share=[0.2, 0.9, 0.57, 1.0], denominator=["kept", "all"]),
+    *grid("lp_reg", share=[0.01, 0.3], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
+    *grid("lp_reg", share=[0.3, 1.0], min_p=[0.02], coefficient=[1.3], form=["code"], ratio_cap=[None, 2.0]),
+    *grid(
+        "stare",
+        target_entropy=[0.25, 4.0],
+        variant=["O1", "C2"],
+        share=[0.1, 0.57],
+        boost=[1.2],
+        damp=[0.7],
+        step=[0.0, 0.2],
+        max_boost=[1.5],
+        min_damp=[0.4],
+    ),
+    *grid("kl", coefficient=[0.3], estimator=["k1", "k2", "k3", "k3_straight_through"], cap=[10.0, None]),
+    *grid("entropy_bonus", coefficient=[0.0, 0.01]),
+    *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.0, 0.1], step=[0.05], low=[0.0], high=[0.2]),
+    *grid("token_mean"),
+    *grid("sequence_mean"),
+    *grid("constant_length", length=[7]),
+]
+#: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
+TOGETHER = [
+    ["clip_higher", "s2t", "kl"],
+    ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
+    ["s2t", "lp_reg", "stare", "constant_length"],
+    ["clip_higher", "s2t", "top_entropy", "stare", "kl", "adaptive_entropy", "sequence_mean"],
+]
+
+
+def label(methods):
+    return " ".join(f"{name}({', '.join(map(str, chosen.values()))})" for name, chosen in methods.items())
+
+
+CASES = [{name: chosen} for name, chosen in SETTINGS]
+for names in TOGETHER:
+    CASES += [{name: [one for known, one in SETTINGS if known == name][which] for name in names} for which in (0, -1)]
+
+EDGES = {
+    "one token": [[token(now=-7.0, drift=0.1)]],
+    "one punished token": [[token(now=-7.0, drift=0.1, A=-1.0)]],
+    "one row": random_rows(1, [9]),
+    "no row": [],
+    "rows without tokens": [[], random_rows(2, [4])[0], []],
+    "only rows without tokens": [[], []],
+    "all rewarded": [[{**one, "A": 0.5} for one in row] for row in random_rows(3, [4, 1, 6])],
+    "all punished": [[{**one, "A": -0.5} for one in row] for row in random_rows(4, [4, 1, 6])],
+    "no advantage": [[{**one, "A": 0.0} for one in row] for row in random_rows(5, [4, 1, 6])],
+    "all alike": [[token(now=-7.0, A=advantage) for _ in range(6)] for advantage in (1.0, -1.0)],
+    "no candidate": [[token(now=-0.1, H=entropy) for entropy in (0.1, 0.2, 0.3)]],
+    "log-probs from 0 to -80": [
+        [token(now=now, drift=drift, A=advantage, ref=-40.0, gap=gap) for drift in (-30.0, -20.0, 0.0, 20.0, 30.0)]
+        for now, advantage, gap in itertools.product((0.0, -40.0, -80.0), (1.0, -1.0), (0.0, 80.0))
+    ],
+    "advantage of each token": [
+        [{**one, "A": (-1.0) ** place * place} for place, one in enumerate(row)] for row in random_rows(6, [5, 7])
+    ],
+}
+
+
+def tokens_drawn():
+    """Tokens on coarse grids, so that ties are frequent; entropies are dyadic, so that their sums are exact."""
+    hundredth = st.integers(-60, 60).map(lambda k: k / 100)
+    return st.builds(
+        token,
+        now=st.one_of(st.sampled_from([0.0, -0.5, -6.5, -7.0, -80.0]), st.integers(-8000, 0).map(lambda k: k / 100)),
+        drift=st.one_of(hundredth, st.sampled_from([0.0, -30.0, 30.0])),
+        lag=hundredth,
+        H=st.one_of(st.sampled_from([0.0, 0.25, 0.5]), st.integers(0, 640).map(lambda k: k / 64)),
+        A=st.sampled_from([-1.5, -1.0, 0.0, 0.5, 1.0]),
+        ref=st.one_of(st.none(), st.integers(-800, 0).map(lambda k: k / 10)),
+        gap=st.sampled_from([0.0, 1.0, 3.0, 80.0]),
+        mass=st.sampled_from([0.0, -0.01, -0.5]),
+        dH=st.sampled_from([0.0, 0.125]),
+        dmass=st.sampled_from([0.0, -0.25]),
+    )
+
+
+def rows_drawn():
+    return st.lists(st.lists(tokens_drawn(), max_size=7), max_size=4)
+
+
+def agree(value, parts):
+    return math.isclose(value, math.fsum(parts), rel_tol=RELATIVE, abs_tol=RELATIVE * math.fsum(map(abs, parts)))
+
+
+def check(methods, rows, state=None, memories=None, live_ratio=False):
+    """One step of the library and of the oracles: decisions, loss, gradient and next state agree."""
+    tokens = number(rows)
+    expected, decisions, memories = outcome(tokens, methods, memories, live_ratio)
+    objective = compose(*(METHODS.get(name)(**chosen) for name, chosen in methods.items()))
+    batch = batch_of(rows, live_ratio=live_ratio)
+    policy, leaves = live_of(batch, rows)
+    plan = make_plan(objective, [batch], state)
+    out = plan.loss(batch, policy)
+
+    for name, decision in decisions.items():
+        method = objective.keyed[name]
+        before = method.init_state() if state is None else state[name]
+        terms = method.terms(batch, *method.settle([batch], before, LocalComm()))
+        for field in ("keep", "exempt"):
+            if field in decision:
+                assert getattr(terms, field).tolist() == decision[field], (name, field)
+        if "weight" in decision:
+            assert (terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)) == decision["weight"]
+        if "chosen" in decision:
+            assert terms.penalties[""].where.tolist() == decision["chosen"]
+    assert agree(out.loss.item(), expected.loss)
+    if out.loss.requires_grad:
+        out.loss.backward()
+    for field, slopes in gradients(batch, leaves).items():
+        for place, slope in enumerate(slopes.tolist()):
+            assert agree(slope, expected.slopes[place][field]), (field, place, slope, expected.slopes[place][field])
+    for name, memory in memories.items():
+        assert plan.state[name] == pytest.approx(memory or {}, rel=RELATIVE)
+    return plan.state, memories
+
+
+def test_every_registered_method_has_an_oracle_and_settings():
+    assert [name for name in available() if importlib.util.find_spec(f"oracles.{name}") is None] == []
+    assert {name for name, _ in SETTINGS} == set(available())
+
+
+@pytest.mark.parametrize("methods", CASES, ids=label)
+def test_edge_steps_equal_the_oracle(methods):
+    for rows in EDGES.values():
+        check(methods, rows)
+        check(methods, rows, live_ratio=True)
+
+
+@pytest.mark.parametrize("methods", CASES, ids=label)
+def test_drawn_steps_equal_the_oracle(methods):
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
+    @given(rows_drawn(), st.booleans())
+    def run(rows, live_ratio):
+        check(methods, rows, live_ratio=live_ratio)
+
+    run()
+
+
+@pytest.mark.parametrize("methods", [one for one in CASES if one.keys() & {"stare", "adaptive_entropy"}], ids=label)
+def test_state_over_several_steps_equals_the_oracle(methods):
+    state = memories = None
+    for seed, level in enumerate([0.0, 0.25, 9.0, 9.0, None, 9.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0]):
+        rows = [] if level is None else random_rows(seed, [5, 0, 3, 2])
+        rows = [[{**one, "H": level} for one in row] for row in rows]
+        state, memories = check(methods, rows, state, memories)
