@@ -228,7 +228,7 @@ class TokenBatch:
             raise MissingSignal(
                 f"signal '{name}'{what} was read, but the batch was built without it; it has: "
                 f"{', '.join(have) or basic}. Pass {name}= to TokenBatch.from_padded, or name it in the method's "
-                f" `needs` so that a trainer provides it."
+                f"`needs` so that a trainer provides it."
             )
         return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,11 +40,12 @@ class Composition(TokenObjective):
     def keyed(self) -> Mapping[str, TokenObjective]:
         """Members by key: the name, with a number where one name stands several times."""
         several = {name for name, count in Counter(one.name for one in self.members).items() if count > 1}
-        seen: Counter[str] = Counter()
+        names = {one.name for one in self.members}
         keyed: dict[str, TokenObjective] = {}
         for one in self.members:
-            seen[one.name] += 1
-            keyed[f"{one.name}_{seen[one.name]}" if one.name in several else one.name] = one
+            numbered = (f"{one.name}_{number}" for number in itertools.count(1))
+            free = (key for key in numbered if key not in names and key not in keyed)
+            keyed[next(free) if one.name in several else one.name] = one
         return keyed
 
     @property
@@ -94,8 +96,8 @@ class Composition(TokenObjective):
         out = make_plan(self, [batch], state).loss(batch, policy, anchor=anchor)
         if int(out.nonfinite):
             raise NonFinite(
-                f"{int(out.nonfinite)} live outputs of the policy are NaN or Inf. The loss was not computed; look at "
-                f"the weights or at the learning rate of the last step."
+                f"live outputs of the policy are NaN or Inf on {int(out.nonfinite)} tokens. The loss was not computed; "
+                f"look at the weights or at the learning rate of the last step."
             )
         return out
 
@@ -240,7 +242,7 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
     def penalty(one: Penalty) -> Penalty:
         def fn(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
             values = one.fn(policy.select(kept), anchor.select(kept))
-            return torch.zeros_like(policy.logprobs).masked_scatter(kept, values)
+            return torch.zeros_like(kept, dtype=values.dtype).masked_scatter(kept, values)
 
         return replace(one, fn=fn, where=kept if one.where is None else over(one.where, False))
 

@@ -32,7 +32,7 @@ class LossOutput:
     Attributes:
         loss: scalar; sums over parts and ranks to the whole-batch loss.
         report: metrics as mergeable summaries.
-        nonfinite: int64 scalar, how many live values were NaN or Inf (their tokens make the loss NaN).
+        nonfinite: int64 scalar, how many tokens had a live value that was NaN or Inf (they make the loss NaN).
     """
 
     loss: Tensor
@@ -124,20 +124,20 @@ def loss_of_part(
 
     loss = _weighted(surrogate, aggregate, batch, keep, kept)
     report = dict(terms.report)
-    watched = [policy.logprobs]
+    bad = ~torch.isfinite(policy.logprobs)
     for name, penalty in terms.penalties.items():
         value = penalty.fn(policy, anchor)
         where = present if penalty.where is None else penalty.where
         value = torch.where(where, value, torch.zeros_like(value))
         loss = loss + penalty.coefficient * _weighted(value, aggregate, batch, present, everything)
         report[f"{name}/value"] = Mean.of(value, where)
-        watched.append(value)
+        bad = bad | ~torch.isfinite(value)
 
     report |= _ratio_report(ratio.detach(), advantages, keep, terms)
     report["tokens/kept"] = Mean.of(keep)
     if batch.entropies is not None:
         report["tokens/entropy"] = Mean.of(batch.entropies)
-    nonfinite = torch.stack([(~torch.isfinite(values.detach())).sum() for values in watched]).sum()
+    nonfinite = bad.sum()
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.full_like(loss, torch.nan))
     return LossOutput(loss, report, nonfinite)

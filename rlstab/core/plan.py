@@ -127,7 +127,7 @@ def make_plan(
         lr_scale = objective.terms(TokenBatch.empty(objective.needs), stat, state).lr_scale
 
         tally = torch.zeros(6, dtype=torch.float64)
-        for part, terms in merged.values():
+        for part, terms in (merged[id(part)] for part in parts):
             tally += torch.tensor([*counts(part, terms.keep), *counts(part, None), *_live(part, terms)])
         kept_tokens, kept_sequences, tokens, sequences, live, penalised = comm.sum(tally).tolist()
     return Plan(

@@ -98,7 +98,7 @@ class Pool:
 
 def _whole(place: float) -> float:
     """``place``, or the integer that it misses only by rounding: 0.57 * 100 is 56.99999999999999."""
-    return float(round(place)) if abs(place - round(place)) < 1e-9 else place
+    return float(round(place)) if math.isclose(place, round(place), rel_tol=4e-15, abs_tol=1e-9) else place
 
 
 @dataclass(frozen=True)

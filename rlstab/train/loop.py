@@ -18,6 +18,7 @@ import transformers
 import yaml
 from accelerate import Accelerator
 from rich.console import Console
+from rich.markup import escape
 from torch import Tensor
 
 import rlstab
@@ -39,7 +40,7 @@ from rlstab.train.reward import score
 from rlstab.train.rollout import grouped, sample
 from rlstab.train.step import Experience, Learner, forward_signals
 from rlstab.train.tasks import Task
-from rlstab.train.tracking import read_metrics, start_trackers
+from rlstab.train.tracking import forget_after, read_metrics, start_trackers
 
 #: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
 MAX_REFUSED = 20
@@ -128,13 +129,14 @@ class _Loop:
             run.seed,
         )
         self.done = 0
+        self.recorded = -1  # the last step whose records stay; without a checkpoint not even those of step 0
         if latest is not None:
             restored = checkpoint.load(
                 latest, policy, self.learner.optimizer, objective=objective_hash(run.composition)
             )
             self.learner.state = restored.state
             self.learner.optimizer_steps = restored.optimizer_steps
-            self.done = restored.step
+            self.done = self.recorded = restored.step
         self.refused = 0
 
     def go(self) -> RunResult:
@@ -143,7 +145,16 @@ class _Loop:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "config.yaml").write_text(dump_run(run))
             (self.out / "run.json").write_text(json.dumps(_about(run, self.accelerator), indent=1))
-        start_trackers(self.accelerator, run, self.out, self.done)
+            forget_after(self.out / "samples.jsonl", self.recorded)
+        start_trackers(self.accelerator, run, self.out, self.recorded)
+        try:
+            self._steps()
+        finally:
+            self.accelerator.end_training()
+        return self._finish()
+
+    def _steps(self) -> None:
+        run, main = self.run, self.accelerator.is_main_process
         every = run.evaluation.every
         if self.done == 0 and every:
             self.accelerator.log(self._evaluate(), step=0)
@@ -158,8 +169,6 @@ class _Loop:
                 saving = run.tracking.checkpoint_every
                 if last or (saving and step % saving == 0):
                     self._save(step)
-        self.accelerator.end_training()
-        return self._finish()
 
     def _rollout(self, number: int) -> dict[str, float]:
         """Sample, score and learn once; ``number`` counts from 0 and fixes all randomness."""
@@ -192,7 +201,7 @@ class _Loop:
         self._observe(metrics, scores.rewards, group_ids, sampled.sequences.response_mask, sampled.ended)
         metrics.add("scorer/errors", len(scores.errors))
         if scores.errors and self.accelerator.is_main_process:
-            self.console.print(f"[yellow]scorer raised, reward 0:[/] {scores.errors[0]}", highlight=False)
+            self._say("scorer raised, reward 0", scores.errors[0])
         experience = Experience(
             sampled.sequences,
             signals,
@@ -226,12 +235,16 @@ class _Loop:
         count = metrics.counts.get("steps/refused", 0)
         self.refused = self.refused + count if count == steps else 0
         if refusal is not None and self.accelerator.is_main_process:
-            self.console.print(f"[red]refused:[/] {refusal}", highlight=False)
+            self._say("refused", refusal)
         if self.refused >= MAX_REFUSED:
             raise NonFinite(
                 f"{self.refused} optimizer steps in a row were refused, the last because: {refusal}\nThe newest "
                 f"checkpoint in {self.out / 'checkpoints'} is intact."
             )
+
+    def _say(self, what: str, text: str) -> None:
+        # completions and error texts are data: brackets in them are no markup
+        self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
     def _reference(self, sequences: Any) -> Tensor:
         assert self.reference is not None
@@ -288,7 +301,9 @@ class _Loop:
         result = RunResult(self.out, read_metrics(self.out / "metrics.jsonl"))
         if self.accelerator.is_main_process:
             draw(result.records, self.out / "curves.png", f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
-            self.console.print(summary_table(result.records, self.out))
+            self.console.print(summary_table(result.records))
+            for what, path in (("run", self.out), ("picture", self.out / "curves.png")):
+                self.console.print(f"{what}: {escape(str(path))}", soft_wrap=True, highlight=False)
         self.accelerator.wait_for_everyone()
         return result
 

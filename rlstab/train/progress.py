@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich import progress as bars
@@ -53,17 +52,15 @@ class Progress:
         self._bar.update(self._task, completed=step, description=" ".join(parts) + self._held)
 
 
-def summary_table(records: Sequence[dict[str, Any]], out: Path) -> Table:
+def summary_table(records: Sequence[dict[str, Any]]) -> Table:
     """First against last: evaluations, and the first and the last tenth of the training metrics.
 
     Args:
         records: lines of ``metrics.jsonl``.
-        out: folder of the run.
     """
     rollouts = [one for one in records if "reward/mean" in one]
     tenth = max(1, len(rollouts) // 10)
-    table = Table(title=f"run in {out}", title_justify="left", caption=f"picture: {out / 'curves.png'}")
-    table.caption_justify = "left"
+    table = Table()
     for column in ("", "start", "end"):
         table.add_column(column, justify="left" if not column else "right")
     evaluations = [one for one in records if "eval/mean" in one]

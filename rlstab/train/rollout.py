@@ -83,7 +83,7 @@ def sample(
     signals = {name: join([one[name] for _, _, one, _ in parts]) for name in names}
     ended = torch.cat([one for _, _, _, one in parts]) if parts else torch.zeros(0, dtype=torch.bool)
     rows = [row[keep].tolist() for row, keep in zip(tokens.cpu(), response_mask.cpu(), strict=True)]
-    texts = policy.tokenizer.batch_decode(rows, skip_special_tokens=skip_special_tokens)
+    texts = [policy.tokenizer.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
     return Rollout(Sequences(ids, mask, tokens, response_mask), signals, texts, ended.cpu())
 
 

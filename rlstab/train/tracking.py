@@ -26,10 +26,7 @@ class JsonLinesTracker(GeneralTracker):
 
     def __init__(self, path: Path, last_step: int) -> None:
         super().__init__()
-        kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= last_step]
-        temporary = path.with_suffix(".writing")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.replace(path)
+        forget_after(path, last_step)
         self._file = path.open("a", encoding="utf-8")
 
     @property
@@ -49,6 +46,14 @@ class JsonLinesTracker(GeneralTracker):
     @on_main_process
     def finish(self) -> None:
         self._file.close()
+
+
+def forget_after(path: Path, last_step: int) -> None:
+    """Remove the records after a step, and a last line that a kill cut off, by writing anew and renaming."""
+    kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= last_step]
+    temporary = path.with_suffix(".writing")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

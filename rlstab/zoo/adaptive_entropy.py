@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, final
 from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.errors import OutOfRange
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
@@ -113,6 +114,14 @@ class AdaptiveEntropy(TokenObjective):
     step: Annotated[float, Range(ge=0)] = 0.0001
     low: Annotated[float, Range(ge=0)] = 0.0
     high: Annotated[float, Range(ge=0)] = 0.005
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.low <= self.initial <= self.high:
+            raise OutOfRange(
+                f"'{self.name}': low = {self.low}, initial = {self.initial}, high = {self.high}, expected "
+                f"low <= initial <= high."
+            )
 
     def init_state(self) -> State:
         return {"active": False, "coefficient": self.initial, "next_coefficient": self.initial}

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.errors import OutOfRange
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
@@ -140,6 +141,14 @@ class STARE(TokenObjective):
     step: Annotated[float, Range(ge=0)] = 0.0
     max_boost: Annotated[float, Range(ge=1)] = 1.5
     min_damp: Annotated[float, Range(ge=0, le=1)] = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step and not (self.boost <= self.max_boost and self.min_damp <= self.damp):
+            raise OutOfRange(
+                f"'{self.name}': boost = {self.boost} and damp = {self.damp}, expected boost <= max_boost = "
+                f"{self.max_boost} and damp >= min_damp = {self.min_damp} when step > 0."
+            )
 
     def init_state(self) -> State:
         return {"gate": True, "boost": self.boost, "damp": self.damp, "next_boost": self.boost, "next_damp": self.damp}

@@ -35,7 +35,6 @@ class TopEntropyMask(TokenObjective):
 
     Reads:
         - ``entropies`` (n,), nats: of the full next-token distribution, at the start of the optimizer step.
-        - ``advantages`` (n,): its dtype only, for the weights of ``denominator="all"``.
 
     Writes:
         - ``keep``: with ``denominator="kept"``.
@@ -124,4 +123,4 @@ class TopEntropyMask(TokenObjective):
         report = {"threshold": threshold.report(), "share": Mean.of(forking)}
         if self.denominator == "kept":
             return Terms(keep=forking, report=report)
-        return Terms(weight=forking.to(batch.advantages.dtype), report=report)
+        return Terms(weight=forking.to(batch.logprobs.dtype), report=report)

@@ -55,16 +55,19 @@ class Scale(TokenObjective):
     """Weight, bonus and learning rate, each by a number; reads a signal of its own where it has a name."""
 
     name: ClassVar[str] = "scale"
-    writes = frozenset({"weight", "bonus", "lr_scale"})
 
     weight: float = 1.0
     bonus: float = 0.0
-    lr: float = 1.0
+    lr: float | None = None
     reads: str = ""
 
     @property
     def needs(self):
         return frozenset({self.reads} if self.reads else ())
+
+    @property
+    def writes(self):
+        return frozenset({"weight", "bonus"} | (set() if self.lr is None else {"lr_scale"}))
 
     def terms(self, batch, stat, state):
         if self.reads:

@@ -2,9 +2,9 @@
 
 import torch
 import torch.distributed as dist
+
 from core.compositions import COMPOSITIONS
 from core.steps import random_rows, run_parts
-
 from rlstab.core.comm import TorchComm
 
 LENGTHS = [3, 5, 0, 7, 4, 6, 1, 8]

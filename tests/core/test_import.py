@@ -37,7 +37,8 @@ def beyond(path, *allowed):
 
 def test_importing_the_library_brings_torch_and_nothing_else():
     program = (
-        "import sys, torch, torch.distributed; before = {name.partition('.')[0] for name in sys.modules}; import rlstab;"
+        "import sys, torch, torch.distributed; before = {name.partition('.')[0] for name in sys.modules};"
+        "import rlstab;"
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - before), sep='\\n');"
         f"print(*[name for name in {HEAVY} if name in sys.modules], sep='\\n')"
     )

@@ -1,6 +1,6 @@
 import torch
-from core.steps import batch_of, random_rows
 
+from core.steps import batch_of, random_rows
 from rlstab.core.random import uniform
 
 N = 200_000

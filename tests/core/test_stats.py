@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.says import says
 from rlstab import Mean, Pool
 from rlstab.core.comm import LocalComm
 from rlstab.core.stats import merge, settle
@@ -37,17 +38,20 @@ def test_a_place_that_rounding_missed_is_the_order_statistic_itself(q, n, place)
     assert threshold.reached(values).sum() == threshold.nominal == n - place
 
 
-@pytest.mark.parametrize(("share", "n"), [(0.07, 10**8), (0.57, 10**8), (0.29, 31_000_000), (0.01, 31_000_000)])
-def test_places_are_exact_in_pools_of_any_size(share, n):
-    # expand: a pool of 10^8 equal values that takes no memory
-    pool = Pool(torch.zeros(1, dtype=torch.float64).expand(n), share, "ceil")
-    pool = _Counted(pool.values, pool.level, pool.rule)
-    assert pool.threshold().nominal == math.ceil(Fraction(repr(share)) * n)
+class Places(Pool):
+    """A pool whose k-th smallest value is k."""
 
-
-class _Counted(Pool):
     def _smallest(self, k):
         return float(k)
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.28, 10**8), (0.57, 10**8), (0.54, 31_000_000), (0.01, 31_000_000)])
+def test_places_are_exact_in_pools_of_any_size(share, n):
+    values = torch.zeros(1).expand(n)  # takes no memory
+    whole = Fraction(repr(share)) * n
+    assert Places(values, share, "ceil").threshold().nominal == whole
+    assert Places(values, share, "floor").threshold().nominal == whole
+    assert Places(torch.zeros(1).expand(n + 1), share, "linear").threshold().value == whole + 1
 
 
 @quick
@@ -120,6 +124,6 @@ def test_mean_adds_in_float64():
 
 
 def test_different_summaries_do_not_merge():
-    with pytest.raises(TypeError, match="^cannot merge Mean with Pool$"):
+    with says(TypeError, "cannot merge Mean with Pool"):
         merge({"x": Mean.scalar(1.0)}, {"x": Pool.quantile(torch.zeros(1), 0.5)})
     assert settle([], LocalComm()) == {}

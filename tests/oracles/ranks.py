@@ -1,4 +1,4 @@
-"""Order statistics by sorting. Shares are read as the decimals that they are written as, so no rank can be off by one."""
+"""Order statistics by sorting. Shares are read as the decimals they are written as: no rank is off by one."""
 
 import math
 from fractions import Fraction

@@ -1,0 +1,255 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from core.compositions import FIVE
+from core.methods import Boundless, DropPunished, Exempt, Noise, Scale
+from core.says import says
+from core.steps import batch_of, live_of, random_rows
+from rlstab import (
+    STARE,
+    ClipHigher,
+    Conflict,
+    EntropyBonus,
+    KLPenalty,
+    LpReg,
+    MissingSignal,
+    S2TMask,
+    SequenceMean,
+    TokenMean,
+    TokenObjective,
+    TopEntropyMask,
+    compose,
+    make_plan,
+    within,
+)
+from rlstab.core.objective import require_signals
+
+ROWS = random_rows(11, [3, 5, 0, 7, 4])
+
+
+def run(objective, rows=ROWS):
+    """Loss and gradients, for comparison bit for bit."""
+    batch = batch_of(rows)
+    policy, leaves = live_of(batch, rows)
+    loss = objective(batch, policy).loss
+    loss.backward()
+    return [loss.detach(), *(leaf.grad for leaf in leaves.values() if leaf.grad is not None)]
+
+
+def same(one, other):
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def conflict(text):
+    return says(Conflict, text)
+
+
+METHODS = [*(first for first, _ in FIVE.values()), KLPenalty(coefficient=0.1), Scale(weight=0.3, bonus=0.1)]
+
+
+@pytest.mark.parametrize(
+    "chosen", list(itertools.combinations(METHODS, 3)), ids=lambda chosen: "+".join(m.name for m in chosen)
+)
+def test_order_and_grouping_change_no_bit(chosen):
+    a, b, c = chosen
+    expected = run(compose(a, b, c))
+    for other in (compose(c, a, b), compose(b, c, a), compose(compose(a, b), c), compose(a, compose(c, b))):
+        assert same(run(other), expected)
+        assert other == compose(a, b, c)
+        assert hash(other) == hash(compose(a, b, c))
+
+
+def test_composition_is_closed_and_flat():
+    objective = compose(compose(S2TMask()), compose(compose(), compose(KLPenalty(), ClipHigher())))
+    assert [one.name for one in objective.members] == ["clip_higher", "kl", "s2t"]
+    assert compose(objective) == objective
+    assert list(objective.keyed) == ["clip_higher", "kl", "s2t"]
+
+
+def test_composition_of_nothing_is_the_plain_policy_gradient():
+    assert compose().members == ()
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    expected = -(batch.advantages * (policy.logprobs - batch.old_logprobs).exp()).mean()
+    torch.testing.assert_close(compose()(batch, policy).loss, expected, rtol=1e-14, atol=0)
+
+
+def test_equal_names_get_numbers():
+    objective = compose(KLPenalty(estimator="k2"), S2TMask(), KLPenalty(estimator="k1"), Noise())
+    assert list(objective.keyed) == ["kl_1", "kl_2", "noise", "s2t"]
+    assert [objective.keyed[key].estimator for key in ("kl_1", "kl_2")] == ["k1", "k2"]
+    batch = batch_of(ROWS)
+    assert set(make_plan(objective, [batch]).terms(batch).penalties) == {"kl_1", "kl_2"}
+
+
+def test_a_numbered_key_hides_no_method_of_that_name():
+    namesake = replace_name(Exempt, "kl_1")()
+    for methods in itertools.permutations([KLPenalty(estimator="k1"), KLPenalty(estimator="k2"), namesake]):
+        assert {key: one.name for key, one in compose(*methods).keyed.items()} == {
+            "kl_1": "kl_1",
+            "kl_2": "kl",
+            "kl_3": "kl",
+        }
+
+
+def replace_name(cls, name):
+    return type(cls.__name__, (TokenObjective,), {**vars(cls), "name": name})
+
+
+def test_composition_declares_what_its_members_do():
+    objective = compose(LpReg(min_p=0.05), EntropyBonus(), S2TMask(), SequenceMean(), Scale(lr=0.5, reads="mine"))
+    assert objective.needs == {"max_logprobs", "entropies", "mine"}
+    assert objective.live_needs == {"log_kept_mass", "entropies"}
+    assert objective.writes == {"penalties", "keep", "aggregate", "weight", "bonus", "lr_scale"}
+    assert objective.signal_options == {"min_p": 0.05}
+    assert objective.trust_region
+    assert not compose(Boundless()).trust_region
+    for declared in ("needs", "live_needs", "writes", "signal_options"):
+        assert getattr(within(S2TMask(), LpReg()), declared) == getattr(compose(S2TMask(), LpReg()), declared)
+
+
+def test_state_is_kept_by_key():
+    objective = compose(Noise(seed=1), Noise(seed=2), within(S2TMask(), Noise(seed=3)))
+    batch = batch_of(ROWS)
+    state = make_plan(objective, [batch]).state
+    assert state == {"noise_1": {"steps": 1}, "noise_2": {"steps": 1}, "within": {"outer": {}, "inner": {"steps": 1}}}
+    assert make_plan(objective, [batch], state).state["within"]["inner"] == {"steps": 2}
+
+
+def test_str_shows_who_writes_what():
+    assert str(compose(S2TMask(), ClipHigher())) == (
+        "clip_higher  bounds                    ClipHigher(low=0.2, high=0.28, dual_clip=None)\n"
+        "s2t          keep                      S2TMask(max_prob=0.002, quantile=0.75, population='candidates')"
+    )
+    assert repr(compose(within(S2TMask(), SMALL))) == f"compose(within({S2TMask()!r}, {SMALL!r}))"
+
+
+SMALL = TopEntropyMask(share=0.5)
+
+
+def two_owners(text):
+    end = "; a composition has exactly one.\n  Remove one of them. (Weights, masks and penalties combine freely.)"
+    return says(Conflict, text + end)
+
+
+def test_a_slot_has_one_owner():
+    with two_owners("'sequence_mean' and 'token_mean' both define the aggregate"):
+        compose(TokenMean(), S2TMask(), SequenceMean())
+    with two_owners("'clip_higher_1' and 'clip_higher_2' both define the bounds"):
+        compose(ClipHigher(), compose(ClipHigher(high=0.5)))
+    with two_owners("'clip_higher' and 'lp_reg' both define the bounds"):
+        compose(LpReg(ratio_cap=10.0), ClipHigher())
+    compose(LpReg(), ClipHigher())
+
+
+def test_exempting_needs_a_trust_region():
+    with conflict(
+        "'lp_reg' exempts tokens from the trust region, and the surrogate of 'boundless' has none.\n"
+        "  Remove one of them."
+    ):
+        compose(Boundless(), LpReg(form="code"))
+    compose(Boundless(), LpReg(form="paper"))
+    compose(Exempt(), ClipHigher())
+
+
+def test_one_signal_has_one_definition():
+    with conflict(
+        "'lp_reg_1' and 'lp_reg_2' read one signal defined with different numbers: min_p = 0.02 and 0.1.\n"
+        "  Give both the same min_p."
+    ):
+        compose(LpReg(min_p=0.1), LpReg())
+    compose(LpReg(), LpReg(share=0.1))
+
+
+def test_within_refuses_what_belongs_to_all_tokens():
+    with conflict(
+        "within('s2t', 'clip_higher'): the inner method defines the bounds, which belongs to all tokens.\n"
+        "  Compose 'clip_higher' beside it instead."
+    ):
+        within(S2TMask(), ClipHigher())
+    with conflict(
+        "within('s2t', 'scale'): the inner method defines the lr_scale, which belongs to all tokens.\n"
+        "  Compose 'scale' beside it instead."
+    ):
+        within(S2TMask(), Scale(lr=0.5))
+
+
+def test_within_refuses_an_outer_method_that_limits_nothing():
+    with conflict(
+        "within('stare', 's2t'): the outer method keeps every token, so it limits nothing.\n"
+        "  Use compose, or an outer method that writes 'keep'."
+    ):
+        within(STARE(), S2TMask())
+    with pytest.raises(Conflict, match="keeps every token"):
+        within(TopEntropyMask(denominator="all"), S2TMask())
+
+
+def test_within_measures_and_touches_only_what_the_outer_method_keeps():
+    batch = batch_of(ROWS)
+    nested = compose(within(DropPunished(), compose(SMALL, KLPenalty(), Scale(weight=3.0, bonus=0.5))))
+    terms = make_plan(nested, [batch]).terms(batch)
+    left = batch.advantages >= 0
+    inner = batch.select(left)
+    forking = make_plan(compose(SMALL), [inner]).terms(inner).keep
+    assert torch.equal(terms.keep[left], forking)
+    assert not terms.keep[~left].any()
+    assert torch.equal(terms.weight, torch.where(left, 3.0, 1.0).double())
+    assert torch.equal(terms.bonus, torch.where(left, 0.5, 0.0).double())
+    (penalty,) = terms.penalties.values()
+    assert torch.equal(penalty.where, left)
+    assert set(terms.penalties) == {"within/inner/kl"}
+
+
+def test_within_is_compose_where_the_outer_method_keeps_all():
+    rewarded = [[{**one, "A": 1.0} for one in row] for row in ROWS]
+    assert same(
+        run(compose(within(DropPunished(), SMALL), ClipHigher()), rewarded), run(compose(SMALL, ClipHigher()), rewarded)
+    )
+
+
+def test_live_outputs_within_need_not_share_a_dtype():
+    objective = compose(within(DropPunished(), EntropyBonus(coefficient=0.1)))
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    mixed = replace(policy, entropies=policy.entropies.float())
+    torch.testing.assert_close(objective(batch, mixed).loss, objective(batch, policy).loss, rtol=1e-6, atol=0)
+
+
+def test_weights_multiply_and_bonuses_add():
+    batch = batch_of(ROWS)
+    plan = make_plan(compose(Scale(2.0, 0.5, 0.5), Scale(3.0, 0.25, 0.1), DropPunished()), [batch])
+    terms = plan.terms(batch)
+    assert set(terms.weight.tolist()) == {6.0}
+    assert set(terms.bonus.tolist()) == {0.75}
+    assert plan.lr_scale == 0.05
+    assert terms.filled() == {"keep", "weight", "bonus", "lr_scale"}
+
+
+def test_missing_signal_is_named_before_anything_is_measured():
+    batch = batch_of(ROWS, without=("entropies",))
+    with says(MissingSignal, "signal 'entropies' (entropy of the full next-token distribution, nats) was read, but..."):
+        make_plan(compose(S2TMask()), [batch])
+    with says(MissingSignal, "signal 'mine' was read..."):
+        make_plan(compose(Scale(reads="mine")), [batch])
+
+
+def test_a_host_is_refused_before_anything_runs():
+    objective = compose(S2TMask(), within(TopEntropyMask(), LpReg()), EntropyBonus())
+
+    def require(provides, live, method=objective):
+        require_signals(method, provides=set(provides), live=set(live), host="this host")
+
+    require(["entropies", "max_logprobs"], ["entropies", "log_kept_mass"])
+    with says(
+        MissingSignal,
+        "'within' reads 'max_logprobs', which this host does not provide. It provides: entropies. Remove 'within', or "
+        "use a host that provides it.",
+    ):
+        require(["entropies"], ["entropies", "log_kept_mass"])
+    with says(MissingSignal, "'entropy_bonus' reads the live 'entropies', which this host does not provide..."):
+        require(["entropies", "max_logprobs"], [])
+    with says(MissingSignal, "'s2t' reads 'entropies', which this host does not provide..."):
+        require([], [], S2TMask())

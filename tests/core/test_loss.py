@@ -1,0 +1,259 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from core.methods import Boundless, DropPunished, Exempt, Noise, Scale
+from core.says import says
+from core.steps import batch_of, gradients, live_of, random_rows, token
+from rlstab import (
+    STARE,
+    AdaptiveEntropy,
+    ClipHigher,
+    ConstantLength,
+    EntropyBonus,
+    KLPenalty,
+    LpReg,
+    NonFinite,
+    PolicyOutputs,
+    S2TMask,
+    SequenceMean,
+    ShapeError,
+    TopEntropyMask,
+    compose,
+    make_plan,
+)
+
+ROWS = random_rows(11, [3, 5, 0, 7, 4])
+PUNISHED = [[token(A=-1.0, drift=0.1, ref=-0.5)] * 3, [token(A=-2.0)]]
+AGGREGATES = [(), (SequenceMean(),), (ConstantLength(length=5),)]
+
+
+def run(objective, rows, **options):
+    """The loss, its packed gradients and the batch."""
+    batch = batch_of(rows, **options)
+    policy, leaves = live_of(batch, rows)
+    out = objective(batch, policy)
+    out.loss.backward()
+    return out, gradients(batch, leaves), batch
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_nothing_kept_is_zero_with_zero_gradient_and_says_so(aggregate):
+    out, slopes, batch = run(compose(DropPunished(), ClipHigher(), *aggregate), PUNISHED)
+    assert out.loss.item() == 0.0
+    assert out.loss.requires_grad
+    assert not slopes["logp"].any()
+    assert out.metrics()["tokens/kept"] == 0.0
+    assert make_plan(compose(DropPunished()), [batch]).silent
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_penalties_hold_whatever_the_masks_drop(aggregate):
+    penalties = KLPenalty(coefficient=0.3), EntropyBonus(coefficient=0.2)
+    expected = run(compose(*penalties, Scale(weight=0.0), *aggregate), PUNISHED)
+    masked = run(compose(*penalties, DropPunished(), *aggregate), PUNISHED)
+    assert masked[0].loss.item() == pytest.approx(expected[0].loss.item(), rel=1e-14)
+    for field, slopes in expected[1].items():
+        assert torch.equal(masked[1][field], slopes)
+    assert not make_plan(compose(*penalties, DropPunished()), [masked[2]]).silent
+
+
+def test_a_plan_is_silent_where_nothing_has_a_gradient():
+    batch = batch_of([[token(A=0.0)], [token(A=0.0)]])
+
+    def silent(*methods):
+        return make_plan(compose(*methods), [batch]).silent
+
+    assert silent()
+    assert silent(KLPenalty(coefficient=0.0), LpReg())
+    assert not silent(KLPenalty())
+    assert not silent(Scale(bonus=0.5))
+    assert silent(Scale(bonus=0.5, weight=0.0))
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_dropped_tokens_have_exactly_no_gradient(aggregate):
+    objective = compose(Noise(), ClipHigher(low=1.0, high=100.0), *aggregate)
+    _, slopes, batch = run(objective, ROWS)
+    keep = make_plan(objective, [batch]).terms(batch).keep
+    assert not slopes["logp"][~keep].any()
+    assert torch.equal(slopes["logp"] != 0, keep & (batch.advantages != 0))
+
+
+def test_log_ratio_is_clamped_before_the_exponential():
+    drifts = [1e4, -1e4, 30.0, -30.0, 20.0, -20.0]
+    rows = [[token(now=0.0, drift=drift, A=advantage) for drift in drifts] for advantage in (1.0, -1.0)]
+    out, slopes, _ = run(compose(), rows)
+    at_edge = [math.exp(20) / 12, math.exp(-20) / 12]
+    assert math.isfinite(out.loss.item())
+    assert slopes["logp"].tolist() == pytest.approx([*[0.0] * 4, *(-x for x in at_edge), *[0.0] * 4, *at_edge])
+    for objective in (compose(ClipHigher(dual_clip=3.0), KLPenalty()), compose(KLPenalty(cap=None), Exempt())):
+        assert all(torch.isfinite(values).all() for values in run(objective, rows)[1].values())
+
+
+def test_live_ratio_is_exactly_one_with_the_gradient_of_the_log_prob():
+    out, slopes, batch = run(compose(ClipHigher(low=0.0, high=0.0)), ROWS, live_ratio=True)
+    n = len(batch)
+    assert torch.equal(slopes["logp"], -batch.advantages / n) or torch.allclose(
+        slopes["logp"], -batch.advantages / n, rtol=1e-15, atol=0
+    )
+    assert out.loss.item() == pytest.approx(-batch.advantages.mean().item(), rel=1e-14)
+    assert out.metrics()["ratio/mean"] == 1.0
+
+
+def test_sequences_without_a_kept_token_do_not_count():
+    rows = [[token(A=1.0)] * 2, [token(A=-1.0)] * 3, [token(A=4.0)], []]
+    assert run(compose(DropPunished(), SequenceMean()), rows)[0].loss.item() == pytest.approx(-(1 + 4) / 2)
+    assert run(compose(DropPunished(), ConstantLength(length=5)), rows)[0].loss.item() == pytest.approx(-(2 + 4) / 10)
+    assert run(compose(DropPunished()), rows)[0].loss.item() == pytest.approx(-(2 + 4) / 3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("methods", [(), (ClipHigher(),), (DropPunished(), KLPenalty())])
+def test_nonfinite_live_values_make_the_loss_nan_and_the_call_refuse(bad, methods):
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    values = policy.logprobs.detach().clone()
+    values[[2, 5]] = bad
+    broken = replace(policy, logprobs=values.requires_grad_())
+    objective = compose(*methods)
+    out = make_plan(objective, [batch]).loss(batch, broken)
+    assert math.isnan(out.loss.item())
+    assert out.nonfinite == 2
+    with says(
+        NonFinite,
+        "live outputs of the policy are NaN or Inf on 2 tokens. The loss was not computed; look at the weights or at "
+        "the learning rate of the last step.",
+    ):
+        objective(batch, broken)
+
+
+def test_live_outputs_are_read_only_where_a_penalty_names_them():
+    batch = batch_of(ROWS)
+    policy, leaves = live_of(batch, ROWS)
+    plan = make_plan(compose(LpReg(share=0.4)), [batch])
+    rows = plan.live_rows(batch)
+    assert set(rows) == {"log_kept_mass"}
+    assert 0 < rows["log_kept_mass"].sum() < len(batch)
+    expected = plan.loss(batch, policy).loss
+    partial = torch.where(rows["log_kept_mass"], policy.log_kept_mass, math.nan)
+    out = plan.loss(batch, replace(policy, log_kept_mass=partial))
+    assert torch.equal(out.loss, expected)
+    out.loss.backward()
+    assert torch.equal(gradients(batch, leaves)["live_mass"] != 0, rows["log_kept_mass"])
+
+
+def test_nonfinite_evidence_is_refused_with_its_names_and_counts():
+    rows = [[{**one} for one in row] for row in ROWS]
+    rows[0][0]["old"] = -math.inf
+    rows[1][0]["H"] = rows[3][1]["H"] = math.nan
+    text = (
+        "the evidence of this step has NaN or Inf values: 1 in 'old_logprobs', 2 in 'entropies'. The step was refused "
+        "and nothing was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, top-p); "
+        "NaN from weights or rewards that are NaN."
+    )
+    parts = [batch_of(rows[:2]), batch_of(rows[2:])]
+    with says(NonFinite, text):
+        make_plan(compose(S2TMask()), parts)
+    with says(
+        NonFinite, "the evidence of this step has NaN or Inf values: 1 in 'old_logprobs'. The step was refused..."
+    ):
+        make_plan(compose(), parts)  # nobody reads entropies
+
+
+def test_policy_and_batch_have_the_same_tokens():
+    text = (
+        "the policy has 3 log-probs for a batch of 19 tokens. Build it with PolicyOutputs.from_padded(batch, ...) from "
+        "the same rows."
+    )
+    with says(ShapeError, text):
+        compose()(batch_of(ROWS), PolicyOutputs(torch.zeros(3)))
+
+
+def test_a_plan_knows_only_its_own_parts():
+    batch, other = batch_of(ROWS), batch_of(ROWS)
+    plan = make_plan(compose(), [batch])
+    with says(ValueError, "this batch is not one of the parts that the plan was made from..."):
+        plan.terms(other)
+
+
+def test_a_part_listed_twice_counts_twice():
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    once = compose()(batch, policy).loss.item()
+    assert 2 * make_plan(compose(), [batch, batch]).loss(batch, policy).loss.item() == pytest.approx(once, rel=1e-14)
+
+
+DIFFERENTIABLE = {
+    "plain": (),
+    "clip": (ClipHigher(),),
+    "dual clip": (ClipHigher(dual_clip=1.2),),
+    "no trust region": (Boundless(),),
+    "mask, weight, bonus": (ClipHigher(), S2TMask(), STARE(), Scale(weight=0.5, bonus=0.1)),
+    "kl": tuple(KLPenalty(coefficient=0.3, estimator=one) for one in ("k1", "k2", "k3", "k3_straight_through")),
+    "capped kl": (KLPenalty(coefficient=0.3, cap=0.01),),
+    "entropy": (EntropyBonus(), AdaptiveEntropy(target_entropy=5.0, initial=0.1, high=0.2), SequenceMean()),
+    "lp_reg": (LpReg(share=0.4), ClipHigher(), ConstantLength(length=5)),
+    "lp_reg, code": (LpReg(share=0.4, form="code"), ClipHigher()),
+    "lp_reg, capped": (LpReg(share=0.4, ratio_cap=1.3),),
+}
+
+
+@pytest.mark.parametrize("live_ratio", [False, True])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradient_is_the_derivative_with_the_anchor_held(name, live_ratio):
+    batch = batch_of(ROWS, live_ratio=live_ratio)
+    policy, _ = live_of(batch, ROWS)
+    anchor = policy.constant()
+    plan = make_plan(compose(*DIFFERENTIABLE[name]), [batch])
+    inputs = [getattr(anchor, field).clone().requires_grad_() for field in ("logprobs", "entropies", "log_kept_mass")]
+
+    def loss(*live):
+        # one times each input keeps those that this loss ignores in the graph
+        return plan.loss(batch, PolicyOutputs(*live), anchor=anchor).loss + sum(0.0 * one.sum() for one in live)
+
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+def test_gradients_live_only_in_the_outputs():
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    methods = [method for chosen in DIFFERENTIABLE.values() for method in chosen if method.name != "clip_higher"]
+    methods = [one for one in methods if not one.writes & {"bounds", "aggregate", "surrogate", "exempt"}]
+    out = make_plan(compose(*methods), [batch]).loss(batch, policy)
+    assert not any(one.total.requires_grad for one in out.report.values())
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_float32_is_near_float64(name):
+    objective = compose(*DIFFERENTIABLE[name], TopEntropyMask(share=0.7))
+    losses = {}
+    for dtype in (torch.float32, torch.float64):
+        batch = batch_of(ROWS, dtype=dtype)
+        policy, leaves = live_of(batch, ROWS, dtype=dtype)
+        out = objective(batch, policy)
+        out.loss.backward()
+        assert out.loss.dtype == dtype
+        losses[dtype] = torch.cat([out.loss.detach()[None], *gradients(batch, leaves).values()]).double()
+    torch.testing.assert_close(losses[torch.float32], losses[torch.float64], rtol=1e-4, atol=1e-6)
+
+
+def test_report_counts_what_the_trust_region_stopped():
+    rows = [
+        [token(drift=math.log(ratio), A=1.0) for ratio in (1.5, 1.1, 0.5, 0.7)],
+        [token(drift=math.log(ratio), A=-1.0) for ratio in (1.5, 3.5, 0.5, 0.7)],
+    ]
+    report = run(compose(ClipHigher(dual_clip=3.0)), rows)[0].metrics()
+    assert report["ratio/clipped_high"] == 1 / 8
+    assert report["ratio/clipped_low"] == 2 / 8
+    assert report["ratio/clipped_dual"] == 1 / 8
+    assert report["tokens/kept"] == 1.0
+    assert report["tokens/entropy"] == 0.5
+    assert report["ratio/mean"] == pytest.approx((1.5 + 1.1 + 0.5 + 0.7 + 1.5 + 3.5 + 0.5 + 0.7) / 8)
+    exempt = run(compose(ClipHigher(dual_clip=3.0), Exempt()), rows)[0].metrics()
+    assert {exempt[f"ratio/clipped_{side}"] for side in ("high", "low", "dual")} == {0.0}
+    dropped = run(compose(ClipHigher(), DropPunished()), rows)[0].metrics()
+    assert dropped["ratio/clipped_high"] == 1 / 4
+    assert dropped["tokens/kept"] == 1 / 2

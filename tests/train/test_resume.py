@@ -1,0 +1,150 @@
+"""Resuming: a run that was killed goes on as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rlstab
+from rlstab.config import dump_run
+from rlstab.train import checkpoint
+from tests.train.runs import go, small, weights, without_times
+
+STACK = [{"preset": "recommended"}, {"name": "adaptive_entropy", "step": 0.001, "target_entropy": 0.5}]
+LONG: dict[str, Any] = {
+    "optimisation__steps": 8,
+    "optimisation__mini_batches": 2,
+    "tracking__checkpoint_every": 2,
+    "evaluation__every": 4,
+    "evaluation__prompts": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    go(small(out, STACK, **LONG))
+    return out
+
+
+def assert_same(one: Path, other: Path) -> None:
+    left, right = weights(one), weights(other)
+    assert all(torch.equal(left[name], right[name]) for name in left | right)
+    assert without_times(one) == without_times(other)
+    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize("lines", [3, 5, 8])
+def test_a_run_killed_at_any_moment_continues_bit_for_bit(lines: int, tmp_path: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "run"
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_run(small(out, STACK, **LONG)))
+    command = [sys.executable, "-m", "rlstab.cli", "train", str(file), "--resume"]
+    metrics = out / "metrics.jsonl"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_text().count("\n") >= lines:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
+    process.stderr.close()
+    go(small(out, STACK, **LONG), resume=True)
+    assert_same(out, uninterrupted)
+
+
+def test_a_kill_during_a_save_leaves_the_checkpoint_before_it(
+    tmp_path: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    flushed = []
+
+    def killed(path: Path) -> None:
+        flushed.append(path)
+        if "step-000004" in str(path):
+            raise Killed
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_flush", killed)
+        with pytest.raises(Killed):
+            go(small(out, STACK, **LONG))
+    assert [one.name for one in checkpoint.checkpoints(out / "checkpoints")] == ["step-000002"]
+    go(small(out, STACK, **LONG), resume=True)
+    assert_same(out, uninterrupted)
+    assert not list((out / "checkpoints").glob(".writing-*"))
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    run = small(tmp_path / "run", optimisation__steps=2)
+    go(run)
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    go(run, resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_resume_may_lengthen_a_run(tmp_path: Path) -> None:
+    go(small(tmp_path / "run", optimisation__steps=2))
+    assert len(go(small(tmp_path / "run", optimisation__steps=4), resume=True).records) == 4
+    go(small(tmp_path / "whole", optimisation__steps=4))
+    assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
+
+
+def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go(small(out, optimisation__steps=1))
+    with pytest.raises(rlstab.CheckpointError) as caught:
+        go(small(out, optimisation__steps=1, optimisation__lr=0.5), resume=True)
+    assert str(caught.value) == (
+        f"{out} was started with optimisation.lr = 0.001, the configuration says 0.5. A run continues as it began. "
+        f"Resume with {out / 'config.yaml'}, or start anew in another tracking.out."
+    )
+
+
+def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = small(out, optimisation__steps=1)
+    go(run)
+    record = checkpoint.checkpoints(out / "checkpoints")[-1] / "trainer.json"
+    data = json.loads(record.read_text())
+    hash_of_this = data["objective"]
+    record.write_text(json.dumps({**data, "objective": "000000000000"}))
+    with pytest.raises(rlstab.CheckpointError) as caught:
+        go(run, resume=True)
+    assert str(caught.value) == (
+        f"{record.parent} belongs to the objective 000000000000, the configuration describes {hash_of_this}. A "
+        f"checkpoint holds the state of its own objective. Resume with the config.yaml of that run, or start anew in "
+        f"another tracking.out."
+    )
+
+
+@pytest.mark.parametrize("file", ["trainer.json", "trainer.safetensors"])
+def test_a_damaged_checkpoint_says_which_and_what_to_do(file: str, tmp_path: Path) -> None:
+    run = small(tmp_path / "run", optimisation__steps=1)
+    go(run)
+    damaged = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[-1] / file
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    with pytest.raises(rlstab.CheckpointError, match="is damaged: .* Delete this folder, and --resume takes the"):
+        go(run, resume=True)
+
+
+def test_a_state_with_tensors_survives(tmp_path: Path) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    state = {"a": {"gate": True, "w": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1}
+    plain = json.loads(json.dumps(checkpoint._without_tensors(state, "state", tensors)))
+    back = checkpoint._with_tensors(plain, tensors)
+    assert torch.equal(back["a"].pop("w"), state["a"].pop("w"))  # type: ignore[attr-defined]
+    assert back == state

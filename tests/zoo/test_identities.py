@@ -1,0 +1,146 @@
+import math
+
+import pytest
+import torch
+from core.steps import batch_of, live_of, random_rows, token
+
+from rlstab import (
+    STARE,
+    AdaptiveEntropy,
+    ClipHigher,
+    EntropyBonus,
+    KLPenalty,
+    LpReg,
+    PolicyOutputs,
+    S2TMask,
+    SequenceMean,
+    TokenMean,
+    TopEntropyMask,
+    compose,
+    make_plan,
+)
+from rlstab.estimators import k1, k2, k3
+
+ROWS = random_rows(11, [3, 5, 0, 7, 4])
+REWARDED = [[{**one, "A": abs(one["A"])} for one in row] for row in ROWS]
+
+
+def run(*methods, rows=ROWS):
+    """Loss and gradients of all live inputs."""
+    batch = batch_of(rows)
+    policy, leaves = live_of(batch, rows)
+    loss = compose(*methods)(batch, policy).loss
+    loss.backward()
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
+    return [loss.detach(), *grads]
+
+
+NEUTRAL = {
+    "top_entropy keeps all": TopEntropyMask(share=1.0),
+    "top_entropy weighs all": TopEntropyMask(share=1.0, denominator="all"),
+    "s2t silences none": S2TMask(quantile=0.0),
+    "s2t silences none of all": S2TMask(quantile=0.0, population="all"),
+    "s2t has no candidate": S2TMask(max_prob=1e-300),
+    "stare boosts by one": STARE(boost=1.0, target_entropy=9.0),
+    "stare damps by one": STARE(boost=1.0, damp=1.0, target_entropy=9.0, variant="C2"),
+    "stare's gate is shut": STARE(target_entropy=0.0, boost=1.5, damp=0.5, variant="C2"),
+    "kl costs nothing": KLPenalty(coefficient=0.0),
+    "entropy pays nothing": EntropyBonus(coefficient=0.0),
+    "entropy is above its target": AdaptiveEntropy(target_entropy=0.0, initial=0.1, high=0.2),
+    "lp_reg costs nothing": LpReg(coefficient=0.0, share=0.4),
+    "token_mean is the default": TokenMean(),
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+@pytest.mark.parametrize("base", [(), (ClipHigher(low=0.1, high=0.1),)], ids=["plain", "clipped"])
+def test_neutral_settings_change_no_bit(name, base):
+    for one, other in zip(run(*base), run(*base, NEUTRAL[name]), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        ClipHigher(low=1.0, high=1e9),
+        ClipHigher(low=1.0, high=1e9, dual_clip=1e9),
+        LpReg(coefficient=0.0, ratio_cap=1e9),
+    ],
+    ids=["clip_higher", "dual clip", "lp_reg"],
+)
+def test_a_trust_region_without_edges_changes_no_bit(neutral):
+    for one, other in zip(run(), run(neutral), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(run(rows=REWARDED), run(ClipHigher(low=0.0, high=1e9), rows=REWARDED), strict=True):
+        assert torch.equal(one, other)  # the lower bound is for A < 0
+
+
+def test_every_method_is_the_identity_without_advantage():
+    idle = [[{**one, "A": 0.0} for one in row] for row in ROWS]
+    methods = [ClipHigher(), S2TMask(), TopEntropyMask(), STARE(), LpReg(form="code", share=0.5), SequenceMean()]
+    assert [float(values.abs().max()) for values in run(*methods, rows=idle)] == [0.0] * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("min_p", [0.02, 0.3])
+def test_lp_reg_pulls_logits_by_policy_minus_proxy(seed, min_p):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (3 * torch.randn(6, 50, generator=generator, dtype=torch.float64)).requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    with torch.no_grad():
+        probs = logprobs.exp()
+        kept = probs >= min_p * probs.amax(-1, keepdim=True)
+        proxy = torch.where(kept, probs, 0.0) / torch.where(kept, probs, 0.0).sum(-1, keepdim=True)
+        rare = torch.where(kept, probs, 2.0).argmin(-1, keepdim=True)  # the least likely token that the filter keeps
+    mass = logprobs.masked_fill(~kept, -math.inf).logsumexp(-1)
+    token_logprobs = logprobs.gather(-1, rare)
+
+    batch = batch_of([[token()] for _ in range(6)])
+    values = {"logprobs": token_logprobs.squeeze(-1), "max_logprobs": logprobs.amax(-1), "log_kept_mass": mass}
+    evidence = {name: one.detach() for name, one in values.items()}
+    batch = type(batch)(
+        old_logprobs=evidence["logprobs"],
+        **evidence,
+        advantages=torch.tensor([-1.0, 1.0, -1.0, 0.0, -1.0, -1.0], dtype=torch.float64),
+        **{name: getattr(batch, name) for name in ("sequence", "position", "sequence_ids", "group_ids")},
+    )
+    plan = make_plan(compose(LpReg(share=1.0, min_p=min_p, coefficient=2.0)), [batch])
+    policy = PolicyOutputs(values["logprobs"].detach(), log_kept_mass=mass)
+    out = plan.loss(batch, policy)
+    out.loss.backward()
+
+    punished = batch.advantages < 0
+    assert torch.equal(plan.live_rows(batch)["log_kept_mass"], punished)
+    expected = torch.where(punished[:, None], 2.0 / 6 * (probs - proxy), 0.0)
+    torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=1e-15)
+    divergence = torch.where(kept, proxy * (proxy.log() - probs.log()), 0.0).sum(-1)
+    assert out.report["lp_reg/value"].value == pytest.approx(divergence[punished].mean().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("estimator", "value", "slope"), [(k1, 0.6931, 1.0), (k2, 0.2402, 0.6931), (k3, 0.1931, 0.5)])
+def test_estimators_at_a_known_point(estimator, value, slope):
+    logprob = torch.tensor(math.log(0.2), dtype=torch.float64, requires_grad=True)
+    found = estimator(math.log(0.1) - logprob)
+    found.backward()
+    assert found.item() == pytest.approx(value, abs=5e-5)
+    assert logprob.grad.item() == pytest.approx(slope, abs=5e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_straight_through"])
+def test_kl_penalty_is_its_estimator(estimator):
+    """The straight-through form has the value of k3 and the gradient of k2."""
+    value = {"k1": 0.6931, "k2": 0.2402}.get(estimator, 0.1931)
+    slope = {"k1": 1.0, "k3": 0.5}.get(estimator, 0.6931)
+    rows = [[token(now=math.log(0.2), ref=math.log(0.1), A=0.0)]]
+    loss, gradient, *_ = run(KLPenalty(coefficient=1.0, estimator=estimator), rows=rows)
+    assert loss.item() == pytest.approx(value, abs=5e-5)
+    assert gradient[0, 0].item() == pytest.approx(slope, abs=5e-5)
+
+
+def test_k3_is_finite_and_flat_beyond_its_cap():
+    d = torch.tensor([100.0, -100.0, 2.6, 2.7, -11.0], dtype=torch.float64, requires_grad=True)
+    values = k3(d, cap=10.0)
+    values.sum().backward()
+    assert values.tolist() == pytest.approx([10.0, 10.0, math.exp(2.6) - 3.6, 10.0, 10.0])
+    assert d.grad.tolist() == pytest.approx([0.0, 0.0, math.exp(2.6) - 1, 0.0, 0.0])
+    assert torch.isfinite(k3(torch.tensor([1e4, -1e4]))).all()
