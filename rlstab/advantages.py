@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlstab.core.errors import ShapeError
+
 
 def grpo(rewards: Tensor, group_ids: Tensor, *, std: bool = True, epsilon: float = 1e-4, ddof: int = 1) -> Tensor:
     """``(R - mean) / (std + epsilon)`` within the group (arXiv 2402.03300 section 4.1.2).
@@ -41,6 +43,10 @@ def rloo(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _deviation(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if rewards.ndim != 1 or rewards.shape != group_ids.shape:
+        raise ShapeError(
+            f"rewards are {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)}; expected (S,) for both."
+        )
     rewards = rewards.double()
     group = torch.unique(group_ids, return_inverse=True)[1]
     groups = int(group.max()) + 1 if group.numel() else 0

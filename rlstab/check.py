@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
+from rlstab.config.objectives import leaves
 from rlstab.config.run import RunConfig
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition, Within
@@ -36,7 +37,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
     """
     console = console or Console()
     data = Document.read(path).data
-    is_run = isinstance(data, Mapping) and ("objective" in data and len(data) > 1)
+    is_run = isinstance(data, Mapping) and data.keys() != {"objective"} and not data.keys() & {"name", "preset"}
     run = load_run(path, overrides) if is_run or overrides else None
     objective = run.composition if run else load_objective(path)
     console.print(describe(objective))
@@ -70,7 +71,7 @@ def describe(objective: Composition) -> RenderableType:
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
     found = []
-    names = {one.name for one in _leaves(objective)}
+    names = leaves(objective).keys()
     clipping = sorted(key for key, one in objective.keyed.items() if "bounds" in one.writes)
     if run is not None and clipping and run.optimisation.old_logprobs == "live":
         found.append(
@@ -106,16 +107,8 @@ def listing() -> RenderableType:
     return Group(methods, presets)
 
 
-def _leaves(objective: TokenObjective) -> list[TokenObjective]:
-    if isinstance(objective, Composition):
-        return [leaf for one in objective.members for leaf in _leaves(one)]
-    if isinstance(objective, Within):
-        return [*_leaves(objective.outer), *_leaves(objective.inner)]
-    return [objective]
-
-
 def _first_line(cls: type[TokenObjective]) -> str:
-    return (cls.__doc__ or "").strip().split("\n")[0]
+    return (cls.__doc__ or "").strip().split("\n")[0].replace("``", "")
 
 
 def _effect(method: TokenObjective) -> str:

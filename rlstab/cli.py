@@ -7,8 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import yaml
-
 from rlstab.core.errors import ConfigError, RlstabError
 
 
@@ -51,20 +49,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
+    if not pairs:
+        return {}
+    from rlstab.config import Document  # each command pays only for what it uses
+
     found = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set {pair}: expected KEY=VALUE, for example --set optimisation.lr=1e-4.")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {pair}: the value is not valid YAML: {error}") from error
+        found[key] = Document.parse(value, f"--set {key}").data
     return found
 
 
 def _train(options: argparse.Namespace) -> int:
-    from rlstab.config import load_run  # each command pays only for what it uses
+    from rlstab.config import load_run
 
     run = load_run(options.file, _overrides(options.set))
     from rlstab.train.loop import train
@@ -85,7 +84,11 @@ def _schema(options: argparse.Namespace) -> int:
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:
-        Path(options.out).write_text(text)
+        try:
+            Path(options.out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(f"{options.out}: cannot be written: {reason}. Give --out another file.") from error
     else:
         sys.stdout.write(text)
     return 0

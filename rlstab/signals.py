@@ -140,29 +140,27 @@ def _signals(
     logprobs: Tensor, token_ids: Tensor, names: list[str], min_p: float | None, rows: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
     """One ``(n,)`` tensor a name from ``(n, V)`` log-probs."""
+    laws: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "logprobs": lambda logp, ids: logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1),
+        "entropies": lambda logp, _: _entropy(logp),
+        "max_logprobs": lambda logp, _: logp.detach().amax(-1),
+        "log_kept_mass": lambda logp, _: _kept_mass(logp, min_p or 1.0),
+        "sum_p_sq": lambda logp, _: logp.exp().square().sum(-1),
+    }
 
-    def over(name: str, law: Callable[[Tensor], Tensor]) -> Tensor:
+    def over(name: str) -> Tensor:
         if name not in rows:
-            return law(logprobs)
+            return laws[name](logprobs, token_ids)
         where = rows[name]
         empty = torch.zeros(logprobs.shape[0], dtype=logprobs.dtype, device=logprobs.device)
-        return empty.masked_scatter(where, law(logprobs[where]))
+        return empty.masked_scatter(where, laws[name](logprobs[where], token_ids[where]))
 
-    laws: Mapping[str, Callable[[Tensor], Tensor]] = {
-        "entropies": _entropy,
-        "max_logprobs": lambda logp: logp.detach().amax(-1),
-        "log_kept_mass": lambda logp: _kept_mass(logp, min_p or 1.0),
-        "sum_p_sq": lambda logp: logp.exp().square().sum(-1),
-    }
-    return tuple(
-        logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) if name == "logprobs" else over(name, laws[name])
-        for name in names
-    )
+    return tuple(map(over, names))
 
 
 def _entropy(logprobs: Tensor) -> Tensor:
-    # a forbidden token has log-prob -inf and 0 * inf is NaN; at the lowest float its product is 0
-    return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
+    # a forbidden token has log-prob -inf, and 0 * inf is NaN; below -1e4 the probability is 0 in every dtype
+    return -(logprobs.exp() * logprobs.clamp(min=-1e4)).sum(-1)
 
 
 def _kept_mass(logprobs: Tensor, min_p: float) -> Tensor:

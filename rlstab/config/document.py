@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from rlstab.core.errors import ConfigError, did_you_mean
 
@@ -17,71 +18,131 @@ Place = tuple[str | int, ...]
 #: More nodes than any run file has; stops aliases that unfold exponentially.
 MAX_NODES = 100_000
 
+#: Nested deeper than any run file is; stops aliases that contain themselves.
+MAX_DEPTH = 100
+
+#: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
+_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+_FLOAT = "tag:yaml.org,2002:float"
+_MERGE = "tag:yaml.org,2002:merge"
+_PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only: dates and ``=`` stay text, ``1e-3`` is a number."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # the name and the type are PyYAML's
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":value"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that :class:`_Loader` would read as a number."""
+
+
+for _one in (_Loader, _Dumper):
+    _one.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
+
 
 @dataclass(frozen=True)
 class Document:
     """Plain data, and where each part of it stood.
 
     Attributes:
-        data: mappings, lists and scalars, as ``yaml.safe_load`` gives them.
-        name: the file, or what to call the source in errors.
-        lines: line (from 1) by place; empty for data that came from Python.
+        data: mappings, lists and scalars.
+        name: the file, or empty for data that came from Python.
+        marks: ``file:line`` by place.
     """
 
     data: Any
     name: str
-    lines: Mapping[Place, int]
+    marks: Mapping[Place, str]
 
     @classmethod
     def read(cls, path: str | Path) -> Document:
-        """Read a file with the safe loader: plain data only, each key once.
+        """Read a file: plain data only, each key once.
 
         Raises:
             ConfigError: no such file, not YAML, a repeated key, a tag that would build an object.
         """
-        path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}. Give the path of a YAML file.") from error
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(f"{path}: cannot be read: {reason}. Give the path of a YAML file.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}). Save the file as UTF-8.") from error
+        except ValueError as error:  # a path with a null character
+            raise ConfigError(f"{str(path)!r} is no path: {error}. Give the path of a YAML file.") from error
         return cls.parse(text, str(path))
 
     @classmethod
     def parse(cls, text: str, name: str) -> Document:
         """The document of a YAML text; see :meth:`read`."""
         try:
-            loader = yaml.SafeLoader(text)
+            loader = _Loader(text)
             try:
                 node = loader.get_single_node()
-                lines = {place: line for place, line in _lines(node, name)} if node is not None else {}
-                data = loader.construct_document(node) if node is not None else None
+                marks = {} if node is None else {place: f"{name}:{line}" for place, line in _lines(loader, node, name)}
+                data = None if node is None else loader.construct_document(node)
             finally:
                 loader.dispose()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
             where = f"{name}:{mark.line + 1}" if mark else name
-            raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}.") from error
-        except ConfigError:
-            raise
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise ConfigError(f"{name}: not valid YAML: {error}.") from error
-        return cls(data, name, lines)
+            reason = ", ".join(part for part in (error.context, error.problem) if part)
+            raise ConfigError(f"{where}: not valid YAML: {reason}.") from error
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            reason = f"the character {chr(error.character)!r} is not allowed"
+            raise ConfigError(f"{name}:{line}: not valid YAML: {reason}.") from error
+        except RecursionError as error:
+            raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels.") from error
+        return cls(data, name, marks)
 
     @classmethod
-    def of(cls, data: Any, name: str = "objective") -> Document:
+    def of(cls, data: Any) -> Document:
         """Data that came from Python."""
-        return cls(data, name, {})
+        return cls(data, "", {})
+
+    def under(self, key: str) -> Document:
+        """The same data as the value of ``key``."""
+        return Document({key: self.data}, self.name, {(key, *place): mark for place, mark in self.marks.items()})
+
+    def replaced(self, path: str, value: Any) -> Document:
+        """With another value at a dotted path; errors about it name the path.
+
+        Raises:
+            ConfigError: there is no mapping to set it in.
+        """
+        place = tuple(path.split("."))
+        option = f"--set {path}"
+
+        def put(data: Any, depth: int) -> dict[Any, Any]:
+            if not isinstance(data, Mapping):
+                raise ConfigError(f"{option}: {'.'.join(place[:depth]) or 'the file'} is not a mapping.")
+            head = place[depth]
+            below = value if depth + 1 == len(place) else put(data.get(head, {}), depth + 1)
+            return {**data, head: below}
+
+        marks = {one: mark for one, mark in self.marks.items() if one[: len(place)] != place}
+        return Document(put(self.data, 0), self.name, {**marks, place: option})
 
     def where(self, place: Place) -> str:
         """``file:line`` of the nearest known part around ``place``."""
-        while place and place not in self.lines:
+        while place and place not in self.marks:
             place = place[:-1]
-        return f"{self.name}:{self.lines[place]}" if place in self.lines else self.name
+        return self.marks.get(place, self.name)
+
+    def text(self, place: Place, text: str) -> str:
+        """A text about ``place``, after file, line and path."""
+        where, path = self.where(place), ".".join(map(str, place))
+        return ": ".join(part for part in (where, "" if where == f"--set {path}" else path, text) if part)
 
     def error(self, place: Place, text: str) -> ConfigError:
         """An error that points at ``place``."""
-        path = ".".join(map(str, place))
-        return ConfigError(f"{self.where(place)}: {path + ': ' if path else ''}{text}")
+        return ConfigError(self.text(place, text))
 
     def validate(self, model: type[BaseModel], data: Any, place: Place = ()) -> BaseModel:
         """Validate a part of the document.
@@ -92,62 +153,121 @@ class Document:
         try:
             return model.model_validate(data)
         except ValidationError as error:
-            texts = [str(self._translate(model, one, place)) for one in error.errors()]
+            texts = [self._translate(model, one, place) for one in error.errors()]
             raise ConfigError("\n".join(texts)) from None
 
-    def _translate(self, model: type[BaseModel], error: Mapping[str, Any], place: Place) -> ConfigError:
-        # pydantic puts the tag of a discriminated union into the path; the file does not have it
+    def _translate(self, model: type[BaseModel], error: Mapping[str, Any], place: Place) -> str:
         known, found = _walk(model, error["loc"])
-        if error["type"] == "extra_forbidden":
-            key = str(error["loc"][-1])
-            return self.error(place + found, f"unknown key '{key}'. {did_you_mean(key, known)}")
-        if error["type"] == "union_tag_invalid":
-            context = error["ctx"]
+        kind, context, last = error["type"], error.get("ctx", {}), error["loc"][-1] if error["loc"] else ""
+        if kind == "extra_forbidden":
+            return self.text(place + found, f"unknown key '{last}'. {did_you_mean(str(last), known)}")
+        if kind == "union_tag_invalid":
             tags = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-            return self.error(place + found, f"no such name: '{context['tag']}'. {did_you_mean(context['tag'], tags)}")
-        text = error["msg"].removeprefix("Value error, ")
-        got = "" if error["type"] in ("missing", "value_error") else f", not {error['input']!r}"
-        return self.error(place + found, text[:1].lower() + text[1:] + got)
+            hint = did_you_mean(str(context["tag"]), tags)
+            return self.text((*place, *found, "name"), f"no {last} is called '{context['tag']}'. {hint}")
+        if kind == "union_tag_not_found":
+            return self.text(place + found, f"a {last} needs its `name`.")
+        if kind == "missing":
+            what = f"the setting `{last}` is missing; it has no default" if isinstance(last, str) else "too few values"
+            return self.text(place + found[:-1], f"{what}.")
+        if kind == "invalid_key" or last == "[key]":
+            return self.text(place + found[:-1], f"the key {shown(error['input'])} is not text. Put it in quotes.")
+        if kind == "unfit":
+            return self.text(place + context["place"], context["text"])
+        wanted = _EXPECTED.get(kind)
+        if wanted is None:
+            return self.text(place + found, error["msg"][:1].lower() + error["msg"][1:] + ".")
+        return self.text(place + found, f"expected {wanted.format(**context)}, not {shown(error['input'])}.")
 
 
-def _lines(node: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:
-    stack: list[tuple[Place, yaml.Node]] = [((), node)]
+#: What pydantic wanted, by the type of its error.
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("string_type", "string_unicode", "string_sub_type"), "text"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    "too_long": "a list of at most {max_length}",
+    "invalid-json-value": "plain data",
+    "finite_number": "a finite number",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "literal_error": "{expected}",
+}
+
+
+def shown(value: Any) -> str:
+    """A value as YAML would show it, cut to one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        text = f"this {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def dump(data: Any) -> str:
+    """YAML that :meth:`Document.parse` reads back as the same data."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:
+    """Place and line of every node: a value in a mapping stands on the line of its key."""
+    stack: list[tuple[Place, yaml.Node, int]] = [((), root, root.start_mark.line + 1)]
     count = 0
     while stack:
-        place, one = stack.pop()
+        place, node, line = stack.pop()
         count += 1
-        if count > MAX_NODES or len(place) > 100:
-            raise ConfigError(
-                f"{name}: more than {MAX_NODES} values, or nested too deep. Aliases may repeat endlessly."
-            )
-        yield place, one.start_mark.line + 1
-        if isinstance(one, yaml.MappingNode):
+        if count > MAX_NODES or len(place) > MAX_DEPTH:
+            limit = f"more than {MAX_NODES} values" if count > MAX_NODES else f"nested deeper than {MAX_DEPTH} levels"
+            raise ConfigError(f"{name}: {limit}. An alias may repeat without end.")
+        yield place, line
+        _check(loader, node, name)
+        if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
-            for key, value in one.value:
-                label = str(key.value)
-                line = key.start_mark.line + 1
+            for key, value in node.value:
+                _check(loader, key, name, _PLAIN | {_MERGE})
+                label, line = str(key.value), key.start_mark.line + 1
                 if label in seen:
                     raise ConfigError(f"{name}:{line}: the key '{label}' stands twice. Remove one of them.")
                 seen.add(label)
-                stack.append(((*place, label), value))
-                yield (*place, label), line
-        elif isinstance(one, yaml.SequenceNode):
-            stack.extend(((*place, index), value) for index, value in enumerate(one.value))
+                stack.append(((*place, label), value, line))
+        elif isinstance(node, yaml.SequenceNode):
+            stack.extend(((*place, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))
+
+
+def _check(loader: _Loader, node: yaml.Node, name: str, tags: Set[str] = _PLAIN) -> None:
+    where = f"{name}:{node.start_mark.line + 1}"
+    if node.tag not in tags:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        raise ConfigError(f"{where}: the tag {tag} is refused. Write plain values, lists and mappings.")
+    if isinstance(node, yaml.ScalarNode) and node.tag != _MERGE:
+        try:
+            loader.construct_object(node)
+        except (ValueError, LookupError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise ConfigError(f"{where}: not valid YAML: {shown(node.value)} cannot be read as {kind}.") from error
 
 
 def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], Place]:
-    """Keys allowed beside the last step of ``loc``, and ``loc`` without the tags of unions."""
+    """Keys allowed beside the last step of ``loc``, and ``loc`` as the file has it: without the tags of unions."""
     place: list[str | int] = []
     known: list[str] = []
     current: Any = model
-    for step in loc:
+    for index, step in enumerate(loc):
+        if current == dict[str, JsonValue]:  # here pydantic names the type of every value on the way
+            return known, (*place, *(one for one in loc[index::2] if one != "[key]"))
         options = [one for one in getattr(current, "__args__", ()) if hasattr(one, "model_fields")]
         tagged = [one for one in options if one.model_fields["name"].default == step]
         if tagged:
             current = tagged[0]
-            continue
-        place.append(step)
-        fields = getattr(current, "model_fields", {})
-        known = list(fields)
-        current = fields[step].annotation if step in fields else None
+        elif step != "[key]":
+            place.append(step)
+            fields = getattr(current, "model_fields", {})
+            known = list(fields)
+            current = fields[step].annotation if step in fields else None
     return known, tuple(place)

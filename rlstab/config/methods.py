@@ -20,7 +20,7 @@ def method_model(cls: type[TokenObjective]) -> type[BaseModel]:
         fields[one.name] = (_annotation(one), _field(one))
     return create_model(
         cls.__name__,
-        __config__=ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False),
+        __config__=ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False),
         __doc__=(cls.__doc__ or "").strip().split("\n")[0],
         **fields,
     )

@@ -9,12 +9,11 @@
       - {name: s2t, max_prob: 0.01}      # and more methods
       - name: within
         outer: {name: s2t}
-        inner: {name: stare}
+        inner: {name: stare}             # or a list of methods
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from rlstab.config.document import Document, Place
+from rlstab.config.document import MAX_DEPTH, Document, Place, shown
 from rlstab.config.methods import method_model
 from rlstab.core.compose import Composition, Within, compose, within
-from rlstab.core.errors import ConfigError, Conflict, RlstabError, UnknownName, did_you_mean
+from rlstab.core.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.core.objective import TokenObjective
+from rlstab.core.settings import settings_of
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.zoo import METHODS
 
@@ -53,105 +53,136 @@ class WithinItem(BaseModel):
 def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Composition:
     """See :func:`rlstab.load_objective`."""
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
-    data, place = document.data, Place()
-    if isinstance(data, Mapping) and "objective" in data:
-        data, place = data["objective"], ("objective",)
-    return build_objective(document, data, place)
+    if not isinstance(document.data, Mapping) or document.data.keys() & {"name", "preset"}:
+        document = document.under("objective")
+    return build_objective(document)
 
 
-def build_objective(document: Document, data: Any, place: Place = ()) -> Composition:
-    """The composition that stands at ``place`` of a document.
+def build_objective(document: Document) -> Composition:
+    """The composition under the key ``objective`` of a document that is a mapping.
 
     Raises:
         ConfigError: with file and line.
         Conflict: the methods do not fit together.
     """
-    items = data if isinstance(data, list | tuple) else [data]
-    if data is None or not items:
-        raise document.error(
-            place, "the objective is empty. List at least one method, for example: - name: clip_higher"
-        )
-    methods = [
-        method
-        for index, item in enumerate(items)
-        for method in _item(document, item, (*place, index) if isinstance(data, list | tuple) else place)
-    ]
-    try:
-        return compose(*methods)
-    except Conflict as error:
-        raise Conflict(f"{document.where(place)}: {error}") from None
+    if "objective" not in document.data:
+        raise document.error((), "the key `objective` is missing. List the methods of the loss, or name a preset.")
+    return _composed(document, document.data["objective"], ("objective",))
 
 
 def presets_of(data: Any) -> list[Preset]:
     """The presets that an objective names, in the order in which they stand."""
     items = data if isinstance(data, list | tuple) else [data]
-    named = [item.get("preset") for item in items if isinstance(item, Mapping)]
-    return [PRESETS[name] for name in named if isinstance(name, str) and name in PRESETS]
+    mappings = [item for item in items if isinstance(item, Mapping)]
+    named = [item["preset"] for item in mappings if "preset" in item]
+    inside = [found for item in mappings for key in ("outer", "inner") for found in presets_of(item.get(key, []))]
+    return [PRESETS[name] for name in named] + inside
+
+
+def _composed(document: Document, data: Any, place: Place) -> Composition:
+    if len(place) > MAX_DEPTH:
+        raise document.error(place[:4], f"nested deeper than {MAX_DEPTH} levels.")
+    several = isinstance(data, list | tuple)
+    items = data if several else [] if data is None else [data]
+    methods = [
+        method
+        for index, item in enumerate(items)
+        for method in _item(document, item, (*place, index) if several else place)
+    ]
+    if not methods:
+        raise document.error(place, "no method is left. List at least one, for example: - name: clip_higher")
+    try:
+        return compose(*methods)
+    except Conflict as error:
+        raise Conflict(document.text(place, str(error))) from None
 
 
 def _item(document: Document, item: Any, place: Place) -> list[TokenObjective]:
     if isinstance(item, str):
-        item = {"name": item}
+        return [_method(document, item, {}, place)]
     if not isinstance(item, Mapping):
-        raise document.error(place, f"expected a method, for example {{name: s2t}}, not {item!r}.")
+        raise document.error(place, f"expected a method, for example {{name: s2t}}, not {shown(item)}.")
     if "preset" in item:
         return _preset(document, item, place)
     if "name" not in item:
         raise document.error(place, "a method needs its `name`, or `preset` for a recipe.")
-    name = item["name"]
-    if name == "within":
+    if item["name"] == "within":
         parts = document.validate(WithinItem, dict(item), place)
         assert isinstance(parts, WithinItem)
-        outer, inner = (
-            compose(*_item(document, part, (*place, key)))
-            for key, part in (("outer", parts.outer), ("inner", parts.inner))
-        )
-        try:
-            return [within(_single(outer), _single(inner))]
-        except Conflict as error:
-            raise Conflict(f"{document.where(place)}: {error}") from None
-    return [_method(document, name, {key: value for key, value in item.items() if key != "name"}, place)]
+        outer = _composed(document, parts.outer, (*place, "outer"))
+        return [_within(document, outer, _composed(document, parts.inner, (*place, "inner")), place)]
+    return [_method(document, item["name"], {key: item[key] for key in item if key != "name"}, place)]
 
 
-def _single(composition: Composition) -> TokenObjective:
-    return composition.members[0] if len(composition.members) == 1 else composition
-
-
-def _method(document: Document, name: Any, settings: Mapping[str, Any], place: Place) -> TokenObjective:
+def _within(document: Document, outer: TokenObjective, inner: TokenObjective, place: Place) -> TokenObjective:
     try:
-        cls = METHODS.get(str(name))
+        return within(_single(outer), _single(inner))
+    except Conflict as error:
+        raise Conflict(document.text(place, str(error))) from None
+
+
+def _single(method: TokenObjective) -> TokenObjective:
+    return method.members[0] if isinstance(method, Composition) and len(method.members) == 1 else method
+
+
+def _method(document: Document, name: Any, settings: Mapping[Any, Any], place: Place) -> TokenObjective:
+    if not isinstance(name, str):
+        raise document.error((*place, "name"), f"expected the name of a method, not {shown(name)}.")
+    try:
+        cls = METHODS.get(name)
     except UnknownName as error:
-        raise document.error((*place, "name"), str(error)) from error
+        hint = f" '{name}' is a preset: write {{preset: {name}}}." if name in PRESETS else ""
+        raise document.error((*place, "name"), f"{error}{hint}") from error
     checked = document.validate(method_model(cls), {"name": name, **settings}, place)
-    values = {one.name: getattr(checked, one.name) for one in dataclasses.fields(cls)}  # type: ignore[arg-type]
     try:
-        return cls(**values)
+        return cls(**{one.name: getattr(checked, one.name) for one in settings_of(cls)})
     except RlstabError as error:
         raise document.error(place, str(error)) from error
 
 
-def _preset(document: Document, item: Mapping[str, Any], place: Place) -> list[TokenObjective]:
+def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
     checked = document.validate(PresetItem, dict(item), place)
     assert isinstance(checked, PresetItem)
     try:
         recipe = preset(checked.preset)
     except UnknownName as error:
         raise document.error((*place, "preset"), str(error)) from error
-    entries = dump_objective(recipe.objective)
-    names = [str(entry["name"]) for entry in entries]
-    for key, wanted in (("set", checked.set), ("drop", checked.drop)):
-        for name in wanted:
-            if name not in names:
-                text = f"preset '{checked.preset}' has no method '{name}'. {did_you_mean(name, names)}"
-                raise document.error((*place, key, name), text)
-    methods = []
-    for entry in entries:
-        if entry["name"] in checked.drop:
-            continue
-        changed = checked.set.get(str(entry["name"]), {})
-        where = (*place, "set", str(entry["name"])) if changed else place
-        methods += _item(document, {**entry, **changed}, where)
-    return methods
+    names = leaves(recipe.objective).keys()
+    for place_of, name in [
+        *(((*place, "set", name), name) for name in checked.set),
+        *(((*place, "drop", index), name) for index, name in enumerate(checked.drop)),
+    ]:
+        if name not in names:
+            text = f"the preset '{checked.preset}' has no method '{name}'. {did_you_mean(name, names)}"
+            raise document.error(place_of, text)
+    members = recipe.objective.members if isinstance(recipe.objective, Composition) else (recipe.objective,)
+    adapted = (_adapted(document, one, checked, place) for one in members)
+    return [one for one in adapted if one is not None]
+
+
+def leaves(objective: TokenObjective) -> dict[str, TokenObjective]:
+    """The methods of an objective by name, those inside `within` too."""
+    if isinstance(objective, Composition):
+        return {name: leaf for one in objective.members for name, leaf in leaves(one).items()}
+    if isinstance(objective, Within):
+        return {**leaves(objective.outer), **leaves(objective.inner)}
+    return {objective.name: objective}
+
+
+def _adapted(document: Document, method: TokenObjective, item: PresetItem, place: Place) -> TokenObjective | None:
+    """A method of a recipe with the settings that ``item`` changes; None where ``item`` drops it."""
+    if isinstance(method, Within):
+        outer = _adapted(document, method.outer, item, place)
+        inner = _adapted(document, method.inner, item, place)
+        if outer is None or inner is None:
+            return inner if outer is None else outer
+        return _within(document, outer, inner, place)
+    if method.name in item.drop:
+        return None
+    if method.name not in item.set:
+        return method
+    settings = {**_settings(method), **item.set[method.name]}
+    return _method(document, method.name, settings, (*place, "set", method.name))
 
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
@@ -163,16 +194,22 @@ def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
 def _dump(method: TokenObjective) -> dict[str, Any]:
     if isinstance(method, Within):
         return {"name": method.name, "outer": _part(method.outer), "inner": _part(method.inner)}
-    values = {one.name: getattr(method, one.name) for one in dataclasses.fields(method)}  # type: ignore[arg-type]
-    return {"name": method.name, **values}
+    return {"name": method.name, **_settings(method)}
 
 
-def _part(method: TokenObjective) -> dict[str, Any]:
-    if isinstance(method, Composition):
-        raise ConfigError(
-            "a composition inside `within` cannot be written as YAML. Nest one method on each side, or stay in Python."
-        )
-    return _dump(method)
+def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
+    return dump_objective(method) if isinstance(method, Composition) else _dump(method)
+
+
+def _settings(method: TokenObjective) -> dict[str, Any]:
+    """Settings by name. Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
+    found = {}
+    for one in settings_of(type(method)):
+        value = getattr(method, one.name)
+        if float in one.kinds and int not in one.kinds and isinstance(value, int | float):
+            value = float(value) + 0.0
+        found[one.name] = value
+    return found
 
 
 def objective_hash(objective: TokenObjective) -> str:

@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
 
-from rlstab.config.document import Document
+from rlstab.config.document import Document, Place, dump
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
 from rlstab.core.compose import Composition
 from rlstab.core.errors import Conflict
 
 Positive = Annotated[int, Field(ge=1)]
+#: What torch.manual_seed takes, with room for what a run adds to it.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Settings(BaseModel):
     """A part of a run: unknown keys are errors, values do not change once loaded."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelSettings(Settings):
@@ -37,7 +39,7 @@ class CountdownSettings(Settings):
     numbers: Annotated[int, Field(ge=2, le=6)] = 3
     low: Positive = 1
     high: Positive = 9
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
 
 class ReasoningGymSettings(Settings):
@@ -45,12 +47,12 @@ class ReasoningGymSettings(Settings):
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str
-    options: dict[str, Any] = Field({}, description="passed to reasoning_gym.create_dataset")
+    options: dict[str, JsonValue] = Field({}, description="passed to reasoning_gym.create_dataset")
     prompt_template: str = Field("{question}", description="must contain {question}")
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
     eval_size: Positive = 256
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
 
 class JsonlSettings(Settings):
@@ -65,7 +67,7 @@ class JsonlSettings(Settings):
     scorer: Literal["exact", "math_verify"] = "exact"
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: str = Field("{prompt}", description="must contain {prompt}")
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
 
 TaskSettings = Annotated[CountdownSettings | ReasoningGymSettings | JsonlSettings, Field(discriminator="name")]
@@ -105,7 +107,9 @@ class OptimisationSettings(Settings):
     )
     lr: Annotated[float, Field(ge=0)] = 1e-6
     warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up; constant afterwards")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), strict=False
+    )
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -133,7 +137,7 @@ class EvaluationSettings(Settings):
     every: int = Field(50, ge=0, description="rollouts between evaluations, the start and the end included; 0 is never")
     prompts: Positive = 256
     samples: Positive = Field(4, description="responses a prompt for the mean and pass@k")
-    pass_at: tuple[Positive, ...] = (4,)
+    pass_at: tuple[Positive, ...] = Field((4,), strict=False)
     greedy: bool = True
 
 
@@ -141,7 +145,9 @@ class TrackingSettings(Settings):
     """Where a run is kept and who is told."""
 
     out: str = Field("runs/run", description="folder of the run")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), description="metrics.jsonl is always written")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+        (), strict=False, description="metrics.jsonl is always written"
+    )
     project: str = "rlstab"
     checkpoint_every: int = Field(
         50, ge=0, description="rollouts between checkpoints; the last is always kept; 0 is never"
@@ -154,14 +160,14 @@ class RunConfig(Settings):
     """A whole run. The objective is kept in canonical form; :attr:`composition` is the object."""
 
     model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
-    task: TaskSettings = CountdownSettings()  # type: ignore[call-arg]
+    task: TaskSettings = CountdownSettings()
     rollout: RolloutSettings = RolloutSettings()  # type: ignore[call-arg]
     advantage: AdvantageSettings = AdvantageSettings()  # type: ignore[call-arg]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()  # type: ignore[call-arg]
     evaluation: EvaluationSettings = EvaluationSettings()  # type: ignore[call-arg]
     tracking: TrackingSettings = TrackingSettings()  # type: ignore[call-arg]
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
     _composition: Composition = PrivateAttr()
 
@@ -172,24 +178,34 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _fit(self) -> RunConfig:
-        optimisation = self.optimisation
-        if self.rollout.prompts % optimisation.mini_batches:
-            raise ValueError(
-                f"optimisation.mini_batches = {optimisation.mini_batches} does not divide rollout.prompts = "
-                f"{self.rollout.prompts}"
+        optimisation, prompts, most = self.optimisation, self.rollout.prompts, self.evaluation.samples
+        if prompts % optimisation.mini_batches:
+            raise _unfit(
+                ("optimisation", "mini_batches"),
+                f"{optimisation.mini_batches} mini-batches do not divide the {prompts} prompts of a rollout. Choose "
+                f"another number here, or another rollout.prompts.",
             )
         if optimisation.old_logprobs == "live" and optimisation.steps_per_rollout > 1:
-            raise ValueError(
-                f"optimisation.old_logprobs = live needs one optimizer step a rollout, and epochs x mini_batches is "
+            raise _unfit(
+                ("optimisation", "old_logprobs"),
+                f"live needs one optimizer step a rollout, and epochs x mini_batches is "
                 f"{optimisation.steps_per_rollout}: the ratio would stay 1 while the policy moves. Use recompute or "
-                f"rollout"
+                f"rollout.",
             )
-        large = [k for k in self.evaluation.pass_at if k > self.evaluation.samples]
-        if large:
-            raise ValueError(f"evaluation.pass_at = {large[0]} needs at least {large[0]} evaluation.samples")
+        for place, k in enumerate(self.evaluation.pass_at):
+            if k > most:
+                raise _unfit(
+                    ("evaluation", "pass_at", place),
+                    f"pass@{k} needs at least {k} samples a prompt, and evaluation.samples is {most}. Raise it, or "
+                    f"lower this.",
+                )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
-            raise ValueError(f"task.low = {self.task.low} is above task.high = {self.task.high}")
+            raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
         return self
+
+
+def _unfit(place: Place, text: str) -> PydanticCustomError:
+    return PydanticCustomError("unfit", "{text}", {"place": place, "text": text})
 
 
 def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -203,24 +219,20 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
         ConfigError: with file and line.
         Conflict: the methods of the objective do not fit together.
     """
-    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source, "run")
+    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     if not isinstance(document.data, Mapping):
         raise document.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
-    data = dict(document.data)
     for path, value in (overrides or {}).items():
-        data = _override(document, data, path.split("."), value)
-    if "objective" not in data:
-        raise document.error((), "the key `objective` is missing. List the methods of the loss, or name a preset.")
-    composition = build_objective(document, data["objective"], ("objective",))
-    recipes = presets_of(data["objective"])
-    estimators = sorted({recipe.estimator for recipe in recipes})
-    if len(estimators) > 1 and "estimator" not in (data.get("advantage") or {}):
-        raise Conflict(
-            f"{document.where(('objective',))}: the presets use different advantage estimators: "
-            f"{', '.join(estimators)}.\n  Say which with advantage: {{estimator: ...}}."
-        )
-    if estimators and isinstance(data.get("advantage", {}), Mapping):
-        data["advantage"] = {"estimator": estimators[0], **data.get("advantage", {})}
+        document = document.replaced(path, value)
+    data = dict(document.data)
+    composition = build_objective(document)
+    estimators = sorted({recipe.estimator for recipe in presets_of(data["objective"])})
+    advantage = data.get("advantage", {})
+    if estimators and isinstance(advantage, Mapping) and "estimator" not in advantage:
+        if len(estimators) > 1:
+            text = f"the presets use different advantage estimators: {', '.join(estimators)}."
+            raise Conflict(document.text(("objective",), f"{text}\n  Say which with advantage: {{estimator: ...}}."))
+        data["advantage"] = {"estimator": estimators[0], **advantage}
     data["objective"] = dump_objective(composition)
     run = document.validate(RunConfig, data)
     assert isinstance(run, RunConfig)
@@ -231,16 +243,9 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
     return run
 
 
-def _override(document: Document, data: Any, path: list[str], value: Any) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        raise document.error((), f"--set {'.'.join(path)}: there is no mapping to set it in.")
-    head, *rest = path
-    return {**data, head: _override(document, data.get(head, {}), rest, value) if rest else value}
-
-
 def dump_run(run: RunConfig) -> str:
     """The resolved run as YAML; loads to an equal run."""
-    return yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump(run.model_dump(mode="json"))
 
 
 def run_hash(run: RunConfig) -> str:

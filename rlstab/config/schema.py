@@ -17,12 +17,12 @@ def json_schema() -> dict[str, Any]:
     schema = RunConfig.model_json_schema()
     names = METHODS.names()
     definitions = schema["$defs"]
+    for one in schema["properties"]["task"]["oneOf"]:
+        _needs_name(definitions[one["$ref"].rpartition("/")[2]])
     for name in names:
-        definitions[f"method.{name}"] = {
-            **TypeAdapter(method_model(METHODS.get(name))).json_schema(ref_template="#/$defs/{model}")
-        }
-        definitions[f"method.{name}"].setdefault("required", []).append("name")
+        definitions[f"method.{name}"] = _needs_name(TypeAdapter(method_model(METHODS.get(name))).json_schema())
     item = {"$ref": "#/$defs/objective_item"}
+    methods = {"anyOf": [{"type": "array", "items": item, "minItems": 1}, item]}
     definitions["objective_item"] = {
         "anyOf": [
             {"enum": names},
@@ -32,7 +32,11 @@ def json_schema() -> dict[str, Any]:
                 "description": "a recipe in place",
                 "properties": {
                     "preset": {"enum": sorted(PRESETS)},
-                    "set": {"type": "object", "propertyNames": {"enum": names}},
+                    "set": {
+                        "type": "object",
+                        "properties": {name: {"$ref": f"#/$defs/settings.{name}"} for name in names},
+                        "additionalProperties": False,
+                    },
                     "drop": {"type": "array", "items": {"enum": names}},
                 },
                 "required": ["preset"],
@@ -41,11 +45,20 @@ def json_schema() -> dict[str, Any]:
             {
                 "type": "object",
                 "description": "inner sees only the tokens that outer keeps",
-                "properties": {"name": {"const": "within"}, "outer": item, "inner": item},
+                "properties": {"name": {"const": "within"}, "outer": methods, "inner": methods},
                 "required": ["name", "outer", "inner"],
                 "additionalProperties": False,
             },
         ]
     }
-    schema["properties"]["objective"] = {"anyOf": [{"type": "array", "items": item, "minItems": 1}, item]}
+    for name in names:
+        definitions[f"settings.{name}"] = {
+            key: value for key, value in definitions[f"method.{name}"].items() if key != "required"
+        }
+    schema["properties"]["objective"] = methods
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlstab run", **schema}
+
+
+def _needs_name(definition: dict[str, Any]) -> dict[str, Any]:
+    definition["required"] = sorted({"name", *definition.get("required", [])})
+    return definition

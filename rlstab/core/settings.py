@@ -23,7 +23,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            -math.inf < value < math.inf
             and (self.gt is None or value > self.gt)
             and (self.ge is None or value >= self.ge)
             and (self.lt is None or value < self.lt)
@@ -64,7 +64,10 @@ class Setting:
         if isinstance(value, bool) and bool not in self.kinds:
             return False
         if isinstance(value, int) and float in self.kinds:
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                return False
         if not isinstance(value, self.kinds):
             return False
         return not isinstance(value, int | float) or self.range is None or value in self.range

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Set
+import re
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,17 +92,9 @@ class Policy:
         """``(R, P)`` ids and mask, padded on the left.
 
         Raises:
-            DataError: a prompt is empty, or does not leave room for the response.
+            DataError: a prompt is empty, cannot be written in tokens, or does not leave room for the response.
         """
-        if chat:
-            rows = [
-                self.tokenizer.apply_chat_template(
-                    [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-                )
-                for prompt in prompts
-            ]
-        else:
-            rows = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+        rows = [self._tokens(prompt, chat) for prompt in prompts]
         for prompt, ids in zip(prompts, rows, strict=True):
             if not ids:
                 raise DataError(f"a prompt has no token: {prompt!r}. Give the task a prompt_template with text.")
@@ -118,6 +111,19 @@ class Policy:
             ids[row, width - len(tokens) :] = torch.tensor(tokens)
             mask[row, width - len(tokens) :] = True
         return ids.to(self.device), mask.to(self.device)
+
+    def _tokens(self, prompt: str, chat: bool) -> list[int]:
+        try:
+            if chat:
+                turns = [{"role": "user", "content": prompt}]
+                return list(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
+            return list(self.tokenizer(prompt)["input_ids"])
+        except Exception as error:  # tokenizers raise a bare Exception for text outside their vocabulary
+            raise DataError(
+                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {prompt[:60]!r}: "
+                f"{str(error).split('!')[0]}. {'Set rollout.chat to false' if chat else 'Change the prompts'}, or take "
+                f"another model."
+            ) from error
 
     def signals(
         self,
@@ -178,6 +184,23 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+_GIVE = (
+    "Give a folder that holds a transformers model with safetensors weights and its tokenizer, a name on the model "
+    f"hub, or one of: {', '.join(SHIPPED)}."
+)
+
+
+def _loaded(what: str, name: str, load: Callable[..., Any], source: str, **options: Any) -> Any:
+    """What a loader of transformers gives; it runs no code that comes with a model, and does not ask whether to."""
+    try:
+        with _quiet():
+            return load(source, trust_remote_code=False, **options)
+    except Exception as error:  # files of others fail in every way
+        text = re.sub(r":\s*\n", ": ", str(error).strip())  # a line that ends in a colon needs the next
+        reason = text.partition("\n")[0].rstrip(" .,") or type(error).__name__
+        raise ModelError(f"the {what} of '{name}' cannot be loaded: {reason}. {_GIVE}") from error
+
+
 def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str = "fp32") -> Policy:
     """A causal language model by shipped name, folder or hub name, in float32 and in eval mode.
 
@@ -186,17 +209,24 @@ def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
     """
-    source = str(SHIPPED.get(name, name))
-    try:
-        with _quiet():
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
-    except (OSError, ValueError, KeyError) as error:
+    source = str(SHIPPED.get(name, Path(name).expanduser()))
+    if name.startswith((".", "/", "~")) and not Path(source).is_dir():
+        raise ModelError(f"there is no folder '{source}'. {_GIVE}")
+    tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source)
+    model, report = _loaded(
+        "weights",
+        name,
+        AutoModelForCausalLM.from_pretrained,
+        source,
+        dtype=torch.float32,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    if report["missing_keys"]:
         raise ModelError(
-            f"the model '{name}' cannot be loaded: {str(error).splitlines()[0]} Give a folder that holds a "
-            f"transformers model with safetensors weights and its tokenizer, a name on the model hub, or one of: "
-            f"{', '.join(SHIPPED)}."
-        ) from error
+            f"the model '{name}' has no weights for {min(report['missing_keys'])}; they would be random. Give a model "
+            f"that was saved as a causal language model."
+        )
     if tokenizer.pad_token_id is None:
         raise ModelError(
             f"the tokenizer of '{name}' has no pad token, and prompts are padded on the left. Set one and save it: "

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from core.compositions import COMPOSITIONS
-from core.steps import random_rows, run_parts
 from rlstab.core.comm import TorchComm
+from tests.core.compositions import COMPOSITIONS
+from tests.core.steps import random_rows, run_parts
 
 LENGTHS = [3, 5, 0, 7, 4, 6, 1, 8]
 #: For each cut, the parts of rank 0 and of rank 1; the last leaves rank 1 without a sequence.

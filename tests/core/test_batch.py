@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from core.says import says
-from core.steps import LIVE, batch_of, padded, random_rows
 from rlstab import MissingSignal, PolicyOutputs, ShapeError, TokenBatch
+from tests.core.says import says
+from tests.core.steps import LIVE, batch_of, padded, random_rows
 
 MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 0, 1]])
 VALUES = torch.arange(12.0).reshape(4, 3)

@@ -4,10 +4,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from core.compositions import FIVE
-from core.methods import Boundless, DropPunished, Exempt, Noise, Scale
-from core.says import says
-from core.steps import batch_of, live_of, random_rows
 from rlstab import (
     STARE,
     ClipHigher,
@@ -26,6 +22,10 @@ from rlstab import (
     within,
 )
 from rlstab.core.objective import require_signals
+from tests.core.compositions import FIVE
+from tests.core.methods import Boundless, DropPunished, Exempt, Noise, Scale
+from tests.core.says import says
+from tests.core.steps import batch_of, live_of, random_rows
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
 
@@ -127,7 +127,7 @@ def test_str_shows_who_writes_what():
     assert repr(compose(within(S2TMask(), SMALL))) == f"compose(within({S2TMask()!r}, {SMALL!r}))"
 
 
-SMALL = TopEntropyMask(share=0.5)
+SMALL = TopEntropyMask(share=0.25)
 
 
 def two_owners(text):
@@ -188,19 +188,21 @@ def test_within_refuses_an_outer_method_that_limits_nothing():
 
 
 def test_within_measures_and_touches_only_what_the_outer_method_keeps():
-    batch = batch_of(ROWS)
+    batch = batch_of([[{**one, "H": one["H"] * (one["A"] >= 0)} for one in row] for row in ROWS])
     nested = compose(within(DropPunished(), compose(SMALL, KLPenalty(), Scale(weight=3.0, bonus=0.5))))
     terms = make_plan(nested, [batch]).terms(batch)
     left = batch.advantages >= 0
-    inner = batch.select(left)
-    forking = make_plan(compose(SMALL), [inner]).terms(inner).keep
-    assert torch.equal(terms.keep[left], forking)
+    alone = batch.select(left)
+    assert torch.equal(terms.keep[left], make_plan(compose(SMALL), [alone]).terms(alone).keep)
     assert not terms.keep[~left].any()
     assert torch.equal(terms.weight, torch.where(left, 3.0, 1.0).double())
     assert torch.equal(terms.bonus, torch.where(left, 0.5, 0.0).double())
     (penalty,) = terms.penalties.values()
     assert torch.equal(penalty.where, left)
     assert set(terms.penalties) == {"within/inner/kl"}
+
+    beside = make_plan(compose(DropPunished(), SMALL), [batch]).terms(batch)
+    assert not torch.equal(terms.keep, beside.keep)
 
 
 def test_within_is_compose_where_the_outer_method_keeps_all():
@@ -226,6 +228,19 @@ def test_weights_multiply_and_bonuses_add():
     assert set(terms.bonus.tolist()) == {0.75}
     assert plan.lr_scale == 0.05
     assert terms.filled() == {"keep", "weight", "bonus", "lr_scale"}
+
+
+def test_masks_meet_and_exemptions_join():
+    batch = batch_of(ROWS)
+
+    def merged(*methods):
+        return make_plan(compose(*methods), [batch]).terms(batch)
+
+    drop, forking = (merged(one).keep for one in (DropPunished(), SMALL))
+    assert torch.equal(merged(DropPunished(), SMALL).keep, drop & forking)
+    some = LpReg(share=0.4, form="code")
+    assert merged(some, Exempt()).exempt.all()
+    assert not merged(some).exempt.all()
 
 
 def test_missing_signal_is_named_before_anything_is_measured():

@@ -4,9 +4,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from core.methods import Boundless, DropPunished, Exempt, Noise, Scale
-from core.says import says
-from core.steps import batch_of, gradients, live_of, random_rows, token
 from rlstab import (
     STARE,
     AdaptiveEntropy,
@@ -24,6 +21,9 @@ from rlstab import (
     compose,
     make_plan,
 )
+from tests.core.methods import Boundless, DropPunished, Exempt, Noise, Scale
+from tests.core.says import says
+from tests.core.steps import batch_of, gradients, live_of, random_rows, token
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
 PUNISHED = [[token(A=-1.0, drift=0.1, ref=-0.5)] * 3, [token(A=-2.0)]]
@@ -101,6 +101,14 @@ def test_live_ratio_is_exactly_one_with_the_gradient_of_the_log_prob():
     )
     assert out.loss.item() == pytest.approx(-batch.advantages.mean().item(), rel=1e-14)
     assert out.metrics()["ratio/mean"] == 1.0
+
+
+def test_exempt_tokens_pull_outside_the_trust_region():
+    rows = [[token(drift=1.0), token(drift=-1.0, A=-1.0)]]
+    _, held, _ = run(compose(ClipHigher()), rows)
+    assert held["logp"].tolist() == [0.0, 0.0]
+    _, free, _ = run(compose(ClipHigher(), Exempt()), rows)
+    assert free["logp"].tolist() == pytest.approx([-math.exp(1.0) / 2, math.exp(-1.0) / 2])
 
 
 def test_sequences_without_a_kept_token_do_not_count():

@@ -1,7 +1,7 @@
 import torch
 
-from core.steps import batch_of, random_rows
 from rlstab.core.random import uniform
+from tests.core.steps import batch_of, random_rows
 
 N = 200_000
 

@@ -2,11 +2,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.methods import DropPunished, Scale
-from core.says import says
 from rlstab import ClipHigher, Conflict, S2TMask, TokenObjective, UnknownName, available
 from rlstab.core.registry import Registry
 from rlstab.zoo import METHODS
+from tests.core.methods import DropPunished, Scale
+from tests.core.says import says
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_installed_packages_add_methods_and_replace_none(registry, monkeypatch):
     def installed(*, group):
         asked.append(group)
         return [
-            SimpleNamespace(name="scale", value="core.methods:Scale"),
-            SimpleNamespace(name="s2t", value="core.methods:DropPunished"),
+            SimpleNamespace(name="scale", value="tests.core.methods:Scale"),
+            SimpleNamespace(name="s2t", value="tests.core.methods:DropPunished"),
         ]
 
     monkeypatch.setattr("rlstab.core.registry.entry_points", installed)

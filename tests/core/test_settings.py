@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from core.methods import Chooser
-from core.says import says
 from rlstab import ClipHigher, OutOfRange, S2TMask
 from rlstab.core.settings import Range, settings_of
+from tests.core.methods import Chooser
+from tests.core.says import says
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from core.compositions import COMPOSITIONS
-from core.ranks import CUTS, EMPTY, LENGTHS, SEEDS, two_steps, worker
-from core.steps import batch_of, random_rows, run_parts
 from rlstab import make_plan
+from tests.core.compositions import COMPOSITIONS
+from tests.core.ranks import CUTS, EMPTY, LENGTHS, SEEDS, two_steps, worker
+from tests.core.steps import batch_of, random_rows, run_parts
 
 RELATIVE = 1e-12
 ROWS = random_rows(SEEDS[0], LENGTHS)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.says import says
 from rlstab import Mean, Pool
 from rlstab.core.comm import LocalComm
 from rlstab.core.stats import merge, settle
+from tests.core.says import says
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 coarse = st.lists(st.integers(-12, 12).map(lambda k: k / 4), min_size=1, max_size=30)
@@ -89,6 +89,10 @@ def test_comparison_is_in_float64_whatever_the_dtype():
     threshold = Pool.quantile(values, 0.5).threshold()
     assert threshold.reached(values).tolist() == [False, True, True]
     assert threshold.below(values.float()).tolist() == [True, False, False]
+    neighbours = torch.tensor([1.0, 1.0]).nextafter(torch.tensor([1.0, 2.0]))
+    between = Pool.quantile(neighbours, 0.5).threshold()
+    assert between.reached(neighbours).tolist() == [False, True]
+    assert between.below(neighbours).tolist() == [True, False]
 
 
 @quick

@@ -3,17 +3,17 @@
 A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``old``, ``now`` (start of the step),
 ``H``, ``live_H``, ``ref``, ``max``, ``mass`` (ln Z), ``live_mass``; ``A`` is its advantage.
 
-``oracles/<name>.py`` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
+`<name>.py` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
 ``keep``, ``weight``, ``exempt`` (lists), ``bounds`` (low, high, dual), ``penalties`` and ``aggregate``.
 """
 
 from importlib import import_module
 
-from oracles.loss import Outcome, total
+from tests.oracles.loss import Outcome, total
 
 
 def oracle_of(name):
-    return import_module(f"oracles.{name}").decide
+    return import_module(f"tests.oracles.{name}").decide
 
 
 def outcome(tokens, methods, memories=None, live_ratio=False) -> tuple[Outcome, dict, dict]:

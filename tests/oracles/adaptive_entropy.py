@@ -1,6 +1,6 @@
 import math
 
-from oracles import entropy_bonus
+from tests.oracles import entropy_bonus
 
 
 def decide(tokens, memory, *, target_entropy, initial, step, low, high):

@@ -1,4 +1,4 @@
-from oracles.loss import k3
+from tests.oracles.loss import k3
 
 
 def decide(tokens, memory, *, coefficient, estimator, cap):

@@ -1,7 +1,7 @@
 import math
 
-from oracles.loss import k3
-from oracles.ranks import exact, largest
+from tests.oracles.loss import k3
+from tests.oracles.ranks import exact, largest
 
 
 def decide(tokens, memory, *, share, min_p, coefficient, form, ratio_cap):

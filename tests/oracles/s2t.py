@@ -1,7 +1,7 @@
 import math
 
-from oracles.ranks import exact
-from oracles.ranks import quantile as quantile_of
+from tests.oracles.ranks import exact
+from tests.oracles.ranks import quantile as quantile_of
 
 
 def decide(tokens, memory, *, max_prob, quantile, population):

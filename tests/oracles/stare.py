@@ -1,6 +1,6 @@
 import math
 
-from oracles.ranks import exact, largest
+from tests.oracles.ranks import exact, largest
 
 
 def decide(tokens, memory, *, target_entropy, variant, share, boost, damp, step, max_boost, min_damp):

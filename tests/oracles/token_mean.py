@@ -1,4 +1,4 @@
-from oracles.loss import token_mean
+from tests.oracles.loss import token_mean
 
 
 def decide(tokens, memory):

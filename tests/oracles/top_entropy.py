@@ -1,4 +1,4 @@
-from oracles.ranks import share_quantile
+from tests.oracles.ranks import share_quantile
 
 
 def decide(tokens, memory, *, share, denominator):

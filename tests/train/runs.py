@@ -52,6 +52,4 @@ def largest_difference(one: Path, other: Path) -> float:
 def without_times(out: Path) -> list[dict[str, Any]]:
     """The metrics of a run, less what a clock measured."""
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [
-        {key: value for key, value in json.loads(line).items() if not key.startswith("seconds/")} for line in lines
-    ]
+    return [{key: value for key, value in json.loads(line).items() if not key.startswith("seconds/")} for line in lines]

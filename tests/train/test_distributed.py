@@ -31,9 +31,9 @@ def test_two_processes_train_to_the_same_weights_as_one(changes: dict[str, Any],
     file = tmp_path / "two.yaml"
     file.write_text(dump_run(small(tmp_path / "two", STACK, **settings)))
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu"]
+    quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]  # or it asks for them
     subprocess.run(
-        [*launch, "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        + ["-m", "rlstab.cli", "train", str(file)],
+        [*launch, *quiet, "-m", "rlstab.cli", "train", str(file)],
         check=True,
         capture_output=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

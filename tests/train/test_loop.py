@@ -160,7 +160,9 @@ def test_a_live_policy_with_nan_is_refused_until_the_run_ends(
         return policy
 
     monkeypatch.setattr(loop, "load_policy", poisoned)
-    with pytest.raises(rlstab.NonFinite, match=r"2 optimizer steps in a row were refused, the last because: 1 log-probs"):
+    with pytest.raises(
+        rlstab.NonFinite, match=r"2 optimizer steps in a row were refused, the last because: 1 log-probs"
+    ):
         go(small(tmp_path))
     assert len(calls) == 2
 

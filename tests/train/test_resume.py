@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_says_which_and_what_to_do(file: str, tmp_path: Pat
     go(run)
     damaged = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[-1] / file
     damaged.write_bytes(damaged.read_bytes()[:20])
-    with pytest.raises(rlstab.CheckpointError, match="is damaged: .* Delete this folder, and --resume takes the"):
+    with pytest.raises(rlstab.CheckpointError, match=r"is damaged: .* Delete this folder, and --resume takes the"):
         go(run, resume=True)
 
 

@@ -26,7 +26,9 @@ def prompts(count: int) -> list[str]:
 
 def draw(policy: Policy, texts: list[str], ids: torch.Tensor, **changes: object) -> Rollout:
     settings = RolloutSettings(**{"max_new_tokens": 20, **changes})  # type: ignore[arg-type]
-    return sample(policy, texts, ids, settings, seed=3, needs=SIGNALS, options={"min_p": 0.1}, skip_special_tokens=False)
+    return sample(
+        policy, texts, ids, settings, seed=3, needs=SIGNALS, options={"min_p": 0.1}, skip_special_tokens=False
+    )
 
 
 def test_a_response_depends_on_its_identity_and_not_on_its_batch(policy: Policy) -> None:

@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from core.steps import batch_of, live_of, random_rows, token
 
 from rlstab import (
     STARE,
@@ -20,6 +19,7 @@ from rlstab import (
     make_plan,
 )
 from rlstab.estimators import k1, k2, k3
+from tests.core.steps import batch_of, live_of, random_rows, token
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
 REWARDED = [[{**one, "A": abs(one["A"])} for one in row] for row in ROWS]

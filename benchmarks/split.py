@@ -1,0 +1,93 @@
+"""How much the gradient moves when a memory knob changes how one optimizer step is cut into micro-batches.
+
+    python benchmarks/split.py
+
+128 countdown responses of the model that ships, cut into 1 to 32 parts. For each method, the relative L2 distance of
+the gradient (with respect to the log-probs of all tokens) from that of the whole batch: once as rlstab decides, over
+the whole step, and once with statistics per micro-batch, as much published code does (`scope: microbatch`).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective, TopEntropyMask, compose, make_plan
+from rlstab.advantages import grpo
+from rlstab.config.run import RolloutSettings
+from rlstab.core.plan import Scope
+from rlstab.train.policy import load_policy
+from rlstab.train.reward import score
+from rlstab.train.rollout import Rollout, grouped, sample
+from rlstab.train.tasks import Countdown
+
+PARTS = (2, 4, 8, 16, 32)
+METHODS: dict[str, TokenObjective] = {
+    "top_entropy": TopEntropyMask(),
+    "top_entropy, all": TopEntropyMask(denominator="all"),
+    "stare, C2": STARE(target_entropy=10.0, variant="C2"),  # so high a target that the gate is open
+}
+
+
+def rollout() -> tuple[Rollout, torch.Tensor]:
+    policy, task = load_policy("countdown-tiny"), Countdown()
+    examples = [task.example("train", index) for index in range(16) for _ in range(8)]
+    prompts = grouped([task.example("train", index).prompt for index in range(16)], 8)
+    drawn = sample(
+        policy,
+        prompts,
+        torch.arange(128),
+        RolloutSettings(),
+        seed=0,
+        needs={"entropies"},
+        skip_special_tokens=False,
+    )
+    rewards = score(task, examples, drawn.texts).rewards
+    return drawn, grpo(rewards, torch.arange(128) // 8)
+
+
+def gradient(
+    method: TokenObjective, drawn: Rollout, advantages: torch.Tensor, parts: int, scope: Scope
+) -> torch.Tensor:
+    live = drawn.signals["logprobs"].double().requires_grad_()
+    rows = torch.arange(128).chunk(parts)
+    batches = [
+        TokenBatch.from_padded(
+            response_mask=drawn.sequences.response_mask[one],
+            advantages=advantages[one],
+            old_logprobs=drawn.signals["logprobs"][one].double(),
+            entropies=drawn.signals["entropies"][one].double(),
+        )
+        for one in rows
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scope: microbatch says that it depends on the cut, which is the point here
+        plan = make_plan(compose(ClipHigher(), method), batches, scope=scope)
+    losses = [
+        plan.loss(batch, PolicyOutputs.from_padded(batch, logprobs=live[one])).loss
+        for batch, one in zip(batches, rows, strict=True)
+    ]
+    return torch.autograd.grad(torch.stack(losses).sum(), live)[0]
+
+
+def main() -> None:
+    drawn, advantages = rollout()
+    table = Table(title="relative L2 change of the gradient, 128 responses, by number of micro-batches")
+    for column in ("method", "statistics over", *map(str, PARTS)):
+        table.add_column(column, justify="left" if len(column) > 2 else "right")
+    for name, method in METHODS.items():
+        for scope in ("step", "microbatch"):
+            whole = gradient(method, drawn, advantages, 1, "step")
+            cells = [
+                f"{float((gradient(method, drawn, advantages, parts, scope) - whole).norm() / whole.norm()):.2g}"
+                for parts in PARTS
+            ]
+            table.add_row(name, scope, *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

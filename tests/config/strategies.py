@@ -1,0 +1,128 @@
+"""Random settings, objectives and runs."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING
+from typing import Any
+
+from hypothesis import strategies as st
+
+import rlstab
+from rlstab import Conflict, TokenObjective, compose, within
+from rlstab.core.settings import Setting, settings_of
+from rlstab.zoo import METHODS
+
+
+def values(setting: Setting) -> st.SearchStrategy[Any]:
+    """Every value that a setting accepts, none other."""
+    bounds = setting.range
+    low = None if bounds is None else bounds.ge if bounds.gt is None else bounds.gt
+    high = None if bounds is None else bounds.le if bounds.lt is None else bounds.lt
+    if setting.choices:
+        found = st.sampled_from(setting.choices)
+    elif bool in setting.kinds:
+        found = st.booleans()
+    elif float in setting.kinds:
+        found = st.floats(low, high, allow_nan=False, allow_infinity=False)
+    else:
+        found = st.integers(low, high)
+    found = found.filter(setting.accepts)
+    return st.none() | found if setting.optional else found
+
+
+def settings(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Settings of a method, those with a default at times left out."""
+    found = settings_of(METHODS.get(name))
+    return st.fixed_dictionaries(
+        {one.name: values(one) for one in found if one.default is MISSING},
+        optional={one.name: values(one) for one in found if one.default is not MISSING},
+    )
+
+
+def methods(*names: str) -> st.SearchStrategy[TokenObjective]:
+    """A method with random settings, of the given names or of any."""
+    return st.sampled_from(names or rlstab.available()).flatmap(
+        lambda name: settings(name).map(lambda found: METHODS.get(name)(**found))
+    )
+
+
+MASKS = methods("s2t", "top_entropy")
+
+
+@st.composite
+def fitting(draw: st.DrawFn, candidates: st.SearchStrategy[TokenObjective], most: int) -> TokenObjective:
+    """A composition of what fits together among random methods, never empty."""
+    chosen: list[TokenObjective] = []
+    for one in draw(st.lists(candidates, min_size=1, max_size=most)):
+        try:
+            compose(*chosen, one)
+        except Conflict:
+            continue
+        chosen.append(one)
+    return compose(*chosen)
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> TokenObjective:
+    """``within`` of methods or of compositions."""
+    outer = draw(MASKS.filter(lambda one: "keep" in one.writes))
+    inner = draw(methods("stare", "s2t", "kl") | fitting(methods("stare", "s2t", "kl", "entropy_bonus"), 3))
+    return within(outer, inner.members[0] if len(getattr(inner, "members", ())) == 1 else inner)
+
+
+def objectives() -> st.SearchStrategy[Any]:
+    """Any composition."""
+    return fitting(methods() | nested(), 5)
+
+
+NUMBERS = st.floats(1e-9, 1e9)
+COUNTS = st.integers(1, 10**6)
+TEXTS = st.text(max_size=12)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def part(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping with some of the fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+TASKS = (
+    part(numbers=st.integers(2, 6), low=st.integers(1, 5), high=st.integers(9, 99), seed=st.integers(0, 99))
+    .map(lambda found: {"name": "countdown", **found})
+    .__or__(
+        part(options=st.dictionaries(TEXTS, PLAIN, max_size=3), threshold=st.none() | NUMBERS).map(
+            lambda found: {"name": "reasoning_gym", "dataset": "chain_sum", **found}
+        )
+    )
+    .__or__(
+        part(eval_path=st.none() | TEXTS, scorer=st.sampled_from(["exact", "math_verify"]), prompt_field=TEXTS).map(
+            lambda found: {"name": "jsonl", "path": "data.jsonl", **found}
+        )
+    )
+)
+
+#: The sections of a run beside its objective.
+SECTIONS = part(
+    model=part(name=TEXTS, reference=st.none() | TEXTS),
+    task=TASKS,
+    rollout=part(group=COUNTS, max_new_tokens=COUNTS, temperature=NUMBERS, stop=st.none() | TEXTS, chat=st.booleans()),
+    advantage=part(
+        estimator=st.sampled_from(["grpo", "dr_grpo", "rloo"]), std=st.booleans(), ddof=st.sampled_from([0, 1])
+    ),
+    optimisation=part(
+        steps=COUNTS,
+        epochs=st.integers(1, 4),
+        mini_batches=st.sampled_from([1, 2, 4, 8, 16]),
+        lr=st.floats(0, 1),
+        betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
+        old_logprobs=st.sampled_from([None, "recompute", "rollout"]),
+        precision=st.sampled_from(["fp32", "bf16"]),
+    ),
+    evaluation=part(every=st.integers(0, 99), samples=st.integers(8, 16), pass_at=st.lists(st.integers(1, 8))),
+    tracking=part(out=TEXTS, trackers=st.lists(st.sampled_from(["wandb", "tensorboard"])), samples=COUNTS),
+    seed=st.integers(0, 2**32 - 1),
+).map(lambda run: {**run, "evaluation": {"samples": 8, **run.get("evaluation", {})}})
