@@ -123,4 +123,4 @@ class TopEntropyMask(TokenObjective):
         report = {"threshold": threshold.report(), "share": Mean.of(forking)}
         if self.denominator == "kept":
             return Terms(keep=forking, report=report)
-        return Terms(weight=forking.to(batch.logprobs.dtype), report=report)
+        return Terms(weight=forking.to(batch.signal("entropies").dtype), report=report)

@@ -17,7 +17,7 @@ from rlstab import (
     within,
 )
 
-#: Two settings of each of the five, chosen so that on `core.steps.random_rows` each of them selects something.
+#: Two settings of each of the five, chosen so that on `steps.random_rows` each of them selects something.
 FIVE = {
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.3, dual_clip=1.5)),
     "s2t": (S2TMask(), S2TMask(quantile=0.8, population="all")),
