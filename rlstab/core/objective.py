@@ -28,9 +28,11 @@ class TokenObjective(ABC):
 
     Attributes:
         name: the name in YAML and in metrics.
+        exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
     """
 
     name: ClassVar[str]
+    exceptions: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)

@@ -171,7 +171,7 @@ class LpReg(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat["surprisal"]
         assert isinstance(threshold, Threshold)
-        plausible = batch.logprobs >= batch.signal("max_logprobs") + math.log(self.min_p)
+        plausible = batch.logprobs.double() >= batch.signal("max_logprobs").double() + math.log(self.min_p)
         selected = threshold.reached(-batch.logprobs) & plausible & (batch.advantages < 0)
         if self.form == "code" and threshold.nominal <= 1:
             selected = torch.zeros_like(selected)

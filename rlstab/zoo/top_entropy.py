@@ -41,7 +41,7 @@ class TopEntropyMask(TokenObjective):
         - ``weight``: with ``denominator="all"``: 1 on the kept tokens, 0 on the others.
 
     Denominator:
-        kept, as in the paper; or all, with ``denominator="all"``.
+        kept or all: the first as in the paper, the second with ``denominator="all"``.
 
     Parameters:
         - ``share`` (rho): float in (0, 1], default 0.2. The paper, eq. 6; 0.1 to 0.5 are reported similar.

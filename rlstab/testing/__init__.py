@@ -1,0 +1,21 @@
+"""Laws that every method is held to, public: hold your own to them.
+
+``print(check_objective(MyMethod()))`` is a readable report; ``parametrize_laws`` is the same under pytest.
+Needs the extra ``rlstab[testing]`` (hypothesis, and pytest for the helper).
+"""
+
+from rlstab.testing.check import Report, Result, check_objective, parametrize_laws
+from rlstab.testing.laws import LAWS, BrokenLaw, Law
+from rlstab.testing.steps import Step, steps
+
+__all__ = [
+    "LAWS",
+    "BrokenLaw",
+    "Law",
+    "Report",
+    "Result",
+    "Step",
+    "check_objective",
+    "parametrize_laws",
+    "steps",
+]

@@ -1,0 +1,200 @@
+"""Checking a method against all laws, with a report that one can read, or under pytest."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import hypothesis
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlstab.core.batch import SIGNALS
+from rlstab.core.compose import compose
+from rlstab.core.errors import MissingPackage
+from rlstab.core.objective import TokenObjective
+from rlstab.testing import tolerances
+from rlstab.testing.laws import LAWS, BrokenLaw, Case, Law, NotHere, close, leaves_of
+from rlstab.testing.run import run_whole
+from rlstab.testing.steps import steps
+
+#: The loss of a step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
+Oracle = Callable[[list[list[dict[str, float]]]], float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One law: ``passed``, ``failed``, ``excepted`` (declared on the class), or ``silent`` (nothing to say here)."""
+
+    law: str
+    says: str
+    outcome: Literal["passed", "failed", "excepted", "silent"]
+    detail: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`check_objective` found; ``str`` is a table.
+
+    Attributes:
+        method: ``repr`` of what was checked.
+        results: one a law.
+    """
+
+    method: str
+    results: Sequence[Result]
+
+    @property
+    def ok(self) -> bool:
+        """No law is broken."""
+        return not self.failed
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """Names of the laws that are broken."""
+        return frozenset(one.law for one in self.results if one.outcome == "failed")
+
+    def __str__(self) -> str:
+        table = Table(title=escape(self.method), title_justify="left")
+        for column in ("law", "", "what it says, what was seen"):
+            table.add_column(column, overflow="fold")
+        for one in self.results:
+            table.add_row(one.law, one.outcome, escape(f"{one.says}\n{one.detail}" if one.detail else one.says))
+        screen = Console(file=io.StringIO(), width=110, color_system=None)
+        screen.print(table)
+        screen.print("every law holds" if self.ok else f"broken: {', '.join(sorted(self.failed))}")
+        assert isinstance(screen.file, io.StringIO)
+        return screen.file.getvalue()
+
+
+def check_objective(
+    method: TokenObjective,
+    *,
+    oracle: Oracle | None = None,
+    limits: Sequence[TokenObjective] = (),
+    examples: int = 20,
+    shrink: bool = True,
+) -> Report:
+    """Hold a method or a composition to every law.
+
+    Args:
+        method: any :class:`~rlstab.TokenObjective`.
+        oracle: the loss of the first step computed independently; adds the law *oracle*.
+        limits: settings at which the method is the identity; adds the law *limits*.
+        examples: drawn steps a law.
+        shrink: look for a small step where a law is broken, which takes seconds.
+
+    Returns:
+        A report. The draws are the same in every call, so a failure can be looked into.
+    """
+    laws = [*LAWS, *_oracle_law(oracle), *_limits_law(limits)]
+    return Report(repr(method), [_hold(method, law, examples, shrink=shrink) for law in laws])
+
+
+def parametrize_laws(
+    *methods: TokenObjective, oracles: Mapping[str, Oracle] | None = None, examples: int = 20
+) -> Callable[[Any], Any]:
+    """A pytest decorator: one test a law and method.
+
+    ::
+
+        @parametrize_laws(MyMethod(), compose(MyMethod(), ClipHigher()))
+        def test_laws(check):
+            check()
+
+    Args:
+        methods: what to check.
+        oracles: by the name of a method.
+        examples: drawn steps a law.
+
+    Raises:
+        MissingPackage: pytest is not installed.
+    """
+    try:
+        import pytest
+    except ImportError as error:
+        raise MissingPackage('parametrize_laws needs pytest: pip install "rlstab[testing]".') from error
+
+    def check_of(method: TokenObjective, law: Law) -> Callable[[], None]:
+        def check() -> None:
+            result = _hold(method, law, examples)
+            if result.outcome == "failed":
+                raise BrokenLaw(f"{method!r} breaks the law '{law.name}' ({law.says}): {result.detail}")
+
+        return check
+
+    cases = [
+        pytest.param(check_of(method, law), id=f"{method.name}{number or ''}-{law.name}")
+        for number, method in enumerate(methods)
+        for law in [*LAWS, *_oracle_law((oracles or {}).get(method.name))]
+    ]
+    return pytest.mark.parametrize("check", cases)
+
+
+def _hold(method: TokenObjective, law: Law, examples: int, *, shrink: bool = True) -> Result:
+    excepted = [
+        f"{leaf.name}: {leaf.exceptions[law.name]}" for leaf in leaves_of(method) if law.name in leaf.exceptions
+    ]
+    if excepted:
+        return Result(law.name, law.says, "excepted", "; ".join(excepted))
+    extra = sorted(method.needs - SIGNALS.keys())
+    drawn = steps(extra, extreme=law.extreme)
+
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink)[: 1 + shrink],
+        verbosity=hypothesis.Verbosity.quiet,
+        print_blob=False,
+    )
+    @hypothesis.given(drawn, drawn, st.integers(0, 2**31))
+    def holds(first: Any, second: Any, seed: int) -> None:
+        try:
+            law.check(method, Case(first, second, seed))
+        except BrokenLaw as error:
+            raise BrokenLaw(f"{error} Seen on {first!r}.") from error.__cause__
+
+    try:
+        holds()
+    except NotHere as reason:
+        return Result(law.name, law.says, "silent", str(reason))
+    except BrokenLaw as error:
+        return Result(law.name, law.says, "failed", str(error))
+    except Exception as error:  # a method of a user may raise anything; that breaks the law that met it
+        return Result(law.name, law.says, "failed", f"it raised {type(error).__name__}: {error}")
+    return Result(law.name, law.says, "passed", "")
+
+
+def _oracle_law(oracle: Oracle | None) -> list[Law]:
+    if oracle is None:
+        return []
+
+    def agrees(method: TokenObjective, case: Case) -> None:
+        ours = run_whole(method, case.first)
+        theirs = oracle(case.first.tokens())
+        if not abs(ours.loss - theirs) <= tolerances.ORACLE * ours.scale:
+            raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
+
+    return [Law("oracle", "the loss of an independent scalar loop", agrees)]
+
+
+def _limits_law(limits: Sequence[TokenObjective]) -> list[Law]:
+    if not limits:
+        return []
+
+    def neutral(method: TokenObjective, case: Case) -> None:
+        base = run_whole(compose(), case.first)
+        for limit in limits:
+            other = run_whole(limit, case.first)
+            other.report, other.state = base.report, base.state
+            close(f"{limit!r} against no method", base, other, 0.0)
+
+    return [Law("limits", "the identity at its limits, bit for bit", neutral)]

@@ -1,0 +1,488 @@
+"""The laws: what every method obeys, each a check on a drawn case that raises ``BrokenLaw`` with what it saw."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
+from rlstab.core.compose import Composition, Within, compose
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import make_plan
+from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.terms import Aggregate, Bounds, Penalty, Ratio, Surrogate, Terms
+from rlstab.testing import tolerances
+from rlstab.testing.run import Outcome, run_parts, run_ranks, run_whole
+from rlstab.testing.steps import Step
+
+
+class BrokenLaw(AssertionError):
+    """A method does not obey a law; the text says what was seen."""
+
+
+class NotHere(Exception):
+    """A law has nothing to say about this method; the text says why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a law is checked on: two steps in a row and a number to be random with."""
+
+    first: Step
+    second: Step
+    seed: int
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law.
+
+    Attributes:
+        name: by which an exception is declared: ``exceptions = {"replication": "why"}`` on the class.
+        says: one sentence.
+        check: raises :class:`BrokenLaw`, or :class:`NotHere`.
+        extreme: it is checked on extreme steps.
+    """
+
+    name: str
+    says: str
+    check: Callable[[TokenObjective, Case], None]
+    extreme: bool = False
+
+
+def close(what: str, one: Outcome, other: Outcome, tolerance: float) -> None:
+    """Loss, gradients, report, state and learning-rate scale of two outcomes agree."""
+    scale = max(one.scale, other.scale)
+    _near(f"{what}: the loss", one.loss, other.loss, tolerance * scale)
+    _near(f"{what}: lr_scale", one.lr_scale, other.lr_scale, tolerance)
+    for name, gradient in one.gradients.items():
+        worst = float((gradient - other.gradients[name]).abs().max()) if gradient.numel() else 0.0
+        if not worst <= tolerance * scale:
+            raise BrokenLaw(f"{what}: the gradient of '{name}' moves by {worst:.3g}.")
+    mine, theirs = ({name: mean.value for name, mean in side.report.items()} for side in (one, other))
+    for name in mine.keys() & theirs.keys():
+        if not (math.isnan(mine[name]) and math.isnan(theirs[name])):
+            _near(f"{what}: the metric '{name}'", mine[name], theirs[name], tolerance * (1 + abs(mine[name])))
+    _same_state(what, one.state, other.state, tolerance)
+
+
+def _near(what: str, one: float, other: float, within: float) -> None:
+    if not abs(one - other) <= within:
+        raise BrokenLaw(f"{what} is {one!r} and {other!r}.")
+
+
+def _same_state(what: str, one: Any, other: Any, tolerance: float) -> None:
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        for key in one:
+            _same_state(f"{what}: state['{key}']", one[key], other[key], tolerance)
+    elif isinstance(one, Tensor) and isinstance(other, Tensor):
+        if not torch.allclose(one.double(), other.double(), atol=tolerance, rtol=tolerance, equal_nan=True):
+            raise BrokenLaw(f"{what} is {one} and {other}.")
+    elif isinstance(one, float) and isinstance(other, float):
+        _near(what, one, other, tolerance * (1 + abs(one)))
+    elif one != other:
+        raise BrokenLaw(f"{what} is {one!r} and {other!r}.")
+
+
+# -- the laws ----------------------------------------------------------------------------------------------------------
+
+
+def finite(method: TokenObjective, case: Case) -> None:
+    """Extreme log-probs, ratios and entropies."""
+    outcome = run_whole(method, case.first)
+    numbers = {"the loss": outcome.loss, "lr_scale": outcome.lr_scale}
+    numbers |= {f"the metric '{name}'": one.value for name, one in outcome.report.items() if float(one.count)}
+    numbers |= {f"state {place}": float(one) for place, one in _leaves(outcome.state) if isinstance(one, int | float)}
+    for name, gradient in outcome.gradients.items():
+        numbers[f"the gradient of '{name}'"] = float(gradient.abs().max()) if gradient.numel() else 0.0
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise BrokenLaw(f"{name} is {value}.")
+
+
+def pure(method: TokenObjective, case: Case) -> None:
+    """No input changes, no global random number is drawn, the same call gives the same."""
+    batch = case.first.batch()
+    before = {name: values.clone() for name, values in _tensors_of(batch)}
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    state = method.init_state()
+    remembered = repr(sorted(_leaves(state), key=repr))
+    plan = make_plan(method, [batch], state)
+    plan.loss(batch, PolicyOutputs(**case.first.leaves()))
+    for name, values in _tensors_of(batch):
+        if not torch.equal(values, before[name]):
+            raise BrokenLaw(f"it changed '{name}' of the batch in place.")
+    if repr(sorted(_leaves(state), key=repr)) != remembered:
+        raise BrokenLaw("it changed the state that it was given in place; `advance` returns a new one.")
+    if not torch.equal(torch_state, torch.get_rng_state()) or python_state != random.getstate():
+        raise BrokenLaw("it drew from a global random number generator; use batch.uniform(seed).")
+    one, other = run_whole(method, case.first), run_whole(method, case.first)
+    close("called twice with the same", one, other, 0.0)
+
+
+def detached(method: TokenObjective, case: Case) -> None:
+    """No tensor in terms, statistics or state requires grad."""
+    plan = make_plan(method, [batch := case.first.batch()])
+    for place, one in [*_leaves(plan.terms(batch)), *_leaves(plan.state)]:
+        if isinstance(one, Tensor) and one.requires_grad:
+            raise BrokenLaw(f"{place} requires grad; gradients live only in the functions of Terms.")
+
+
+def split(method: TokenObjective, case: Case) -> None:
+    """Any cut into 1 to 12 parts over 1 to 3 ranks, empty parts and ranks among them, over two steps with state."""
+    dice = random.Random(case.seed)
+    whole = cut = ranked = None
+    for number, step in enumerate((case.first, case.second)):
+        rows = list(range(len(step.sequence_ids)))
+        dice.shuffle(rows)
+        parts: list[list[int]] = [[] for _ in range(dice.randint(1, 12))]
+        for row in rows:
+            dice.choice(parts).append(row)
+        ranks: list[list[list[int]]] = [[] for _ in range(dice.randint(1, 3))]
+        for part in parts:
+            dice.choice(ranks).append(part)
+        whole = run_whole(method, step, whole.state if whole else None)
+        cut = run_parts(method, step, parts, cut.state if cut else None)
+        ranked = run_ranks(method, step, ranks, ranked.state if ranked else None)
+        where = f"step {number + 1} in {len(parts)} parts"
+        close(where, whole, cut, tolerances.REORDERED)
+        close(f"{where} over {len(ranks)} ranks", whole, ranked, tolerances.REORDERED)
+
+
+def permutation(method: TokenObjective, case: Case) -> None:
+    """Tokens and sequences in another order: the same loss, gradients permuted."""
+    moved, order = case.first.shuffled(case.seed)
+    one, other = run_whole(method, case.first), run_whole(method, moved)
+    one.gradients = {name: gradient[order] for name, gradient in one.gradients.items()}
+    close("in another order of tokens and sequences", one, other, tolerances.REORDERED)
+
+
+def order_free(method: TokenObjective, case: Case) -> None:
+    """Listed first or last in a composition: the same, bit for bit."""
+    others = [other for other in (_Doubling(), _Dropping()) if other.name != method.name]
+    outcomes = [run_whole(compose(*order), case.first) for order in itertools.permutations([method, *others])]
+    for other in outcomes[1:]:
+        close("listed elsewhere in a composition", outcomes[0], other, 0.0)
+
+
+def replication(method: TokenObjective, case: Case) -> None:
+    """Every sequence twice: the same loss and metrics, half the gradient each."""
+    with torch.no_grad():
+        if any(
+            isinstance(one, Pool) for leaf in leaves_of(method) for one in leaf.measure(case.first.batch()).values()
+        ):
+            raise NotHere("it selects by an order statistic")
+    one, double = run_whole(method, case.first), run_whole(method, case.first.twice())
+    for name, gradient in double.gradients.items():
+        double.gradients[name] = gradient.view(2, -1).sum(0)
+    close("with every sequence twice", one, double, tolerances.REORDERED)
+
+
+def packed(method: TokenObjective, case: Case) -> None:
+    """What stands in padding, and how much of it there is, changes nothing, bit for bit."""
+    outcomes = []
+    for fill, extra in ((0.0, 0), (1e9, 3), (math.nan, 1), (-math.inf, 5)):
+        batch, policy, leaves = case.first.padded(fill, extra)
+        plan = make_plan(method, [batch])
+        out = plan.loss(batch, policy)
+        out.loss.backward()
+        gradients = {}
+        for name, leaf in leaves.items():
+            if leaf.grad is not None:
+                assert batch.index is not None
+                gradients[name] = leaf.grad.reshape(-1)[batch.index]
+                if not torch.equal(leaf.grad.count_nonzero(), gradients[name].count_nonzero()):
+                    raise BrokenLaw(f"padding got a gradient of '{name}'.")
+        outcomes.append(Outcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale))
+    for other in outcomes[1:]:
+        close("with other padding", outcomes[0], other, 0.0)
+
+
+def masked(method: TokenObjective, case: Case) -> None:
+    """Tokens that were dropped have a policy gradient of exactly zero."""
+    step, mask = case.first, _Dropping()
+    batch = step.batch()
+    objective = compose(*leaves_without_penalties(method), mask)
+    dropped = ~mask.chosen(batch)
+    plan = make_plan(objective, [batch])
+    keep = plan.terms(batch).keep
+    assert keep is not None
+    leaves = step.leaves()
+    _policy_part(plan.terms(batch), plan, batch, leaves)
+    gradient = leaves["logprobs"].grad
+    if gradient is not None and bool((gradient[~keep | dropped] != 0).any()):
+        raise BrokenLaw("a dropped token has a policy gradient: the surrogate or the ratio of a kept token reads it.")
+
+
+def gradcheck(method: TokenObjective, case: Case) -> None:
+    """The gradient is that of finite differences in float64, the anchor held fixed."""
+    step = case.first
+    batch = step.batch()
+    plan = make_plan(method, [batch])
+    anchor = PolicyOutputs(**step.live)
+    names = sorted(step.live)
+
+    def loss(*values: Tensor) -> Tensor:
+        return plan.loss(batch, PolicyOutputs(**dict(zip(names, values, strict=True))), anchor=anchor).loss
+
+    if _near_a_kink(plan.terms(batch), batch, step):
+        return
+    inputs = [step.live[name].clone().requires_grad_() for name in names]
+    try:
+        torch.autograd.gradcheck(
+            loss,
+            inputs,
+            eps=tolerances.GRADCHECK_STEP,
+            atol=tolerances.GRADCHECK_ABSOLUTE,
+            rtol=tolerances.GRADCHECK_RELATIVE,
+        )
+    except RuntimeError as error:
+        raise BrokenLaw(f"finite differences disagree: {str(error).splitlines()[0]}") from error
+
+
+def zero_advantage(method: TokenObjective, case: Case) -> None:
+    """Without advantage the policy term has no gradient."""
+    step = case.first.without_advantage()
+    batch, leaves = step.batch(), step.leaves()
+    plan = make_plan(method, [batch])
+    _policy_part(plan.terms(batch), plan, batch, leaves)
+    gradient = leaves["logprobs"].grad
+    if gradient is not None and bool((gradient != 0).any()):
+        raise BrokenLaw("all advantages are 0 and the policy term still has a gradient.")
+
+
+def declared(method: TokenObjective, case: Case) -> None:
+    """It reads the signals of ``needs`` and no other, and fills the fields of ``writes`` and no other."""
+    without = sorted((SIGNALS.keys() | set(case.first.evidence)) - method.needs - _ALWAYS)
+    batch = case.first.batch(without=without)
+    try:
+        plan = make_plan(method, [batch])
+        policy = PolicyOutputs(
+            case.first.live["logprobs"],
+            case.first.live["entropies"] if "entropies" in method.live_needs else None,
+            case.first.live["log_kept_mass"] if "log_kept_mass" in method.live_needs else None,
+        )
+        bare = plan.loss(batch, policy).loss.item()
+    except LookupError as error:
+        raise BrokenLaw(f"it reads what it does not declare: {error}") from error
+    _near("the loss without, and with, signals that it does not declare", bare, run_whole(method, case.first).loss, 0.0)
+    surplus = sorted(plan.terms(batch).filled() - method.writes)
+    if surplus:
+        raise BrokenLaw(
+            f"it fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(method.writes)) or 'nothing'}."
+        )
+    undifferentiated = plan.live_rows(batch).keys() - method.live_needs
+    if undifferentiated:
+        raise BrokenLaw(f"a penalty reads the live {sorted(undifferentiated)}, which `live_needs` does not name.")
+
+
+def well_formed(method: TokenObjective, case: Case) -> None:
+    """Masks are bool, weights are not negative, everything is ``(n,)`` and penalties are named apart."""
+    batch = case.first.batch()
+    terms = make_plan(method, [batch]).terms(batch)
+    for name, kind in (("keep", "bool"), ("exempt", "bool"), ("weight", "float"), ("bonus", "float")):
+        values = getattr(terms, name)
+        if values is None:
+            continue
+        if values.shape != batch.logprobs.shape:
+            raise BrokenLaw(f"Terms.{name} has shape {tuple(values.shape)}, expected {tuple(batch.logprobs.shape)}.")
+        if (values.dtype == torch.bool) != (kind == "bool"):
+            raise BrokenLaw(f"Terms.{name} is {values.dtype}, expected {kind}.")
+        if name == "weight" and bool((values < 0).any()):
+            raise BrokenLaw("Terms.weight is negative, which would turn the clip around; use `bonus`.")
+
+
+def monoid(method: TokenObjective, case: Case) -> None:
+    """Statistics merge in any order and grouping, and those of an empty batch change nothing."""
+    for leaf in leaves_of(method):
+        with torch.no_grad():
+            nothing = leaf.measure(TokenBatch.empty(leaf.needs))
+            one, two = leaf.measure(case.first.batch()), leaf.measure(case.second.batch())
+        if not nothing.keys() == one.keys() == two.keys():
+            raise BrokenLaw(f"`measure` names {sorted(one)} on tokens and {sorted(nothing)} on none.")
+        for name in one:
+            a, b, empty = one[name], two[name], nothing[name]
+            _same_summary(f"{name}, merged in another order", _merge(a, b), _merge(b, a))
+            _same_summary(f"{name}, grouped otherwise", _merge(_merge(a, b), a), _merge(a, _merge(b, a)))
+            _same_summary(f"{name}, with an empty batch", _merge(a, empty), a)
+
+
+def serialises(method: TokenObjective, case: Case) -> None:
+    """``repr`` and YAML give an equal method, the state survives JSON, and the run goes on as it would have."""
+    classes = {type(leaf).__name__: type(leaf) for leaf in leaves_of(method)}
+    from rlstab.core.compose import within
+
+    if eval(repr(method), {**classes, "compose": compose, "within": within}) != method:
+        raise BrokenLaw(f"its repr does not give it back: {method!r}.")
+    first = run_whole(method, case.first)
+    for place, one in _leaves(first.state):
+        if not isinstance(one, bool | int | float | str | Tensor) and one is not None:
+            raise BrokenLaw(f"{place} is a {type(one).__name__}; a state holds numbers, bools and tensors.")
+    back = _from_plain(json.loads(json.dumps(_plain(first.state))))
+    close("resumed", run_whole(method, case.second, first.state), run_whole(method, case.second, back), 0.0)
+
+
+def precision(method: TokenObjective, case: Case) -> None:
+    """float32 and bfloat16 inputs give what float64 gives on the same numbers."""
+    for dtype in (torch.float32, torch.bfloat16):
+        rounded = case.first.cast(dtype)
+        exact = Step(
+            {name: values.double() for name, values in rounded.evidence.items()},
+            {name: values.double() for name, values in rounded.live.items()},
+            rounded.sequence,
+            rounded.position,
+            rounded.sequence_ids,
+            rounded.group_ids,
+        )
+        narrow, wide = run_whole(method, rounded), run_whole(method, exact)
+        narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
+        close(f"in {str(dtype).removeprefix('torch.')}", narrow, wide, tolerances.SINGLE)
+
+
+LAWS: tuple[Law, ...] = (
+    Law("finite", "finite on extreme inputs", finite, extreme=True),
+    Law("pure", "inputs unchanged, no global randomness, same call same result", pure),
+    Law("detached", "no tensor in terms or state requires grad", detached),
+    Law("split", "any cut into parts and ranks: same loss, gradient, metrics, next state", split),
+    Law("permutation", "any order of tokens and sequences", permutation),
+    Law("order-free", "listed anywhere in a composition, bit for bit", order_free),
+    Law("replication", "the batch twice: the same loss", replication),
+    Law("packed", "content and amount of padding do not matter, bit for bit", packed),
+    Law("masked", "dropped tokens have exactly no policy gradient", masked),
+    Law("gradcheck", "the gradient is that of finite differences, anchor fixed", gradcheck),
+    Law("zero advantage", "no advantage, no policy gradient", zero_advantage),
+    Law("declared", "reads `needs`, fills `writes`, and nothing else", declared),
+    Law("well-formed", "shapes, dtypes and signs of the terms", well_formed),
+    Law("monoid", "statistics merge in any order; empty ones change nothing", monoid),
+    Law("serialises", "repr and state survive, and the run goes on", serialises),
+    Law("precision", "float32 and bfloat16 within a bound of float64", precision),
+)
+
+_ALWAYS = frozenset({"old_logprobs", "logprobs", "advantages"})
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+class _Partner(TokenObjective):
+    def __init__(self) -> None:
+        pass  # no settings to check
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class _Doubling(_Partner):
+    name = "law_partner_doubling"
+    writes = frozenset({"weight"})
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(weight=1.0 + 0.1 * (batch.position % 3).to(batch.logprobs.dtype))
+
+
+class _Dropping(_Partner):
+    name = "law_partner_dropping"
+    writes = frozenset({"keep"})
+
+    def chosen(self, batch: TokenBatch) -> Tensor:
+        return batch.uniform(3) < 0.6
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(keep=self.chosen(batch))
+
+
+def leaves_of(objective: TokenObjective) -> list[TokenObjective]:
+    """The methods inside a composition or a `within`."""
+    if isinstance(objective, Composition):
+        return [leaf for one in objective.members for leaf in leaves_of(one)]
+    if isinstance(objective, Within):
+        return [*leaves_of(objective.outer), *leaves_of(objective.inner)]
+    return [objective]
+
+
+def leaves_without_penalties(objective: TokenObjective) -> Sequence[TokenObjective]:
+    return objective.members if isinstance(objective, Composition) else (objective,)
+
+
+def _policy_part(terms: Terms, plan: Any, batch: TokenBatch, leaves: dict[str, Tensor]) -> None:
+    """Backward through the policy term alone."""
+    from dataclasses import replace
+
+    from rlstab.core.loss import loss_of_part
+
+    policy = PolicyOutputs(**leaves)
+    bare = replace(terms, penalties={})
+    loss_of_part(bare, batch, policy, policy.constant(), plan.kept, plan.everything).loss.backward()
+
+
+def _near_a_kink(terms: Terms, batch: TokenBatch, step: Step) -> bool:
+    """A ratio within a difference step of a bound, or of the clamp: there the derivative jumps."""
+    ratio = (step.live["logprobs"] - batch.old_logprobs).exp()
+    edges: list[Any] = []
+    if terms.bounds is not None:
+        edges += [1 - terms.bounds.low, 1 + terms.bounds.high]
+        edges += [] if terms.bounds.dual is None else [terms.bounds.dual]
+    return any(bool(((ratio - edge).abs() < 1e-4).any()) for edge in edges)
+
+
+def _tensors_of(batch: TokenBatch) -> list[tuple[str, Tensor]]:
+    named = [(one.name, getattr(batch, one.name)) for one in fields(batch)]
+    return [(name, one) for name, one in named if isinstance(one, Tensor)] + sorted(batch.extra.items())
+
+
+def _leaves(data: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, Mapping):
+        for key, one in data.items():
+            yield from _leaves(one, f"{place}['{key}']")
+    elif isinstance(data, Terms | Penalty | Bounds | Mean) or (is_dataclass(data) and not isinstance(data, type)):
+        for one in fields(data):  # type: ignore[arg-type]  # an instance
+            yield from _leaves(getattr(data, one.name), f"{type(data).__name__}.{one.name}")
+    else:
+        yield place, data
+
+
+def _plain(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _plain(one) for key, one in state.items()}
+    return {"tensor": state.tolist(), "dtype": str(state.dtype)} if isinstance(state, Tensor) else state
+
+
+def _from_plain(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        if plain.keys() == {"tensor", "dtype"}:
+            return torch.tensor(plain["tensor"], dtype=getattr(torch, plain["dtype"].removeprefix("torch.")))
+        return {key: _from_plain(one) for key, one in plain.items()}
+    return plain
+
+
+def _merge(one: Any, other: Any) -> Any:
+    return one.merge(other)
+
+
+def _same_summary(what: str, one: Any, other: Any) -> None:
+    if isinstance(one, Pool):
+        a, b = one.threshold(), other.threshold()
+        if (a.value, a.size) != (b.value, b.size):
+            raise BrokenLaw(f"the statistic {what} is {a} and {b}.")
+        return
+    _near(
+        f"the total of {what}", float(one.total), float(other.total), tolerances.REORDERED * (1 + abs(float(one.total)))
+    )
+    _near(f"the count of {what}", float(one.count), float(other.count), 0.0)
+
+
+__all__ = ["LAWS", "Aggregate", "BrokenLaw", "Case", "Law", "NotHere", "Ratio", "Stat", "Surrogate", "Threshold"]
