@@ -81,31 +81,35 @@ def test_statistics_of_each_part_alone_would_change_the_loss(whole):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What each of two gloo processes found, for all compositions and cuts."""
+    """What each of two and of three gloo processes found, for all compositions and cuts, by the number of processes."""
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(worker, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    found = {}
+    for world in (2, 3):
+        torch.multiprocessing.spawn(worker, (str(folder), world), nprocs=world)
+        found[world] = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
+    return found
 
 
 def joined(steps):
-    """The two ranks' losses, gradients and reports added up; both know the same next state."""
-    one, other = steps
-    assert one["state"] == other["state"]
-    report = dict(one["report"])
-    for name, summary in other["report"].items():
-        report[name] = report[name].merge(summary) if name in report else summary
-    slopes = {field: one["slopes"][field] | other["slopes"][field] for field in one["slopes"]}
-    return {**one, "loss": one["loss"] + other["loss"], "slopes": slopes, "report": report}
+    """The ranks' losses, gradients and reports added up; all know the same next state."""
+    one, *others = steps
+    report, slopes = dict(one["report"]), dict(one["slopes"])
+    for other in others:
+        assert one["state"] == other["state"]
+        for name, summary in other["report"].items():
+            report[name] = report[name].merge(summary) if name in report else summary
+        slopes = {field: slopes[field] | other["slopes"][field] for field in slopes}
+    return {**one, "loss": sum(step["loss"] for step in steps), "slopes": slopes, "report": report}
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_cutting_a_step_over_ranks_changes_nothing(name, ranks, whole):
-    for cut in CUTS:
-        steps = zip(*(found[name, cut] for found in ranks), strict=True)
+    for cut, parts in CUTS.items():
+        steps = zip(*(found[name, cut] for found in ranks[len(parts)]), strict=True)
         assert_same(whole[name], [joined(step) for step in steps])
 
 
 def test_ranks_without_any_token_agree_on_the_initial_state(ranks):
     initial = [objective.init_state() for objective in COMPOSITIONS.values()]
-    assert [flat(state) for state in ranks[0][EMPTY]] == [flat(state) for state in initial]
-    assert ranks[0][EMPTY] == ranks[1][EMPTY]
+    for found in (one for world in ranks.values() for one in world):
+        assert [flat(state) for state in found[EMPTY]] == [flat(state) for state in initial]

@@ -1,0 +1,42 @@
+"""Settings that contradict each other are refused when the method is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rlstab import STARE, AdaptiveEntropy, OutOfRange, TokenObjective
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: AdaptiveEntropy(low=0.01, high=0.001),
+            "'adaptive_entropy': low = 0.01, initial = 0.0, high = 0.001, expected low <= initial <= high.",
+        ),
+        (
+            lambda: AdaptiveEntropy(initial=0.1),
+            "'adaptive_entropy': low = 0.0, initial = 0.1, high = 0.005, expected low <= initial <= high.",
+        ),
+        (
+            lambda: STARE(step=0.1, boost=2.0),
+            "'stare': boost = 2.0 and damp = 0.9, expected boost <= max_boost = 1.5 and damp >= min_damp = 0.5 when "
+            "step > 0.",
+        ),
+        (
+            lambda: STARE(step=0.1, damp=0.2),
+            "'stare': boost = 1.1 and damp = 0.2, expected boost <= max_boost = 1.5 and damp >= min_damp = 0.5 when "
+            "step > 0.",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other(make: Callable[[], TokenObjective], text: str) -> None:
+    with pytest.raises(OutOfRange) as caught:
+        make()
+    assert str(caught.value) == text
+
+
+def test_gains_that_never_move_have_no_bounds() -> None:
+    assert STARE(boost=2.0, damp=0.2).step == 0
