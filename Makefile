@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow lint format clean
+.PHONY: train test test-slow lint cards format clean
 
 # 200 rollouts of GRPO with a composed objective, about a minute; ends with a table and a picture. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
@@ -23,6 +23,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# docs/methods, from the docstrings
+cards: $(VENV)/.installed
+	$(BIN)/rlstab cards
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

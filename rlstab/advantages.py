@@ -2,6 +2,7 @@
 
 All take ``(S,)`` rewards and ``(S,)`` integer group ids, complete groups in any order, and give ``(S,)`` advantages in
 float64. A group whose rewards are all equal, or that has one member, gets exactly 0: there is nothing to compare with.
+(verl leaves a lone answer its reward; in verl and TRL the rounding of a mean of equal rewards is divided by epsilon.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: ``rlstab train | check | schema | list``."""
+"""The command line: ``rlstab train | check | schema | list | cards``."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
+
+    cards = commands.add_parser("cards", help="write the page of each method from its docstring, and their comparison")
+    cards.add_argument("--out", default="docs/methods", help="folder of the pages (docs/methods)")
+    cards.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
+    cards.set_defaults(command=_cards)
     return parser
 
 
@@ -100,6 +105,19 @@ def _list(options: argparse.Namespace) -> int:
     from rlstab.check import listing
 
     Console().print(listing())
+    return 0
+
+
+def _cards(options: argparse.Namespace) -> int:
+    from rlstab import cards
+
+    if options.check:
+        found = cards.stale(options.out)
+        if found:
+            listed = "".join(f"  {line}\n" for line in found)
+            raise cards.CardError(f"{options.out} is stale.\n{listed}Run: rlstab cards --out {options.out}")
+    else:
+        cards.write(options.out)
     return 0
 
 

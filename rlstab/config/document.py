@@ -23,6 +23,8 @@ MAX_DEPTH = 100
 
 #: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+_BREAK = re.compile("[\x85\u2028\u2029\ufeff]")
+_STR = "tag:yaml.org,2002:str"
 _FLOAT = "tag:yaml.org,2002:float"
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
@@ -38,9 +40,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that :class:`_Loader` would read as a number."""
+    """Quotes text that :class:`_Loader` would read as something else."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        """Text with a Unicode line break needs double quotes, or PyYAML writes what it cannot read."""
+        return self.represent_scalar(_STR, text, style='"' if _BREAK.search(text) else None)
 
 
+_Dumper.add_representer(str, _Dumper.represent_str)
 for _one in (_Loader, _Dumper):
     _one.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 
@@ -92,7 +99,8 @@ class Document:
             mark = error.problem_mark
             where = f"{name}:{mark.line + 1}" if mark else name
             reason = ", ".join(part for part in (error.context, error.problem) if part)
-            raise ConfigError(f"{where}: not valid YAML: {reason}.") from error
+            hint = " Indent with spaces." if "'\\t'" in reason else ""
+            raise ConfigError(f"{where}: not valid YAML: {reason}.{hint}") from error
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             reason = f"the character {chr(error.character)!r} is not allowed"
@@ -191,10 +199,10 @@ _EXPECTED = {
     "too_long": "a list of at most {max_length}",
     "invalid-json-value": "plain data",
     "finite_number": "a finite number",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "a number of at most {le}",
+    "greater_than": "a number above {gt:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "less_than": "a number below {lt:g}",
+    "less_than_equal": "a number of at most {le:g}",
     "literal_error": "{expected}",
 }
 
@@ -230,8 +238,10 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
-                _check(loader, key, name, _PLAIN | {_MERGE})
                 label, line = str(key.value), key.start_mark.line + 1
+                if not isinstance(key, yaml.ScalarNode):
+                    raise ConfigError(f"{name}:{line}: a list or mapping stands where a key should. A key is text.")
+                _check(loader, key, name, _PLAIN | {_MERGE})
                 if label in seen:
                     raise ConfigError(f"{name}:{line}: the key '{label}' stands twice. Remove one of them.")
                 seen.add(label)

@@ -50,7 +50,9 @@ class Registry:
             Conflict: another class has that name.
         """
         known = self._classes.get(cls.name)
-        if cls.name in self._where or (known is not None and known is not cls):
+        # a class may be decorated and named by an entry point as well
+        where = self._where.get(cls.name, f"{cls.__module__}:{cls.__qualname__}")
+        if where != f"{cls.__module__}:{cls.__qualname__}" or (known is not None and known is not cls):
             raise Conflict(
                 f"'{cls.name}' is already the name of {self._where.get(cls.name, known)}; {cls.__qualname__} cannot "
                 f"take it. Give the class another `name`."

@@ -51,8 +51,9 @@ class ClipHigher(TokenObjective):
         none
 
     Deviations:
-        - From the paper: none in the value. The loss writes max and min as one clamp for each sign of A; at r exactly
-          on a bound the gradient is kept.
+        - From the paper: log-ratios are clamped to 20 nats before the exponential, with zero gradient beyond. verl does
+          the same; TRL and the code of Lp-Reg and Dr. GRPO do not. Otherwise none in the value: the loss writes max and
+          min as one clamp for each sign of A. At r exactly on a bound the gradient is kept; in verl it is halved at c.
         - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is not offered.
 
     Interacts:

@@ -52,8 +52,10 @@ class ConstantLength(TokenObjective):
         - From the paper: Dr. GRPO also leaves the standard deviation out of the advantage; that is the advantage
           estimator's part (``dr_grpo``), not this method's. A response that lost all its tokens to masks does not count
           in S.
+        - From its code, and TRL's ``dr_grpo``: a response without tokens counts in S there, and S is that of the
+          micro-batch, which is the same where all micro-batches have as many responses.
         - From other code: verl divides by the padded width unless told otherwise, so its scale changes with the
-          padding.
+          padding. Forks of an older verl do not divide by S.
 
     Interacts:
         - good with: ``clip_higher`` at 0.2 for both sides and advantages without standard deviation: Dr. GRPO.

@@ -62,6 +62,8 @@ class KLPenalty(TokenObjective):
     Deviations:
         - From the paper: the cap, and a clamp of d to 20 nats before the exponential of k3; both are verl's.
         - From the paper: its mean follows the aggregation over the whole optimizer step; the paper writes it per group.
+        - From TRL: no cap and no clamp there. With ``cap`` None the two differ only where d is beyond 20 nats.
+        - From verl: 'abs' and the straight-through form of k1 are not offered.
         - From TRL's ``use_bias_correction_kl``: k3 is not multiplied by the ratio, so with several optimizer steps per
           rollout the tokens come from an older policy than the one the estimate is for.
 

@@ -84,11 +84,14 @@ class LpReg(TokenObjective):
           the code. The code takes the share in each micro-batch of one device.
         - From its code (form 'code'): single-sample k3, capped at 10 with zero gradient above, the lowest
           floor(``share`` * n) of the punished tokens, none when that is 1 or less: as there. d is clamped to 20 nats
-          before the exponential; there a gap of about 100 nats gives NaN. The proxy is that of the evidence; there it
-          is always the old policy's, which differs when the evidence is made anew for each optimizer step.
+          before the exponential; there a gap of about 100 nats gives NaN. The floor forgives rounding: 0.29 * 100 is
+          29 here, 28 there.
+        - From its code (form 'code'): it ranks by the live policy and takes the proxy of the old one. Here both are
+          those of the evidence: of the old policy, or, when it is made anew for each optimizer step, of the live one.
+          With one optimizer step per rollout all agree.
         - From its code (form 'code'): all selected tokens are exempt; there those with live log-prob above the proxy
-          keep their clip. With the published bounds it makes no difference, a punished token has no upper bound in them
-          anyway.
+          keep their clip. A punished token above the proxy of the policy that made the data has a ratio above 1,
+          so only a dual clip could tell, and the published bounds have none.
         - From its code: a branch for rewarded tokens, off in every script, is left out. There min-p is applied before
           the temperature; here all signals are at one temperature.
 

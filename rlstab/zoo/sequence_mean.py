@@ -47,7 +47,10 @@ class SequenceMean(TokenObjective):
     Deviations:
         - From the paper: GRPO averages over the responses of a group and then over groups, which is the same where all
           groups have one size. A response that lost all its tokens to masks does not count in S.
-        - From other code: S is exact over micro-batches and ranks. verl adds 1e-8 to n_i; nothing is added here.
+        - From other code: S is exact over micro-batches and ranks. verl adds 1e-8 to n_i; nothing is added here. A
+          response without tokens counts in S in TRL's ``grpo`` loss, and in verl where the size of the whole batch is
+          given. TRL takes the mean of each micro-batch and then of these, which is the same where all micro-batches
+          have as many responses.
 
     Interacts:
         - good with: ``clip_higher`` and ``kl``: GRPO as first published.

@@ -82,6 +82,8 @@ class STARE(TokenObjective):
           like the loss; with one optimizer step per rollout and a token mean these agree.
         - From its code: the top share is taken over all parts and ranks of the step, as the paper describes. The code
           takes it inside each micro-batch of one device, at least one token in each.
+        - From its code: the code ranks by the live policy, which is ``refresh: step`` here. Evidence from the rollout
+          ranks by the old policy; the two agree with one optimizer step per rollout.
         - From its code: gains moved by step k act in step k + 1, as in the paper; the code uses them in step k already.
         - From its code: every token that ties with the last of the share is selected; ``topk`` in the code breaks ties
           in an order of its own, which half precision makes frequent.

@@ -47,7 +47,7 @@ class TokenMean(TokenObjective):
         - From other code: N is exact over micro-batches and ranks, as in TRL's ``dapo`` loss and verl's newer engine.
           Older verl (and the official code of STARE, Lp-Reg and JustRL) averages inside each micro-batch, which gives
           tokens of small micro-batches more weight and, at one response per micro-batch, is ``sequence_mean``. TRL's
-          ``bnpo`` likewise.
+          ``bnpo`` likewise. The code of Lp-Reg adds 1e-8 to N.
 
     Interacts:
         - good with: ``clip_higher`` (DAPO), ``s2t``, ``stare``, ``top_entropy``, ``lp_reg``: all were published on it.

@@ -58,8 +58,10 @@ class TopEntropyMask(TokenObjective):
           of the step.
         - From other code: TRL's ``top_entropy_quantile`` is ``denominator="all"`` with a quantile per micro-step (over
           ranks, not over accumulation steps). ms-swift has 'all' too, per micro-batch of one device.
-          CarlanLark/Lp-Reg-dev has 'kept', the top floor(0.2 n) of a micro-batch of one device.
-        - From TRL: an empty pool drops everything there; here there is nothing to drop.
+          CarlanLark/Lp-Reg-dev has 'kept', the top floor(0.2 n) of a micro-batch of one device, at least one: one token
+          less than here unless n is below 5 or divisible by it, and of equal entropies only as many as fit.
+        - From TRL: an empty pool drops everything there; here there is nothing to drop. The threshold there is rounded
+          to float32, so it may fall on the entropy just below the quantile and keep one token more.
 
     Interacts:
         - good with: ``clip_higher`` and ``token_mean``, the base of the paper (DAPO, 0.2 and 0.28, no ``kl``).

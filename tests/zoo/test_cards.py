@@ -1,90 +1,36 @@
-"""Every method carries a card, and what the card says is what the method does."""
+"""Every method carries a card, what the card says is what the method does, and the pages say what the cards say."""
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
-import inspect
-import itertools
 import re
 import sys
-from typing import ClassVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
 
 import pytest
 import torch
 
 import rlstab
-from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
-from rlstab.core.comm import LocalComm
+from rlstab import cards
+from rlstab.cards import CardError, card
+from rlstab.cli import main
+from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.compose import compose
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import make_plan
-from rlstab.core.settings import Setting, settings_of
+from rlstab.core.settings import Range
+from rlstab.core.terms import Penalty, Terms
 from rlstab.zoo import METHODS
+from tests.core.says import says
+from tests.core.test_import import beyond
+from tests.zoo.watch import differences, evidence, examples, live
 
-SECTIONS = (
-    "Problem",
-    "Equation",
-    "Reads",
-    "Writes",
-    "Denominator",
-    "Parameters",
-    "State",
-    "Deviations",
-    "Interacts",
-    "Limits",
-    "Example",
-    "Source",
-)
-BASIC = ("old_logprobs", "logprobs", "advantages", "sequence", "position", "sequence_ids", "group_ids")
-#: Methods of other packages may be installed beside ours; their cards are theirs.
-NAMES = [name for name in rlstab.available() if METHODS.get(name).__module__.startswith("rlstab.")]
+ROOT = Path(__file__).parent.parent.parent
+NAMES = [cls.name for cls in cards.shipped()]
 
-every_method = pytest.mark.parametrize("cls", [pytest.param(METHODS.get(name), id=name) for name in NAMES])
-
-
-def card(cls: type[TokenObjective]) -> dict[str, str]:
-    """Section to its text, without the common indent; the line before the first section under ``""``."""
-    texts: dict[str, list[str]] = {"": []}
-    current = ""
-    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
-        header = re.fullmatch(r"([A-Z]\w+):", line)
-        if header:
-            current = header[1]
-            assert current not in texts, f"two sections {current}"
-            texts[current] = []
-        else:
-            assert not current or not line or line.startswith("    "), f"{current}: not indented: {line!r}"
-            texts[current].append(line)
-    return {name: inspect.cleandoc("\n".join(["", *lines])).strip() for name, lines in texts.items()}
-
-
-def items(section: str) -> list[str]:
-    """The ``- `` items of a section, each on one line."""
-    return [" ".join(item.split()) for item in re.split(r"^- ", section, flags=re.MULTILINE)[1:]]
-
-
-def heads(section: str) -> list[str]:
-    """What stands in double backticks at the start of each item."""
-    found = [re.match(r"((?:live )?)``([^`]+)``", item) for item in items(section)]
-    return [one[1] + one[2] for one in found if one]
-
-
-def examples(cls: type[TokenObjective]) -> list[TokenObjective]:
-    """One instance for each combination of choices, and of None and a number; other settings at their default."""
-
-    def values(setting: Setting) -> list[object]:
-        if setting.choices:
-            return list(setting.choices)
-        some = next(value for value in (0.5, 2, 2.0) if setting.accepts(value))
-        required = setting.default is dataclasses.MISSING
-        return [None, some] if setting.optional else [some if required else setting.default]
-
-    settings = settings_of(cls)
-    return [
-        cls(**dict(zip((one.name for one in settings), chosen, strict=True)))
-        for chosen in itertools.product(*(values(one) for one in settings))
-    ]
+every_method = pytest.mark.parametrize("cls", [pytest.param(cls, id=cls.name) for cls in cards.shipped()])
 
 
 def test_nothing_is_registered_without_a_name_here() -> None:
@@ -92,11 +38,10 @@ def test_nothing_is_registered_without_a_name_here() -> None:
 
 
 @every_method
-def test_sections_stand_in_order(cls: type[TokenObjective]) -> None:
+def test_sections_and_parameters_are_in_order(cls: type[TokenObjective]) -> None:
     found = card(cls)
-    assert tuple(found) == ("", *SECTIONS)
-    assert all(found.values()), [name for name, text in found.items() if not text]
-    assert len(found[""].splitlines()) == 1
+    assert tuple(found.sections) == cards.SECTIONS
+    assert found.heads("Parameters") == [one.name for one in found.parameters]
 
 
 @every_method
@@ -109,103 +54,42 @@ def test_example_runs(cls: type[TokenObjective]) -> None:
     printed: list[str] = []
     result = doctest.DocTestRunner().run(tests[0], out=printed.append)
     assert result.failed == 0, "".join(printed)
-    assert ">>> " in card(cls)["Example"]
-    assert ">>> " not in "".join(text for name, text in card(cls).items() if name != "Example")
+    sections = card(cls).sections
+    assert [name for name, text in sections.items() if ">>> " in text] == ["Example"]
 
 
 @every_method
-def test_parameters_are_the_fields(cls: type[TokenObjective]) -> None:
-    section = card(cls)["Parameters"]
-    settings = settings_of(cls)
-    assert heads(section) == [one.name for one in settings]
-    assert len(items(section)) == len(settings)
-    if not settings:
-        assert section == "none"
-    for item, setting in zip(items(section), settings, strict=True):
-        required = setting.default is dataclasses.MISSING
-        stated = f"{setting}, {'required' if required else f'default {setting.default!r}'}. "
-        assert re.match(rf"``{setting.name}``(?: \([^)]+\))?: {re.escape(stated)}\S", item), (item, stated)
+def test_example_on_the_page_prints_what_its_comments_say(cls: type[TokenObjective], capsys) -> None:
+    page = (ROOT / "docs" / "methods" / f"{cls.name}.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(block, str(cls), "exec", dont_inherit=True), {})
+    comments = [line.removeprefix("# ") for line in block.splitlines() if line.startswith("# ")]
+    assert capsys.readouterr().out.splitlines() == comments
+    assert comments
 
 
 @every_method
-def test_writes_are_declared(cls: type[TokenObjective]) -> None:
-    declared = frozenset().union(*(one.writes for one in examples(cls)))
-    assert sorted(heads(card(cls)["Writes"])) == sorted(declared)
+def test_what_is_declared_is_what_is_done(cls: type[TokenObjective]) -> None:
+    found = differences(cls)
+    assert not found, "\n".join(found)
 
 
 @every_method
-def test_reads_are_declared(cls: type[TokenObjective]) -> None:
-    section = card(cls)["Reads"]
-    needs = frozenset().union(*(one.needs for one in examples(cls)))
-    live_needs = frozenset().union(*(one.live_needs for one in examples(cls)))
-    named = heads(section)
-    assert len(named) == len(set(named))
-    assert {name for name in named if name in SIGNALS} == needs
-    assert {name.removeprefix("live ") for name in named if name.startswith("live ")} - {"logprobs"} == live_needs
-    if not named:
-        assert section.startswith("nothing")
-
-
-class WatchedBatch(TokenBatch):
-    """Remembers which of its tensors were looked at."""
-
-    seen: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name: str) -> object:
-        if name in BASIC or name in SIGNALS:
-            WatchedBatch.seen.add(name)
-        return super().__getattribute__(name)
-
-
-class WatchedPolicy(PolicyOutputs):
-    """Remembers which of its tensors were looked at."""
-
-    seen: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name: str) -> object:
-        if name in ("logprobs", "entropies", "log_kept_mass"):
-            WatchedPolicy.seen.add(f"live {name}")
-        return super().__getattribute__(name)
-
-
-@every_method
-def test_reads_are_what_is_read(cls: type[TokenObjective]) -> None:
-    tensors = evidence()
-    watched = WatchedBatch.from_padded(**tensors)
-    policy = WatchedPolicy.from_padded(watched, **live(tensors))
-    anchor = PolicyOutputs.from_padded(watched, **live(tensors))
-    WatchedBatch.seen.clear()
-    WatchedPolicy.seen.clear()
-    for method in examples(cls):
-        state = method.init_state()
-        for _ in range(2):
-            stat, state = method.settle([watched], state, LocalComm())
-            for penalty in method.terms(watched, stat, state).penalties.values():
-                penalty.fn(policy, anchor)
-    assert set(heads(card(cls)["Reads"])) == WatchedBatch.seen | WatchedPolicy.seen
-
-
-@every_method
-def test_state_keys(cls: type[TokenObjective]) -> None:
-    section = card(cls)["State"]
-    keys = list(examples(cls)[0].init_state())
-    assert heads(section) == keys
-    if not keys:
-        assert section == "none"
+def test_sections_without_items_say_so(cls: type[TokenObjective]) -> None:
+    found = card(cls)
+    assert found.heads("Reads") or found.sections["Reads"].startswith("nothing")
+    assert found.heads("State") or found.sections["State"] == "none"
 
 
 @every_method
 def test_denominator(cls: type[TokenObjective]) -> None:
-    first = re.match(r"\w+", card(cls)["Denominator"])
-    assert first is not None
-    assert first[0] in ("kept", "all", "untouched")
     writes = frozenset().union(*(one.writes for one in examples(cls)))
-    assert (first[0] == "kept") == ("keep" in writes)
+    assert ("kept" in card(cls).denominators) == ("keep" in writes)
 
 
 @every_method
 def test_interacts_names_other_methods(cls: type[TokenObjective]) -> None:
-    section = items(card(cls)["Interacts"])
+    section = card(cls).items("Interacts")
     assert [item.partition(":")[0] for item in section] == ["good with", "careful with", "surprising"]
     for item in section:
         assert set(re.findall(r"``(\w+)``", item)) & (set(NAMES) - {cls.name}), item
@@ -213,36 +97,10 @@ def test_interacts_names_other_methods(cls: type[TokenObjective]) -> None:
 
 @every_method
 def test_deviations_and_source(cls: type[TokenObjective]) -> None:
-    assert all(item.startswith("From ") for item in items(card(cls)["Deviations"]))
-    assert re.search(r"\b(19|20)\d\d\b", card(cls)["Source"])
-    assert re.search(r"arXiv \d{4}\.\d{5}", card(cls)["Source"])
-
-
-def evidence() -> dict[str, torch.Tensor]:
-    """Twelve tokens of three responses with every signal; mean entropy near 0.1, so that all controllers act."""
-    draw = torch.Generator().manual_seed(7)
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
-    logprobs = -4 * torch.rand(3, 5, generator=draw, dtype=torch.float64)
-    signals = {
-        "response_mask": mask,
-        "advantages": torch.tensor([1.3, -0.7, 0.2], dtype=torch.float64),
-        "old_logprobs": logprobs,
-        "logprobs": logprobs + 0.3 * torch.randn(3, 5, generator=draw, dtype=torch.float64),
-        "entropies": 0.2 * torch.rand(3, 5, generator=draw, dtype=torch.float64),
-        "max_logprobs": -0.1 * torch.rand(3, 5, generator=draw, dtype=torch.float64),
-        "log_kept_mass": -0.1 * torch.rand(3, 5, generator=draw, dtype=torch.float64),
-    }
-    others = SIGNALS.keys() - signals.keys()
-    return signals | {name: -torch.rand(3, 5, generator=draw, dtype=torch.float64) for name in sorted(others)}
-
-
-def live(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Live outputs for that evidence, a little further on, as leaves."""
-    return {
-        "logprobs": (tensors["logprobs"] - 0.2).requires_grad_(),
-        "entropies": (tensors["entropies"] + 0.05).requires_grad_(),
-        "log_kept_mass": (tensors["log_kept_mass"] - 0.05).requires_grad_(),
-    }
+    found = card(cls)
+    assert all(item.startswith("From ") for item in found.items("Deviations"))
+    assert re.search(r"\b(19|20)\d\d\b", found.sections["Source"])
+    assert re.search(r"arXiv \d{4}\.\d{5}", found.sections["Source"])
 
 
 def losses(*methods: TokenObjective) -> list[torch.Tensor]:
@@ -264,7 +122,7 @@ def losses(*methods: TokenObjective) -> list[torch.Tensor]:
 LIMITS = [
     pytest.param(name, expression, id=f"{name}: {expression}")
     for name in NAMES
-    for expression in heads(card(METHODS.get(name))["Limits"])
+    for expression in card(METHODS.get(name)).heads("Limits")
 ]
 
 
@@ -278,9 +136,9 @@ def test_limits_are_the_identity_bit_for_bit(name: str, expression: str) -> None
 
 @every_method
 def test_limits_name_a_setting_where_there_is_one(cls: type[TokenObjective]) -> None:
-    section = card(cls)["Limits"]
-    assert items(section)
-    assert heads(section) or any("No setting makes it so" in item for item in items(section))
+    items = card(cls).items("Limits")
+    assert items
+    assert card(cls).heads("Limits") or any("No setting makes it so" in item for item in items)
 
 
 def test_sequence_mean_is_the_identity_on_equal_lengths() -> None:
@@ -296,3 +154,325 @@ def test_constant_length_is_the_identity_at_the_mean_length() -> None:
     found = zip(losses(rlstab.ConstantLength(length=mean)), losses(), strict=True)
     assert all(torch.equal(one, other) for one, other in found)
     assert not torch.equal(losses(rlstab.ConstantLength(length=mean + 1))[0], losses()[0])
+
+
+# -- a card that is wrong is refused, with a text that says what to do -----------------------------------------------
+
+
+def other(cls: type[TokenObjective], old: str, new: str) -> type[TokenObjective]:
+    """The method with another docstring."""
+    assert old in (cls.__doc__ or "")
+    return type(cls.__name__, (cls,), {"__doc__": (cls.__doc__ or "").replace(old, new), "__module__": cls.__module__})
+
+
+SHARE = "- ``share`` (rho): float in (0, 1], default 0.2. The paper, eq. 6; 0.1 to 0.5 are reported similar.\n"
+ORDER = ", ".join(cards.SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("cls", "old", "new", "text"),
+    [
+        (rlstab.S2TMask, "    State:\n        none\n\n", "",
+         f"S2TMask: the card lacks the section 'State'. Its sections are, in this order: {ORDER}."),
+        (rlstab.S2TMask, "    Limits:\n", "    Limit:\n",
+         "S2TMask: the card has a section 'Limit', which no card has. Did you mean 'Limits'?"),
+        (rlstab.S2TMask, "    Limits:\n", "    Notes:\n",
+         "S2TMask: the card has a section 'Notes', which no card has. Known: ..."),
+        (rlstab.S2TMask, "    Limits:\n", "    State:\n",
+         "S2TMask: the card has two sections 'State'. Merge them."),
+        (rlstab.S2TMask, "    State:\n        none\n", "    State:\n",
+         "S2TMask: the section 'State' of the card is empty. Write 'none' if there is nothing."),
+        (rlstab.S2TMask, "    State:\n        none\n", "    State:\n    none\n",
+         "S2TMask: under 'State' stands 'none', which is not indented. Indent it by 4."),
+        (rlstab.TokenMean, "    Parameters:\n        none\n\n    State:\n        none\n\n    Deviations:\n",
+         "    State:\n        none\n\n    Deviations:\n        none\n\n    Parameters:\n",
+         f"TokenMean: the section 'State' stands where 'Parameters' belongs. Order: {ORDER}."),
+        (rlstab.S2TMask, "was otherwise sure.\n", "was otherwise\n    sure.\n",
+         "S2TMask: the card does not begin with one line, and an empty one, on what it does to tokens."),
+        (rlstab.S2TMask, "kept: silenced", "Silenced",
+         "S2TMask: Denominator begins with 'Silenced'. Begin it with 'kept:', 'all:' or 'untouched:', or with two of "
+         "them and 'or' between."),
+        (rlstab.TopEntropyMask, SHARE, SHARE + "        - ``shares``: float, default 0.1. The paper.\n",
+         "TopEntropyMask: Parameters: 'shares' is no field of the class. Did you mean 'share'?"),
+        (rlstab.TokenMean, "Parameters:\n        none", "Parameters:\n        - ``share``: float, default 0.1. Ours.",
+         "TokenMean: Parameters: 'share' is no field of the class. The class has no field."),
+        (rlstab.TokenMean, "Parameters:\n        none", "Parameters:\n        The mean has none.",
+         "TokenMean: Parameters: the class has no field, and the section says 'The mean has none.'. Write 'none'."),
+        (rlstab.TopEntropyMask, SHARE, "",
+         "TopEntropyMask: Parameters: the field 'share' is not there. Add: - ``share``: float in (0, 1], default 0.2. "
+         "and then where the default comes from."),
+        (rlstab.TopEntropyMask, SHARE, f"{SHARE}        {SHARE}",
+         "TopEntropyMask: Parameters: they stand as share, share, denominator, the fields as share, denominator."),
+        (rlstab.TopEntropyMask, "``share`` (rho): float in", "share (rho): float in",
+         "TopEntropyMask: Parameters: 'share (rho): float in (0, 1], default 0.2. The ..."),
+        (rlstab.TopEntropyMask, SHARE, SHARE.replace("0.2. ", "0.3. "),
+         "TopEntropyMask: Parameters: 'share' is 'float in (0, 1], default 0.3' on the card, 'float in (0, 1], "
+         "default 0.2.' in the code."),
+        (rlstab.TopEntropyMask, SHARE, "- ``share`` (rho): float in (0, 1], default 0.2.\n",
+         "TopEntropyMask: Parameters: 'share' has a default without a source. After 'float in (0, 1], default 0.2.' "
+         "say where it comes from: the paper and its section, code, or your own choice."),
+    ],
+)  # fmt: skip
+def test_a_card_that_is_wrong(cls: type[TokenObjective], old: str, new: str, text: str) -> None:
+    with says(CardError, text):
+        card(other(cls, old, new))
+
+
+def test_a_class_without_a_docstring_has_no_card() -> None:
+    @dataclass(frozen=True)
+    class Bare(rlstab.TokenMean):
+        pass
+
+    with says(CardError, "test_a_class_without_a_docstring_has_no_card.<locals>.Bare: the card lacks the section ..."):
+        card(Bare)
+
+
+# -- what is declared and not done, or done and not declared, is found ------------------------------------------------
+
+
+class NeedsMore(rlstab.S2TMask):
+    needs = frozenset({"entropies", "max_logprobs"})
+
+
+class NeedsLess(rlstab.S2TMask):
+    needs = frozenset()
+
+
+class DifferentiatesLess(rlstab.EntropyBonus):
+    live_needs = frozenset()
+
+
+class DifferentiatesMore(rlstab.KLPenalty):
+    live_needs = frozenset({"entropies"})
+
+
+class WritesMore(rlstab.S2TMask):
+    writes = frozenset({"keep", "weight"})
+
+
+class WritesLess(rlstab.S2TMask):
+    writes = frozenset()
+
+
+class FillsMore(rlstab.TokenMean):
+    def terms(self, batch, stat, state):
+        return Terms(weight=torch.ones_like(batch.advantages))
+
+
+class PenaltyReadsLess(rlstab.EntropyBonus):
+    def terms(self, batch, stat, state):
+        return Terms(penalties={"": Penalty(-0.1, lambda policy, anchor: policy.signal("entropies"))})
+
+
+class Remembers(rlstab.TokenMean):
+    def init_state(self):
+        return {"steps": 0}
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (NeedsMore, ["`needs` names 'max_logprobs', and nothing comes of it."]),
+        (NeedsLess, ["reads 'entropies', which `needs` does not name."]),
+        (DifferentiatesLess, ["reads the live 'entropies', which `live_needs` does not name."]),
+        (DifferentiatesMore, ["`live_needs` names 'entropies', and nothing comes of it."]),
+        (WritesMore, ["`writes` names 'weight', and nothing comes of it."]),
+        (WritesLess, ["fills 'keep', which `writes` does not name."]),
+        (
+            FillsMore,
+            [
+                "fills 'weight', which `writes` does not name.",
+                "`writes` names 'aggregate', and nothing comes of it.",
+                "FillsMore has 'advantages', which the card's Reads does not name.",
+                "FillsMore has 'weight', which the card's Writes does not name.",
+                "the card's Writes names 'aggregate', and nothing comes of it.",
+            ],
+        ),
+        (PenaltyReadsLess, ["the penalty '' reads the live ['entropies'], its `reads` are []."]),
+        (Remembers, ["Remembers has 'steps', which the card's State does not name."]),
+        (
+            other(rlstab.S2TMask, "- ``advantages`` (n,)", "- ``positions`` (n,)"),
+            [
+                "S2TMask has 'advantages', which the card's Reads does not name.",
+                "the card's Reads names 'positions', and nothing comes of it.",
+            ],
+        ),
+        (
+            other(rlstab.S2TMask, "- ``keep``: False", "- ``weight``: 0"),
+            [
+                "S2TMask has 'keep', which the card's Writes does not name.",
+                "the card's Writes names 'weight', and nothing comes of it.",
+            ],
+        ),
+        (
+            other(rlstab.S2TMask, "- ``keep``: False", "- ``keep``: True elsewhere.\n        - ``keep``: False"),
+            ["the card's Writes names something twice: keep, keep."],
+        ),
+    ],
+    ids=lambda one: one.__name__ if isinstance(one, type) else "",
+)
+def test_declared_is_not_done(broken: type[TokenObjective], expected: list[str]) -> None:
+    broken.__doc__ = broken.__doc__ or broken.__mro__[1].__doc__
+    found = [re.sub(r"^\w+\([^)]*\): ", "", one) for one in differences(broken)]
+    assert list(dict.fromkeys(found)) == expected
+
+
+# -- the pages --------------------------------------------------------------------------------------------------------
+
+
+def test_cards_need_the_lower_floors() -> None:
+    assert beyond("rlstab/cards.py", "rlstab.core", "rlstab.zoo", "rlstab.presets") == []
+
+
+def test_the_pages_in_docs_are_fresh() -> None:
+    found = cards.stale(ROOT / "docs" / "methods")
+    assert not found, "\n".join([*found, "run: rlstab cards"])
+
+
+def test_the_pages_tell_where_the_class_is() -> None:
+    for cls in cards.shipped():
+        assert getattr(rlstab, cls.__name__) is cls
+        assert f"`from rlstab import {cls.__name__}`" in cards.markdown(card(cls))
+
+
+def test_stale_pages_are_named_by_line(tmp_path: Path, capsys) -> None:
+    out = str(tmp_path / "pages")
+    assert main(["cards", "--out", out]) == 0
+    assert main(["cards", "--out", out, "--check"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+    page = tmp_path / "pages" / "s2t.md"
+    text = page.read_text()
+    number = text.splitlines().index("## Writes") + 1
+    page.write_text(text.replace("## Writes", "## Changes"))
+    (tmp_path / "pages" / "kl.md").unlink()
+    (tmp_path / "pages" / "gone.md").write_text(text)
+    (tmp_path / "pages" / "mine.md").write_text("# A page of somebody else\n")
+    assert main(["cards", "--out", out, "--check"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"CardError: {out} is stale.\n"
+        f"  {out}/kl.md: is missing.\n"
+        f"  {out}/s2t.md:{number}: the page says '## Changes', the docstring '## Writes'.\n"
+        f"  {out}/gone.md: no method has this name any more.\n"
+        f"Run: rlstab cards --out {out}\n",
+    )
+    assert main(["cards", "--out", out]) == 0
+    assert cards.stale(out) == []
+    assert (tmp_path / "pages" / "mine.md").exists()
+    assert not (tmp_path / "pages" / "gone.md").exists()
+
+
+def test_a_difference_is_shown_where_it_is(tmp_path: Path) -> None:
+    cards.write(tmp_path)
+    page = tmp_path / "s2t.md"
+    page.write_text(page.read_text().replace("S2T takes them out", "S2T takes them away"))
+    (line,) = cards.stale(tmp_path)
+    assert line == (
+        f"{page}:13: the page says '...s and symbols. S2T takes them away of the policy term.', the docstring "
+        f"'...s and symbols. S2T takes them out of the policy term.'."
+    )
+
+
+def test_a_page_that_lost_its_end_is_stale(tmp_path: Path) -> None:
+    cards.write(tmp_path)
+    page = tmp_path / "index.md"
+    page.write_text(page.read_text().rstrip("\n"))
+    assert len(cards.stale(tmp_path)) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["cards", "--out", f"{tmp_path}/file"]) == 2
+    assert capsys.readouterr().err == (
+        f"CardError: {tmp_path}/file: cannot be written: file exists. Give another folder.\n"
+    )
+
+
+@every_method
+def test_run_settings_stand_where_something_is_measured(cls: type[TokenObjective]) -> None:
+    measures = "measure" in vars(cls)
+    page = cards.markdown(card(cls))
+    assert ("`refresh: rollout | step`" in page) == ("`scope: step | microbatch`" in page) == measures
+
+
+def test_the_comparison_has_every_method_and_every_value_of_a_preset() -> None:
+    text = cards.comparison()
+    for name in NAMES:
+        assert f"| [`{name}`]({name}.md) |" in text
+    for name in rlstab.presets.PRESETS:
+        assert f" `{name}` |" in text
+    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in text.split("## Presets")[1].splitlines()}
+    columns = list(rlstab.presets.PRESETS)
+    assert rows["| &emsp;`max_prob`"][columns.index("stapo")] == "0.002"
+    assert rows["| [`stare`](stare.md)"][columns.index("recommended")] == "within `s2t` |"
+    assert rows["| &emsp;`length`"][columns.index("dapo")] == ""
+
+
+@dataclass(frozen=True)
+class Foreign(TokenObjective):
+    """Keep a * b and <b> and __this__, of ``a | b``.
+
+    Problem:
+        none
+
+    Equation:
+        Two:
+
+            a = 1
+
+            b = 2
+
+        With a.
+
+    Reads:
+        nothing
+
+    Writes:
+        nothing
+
+    Denominator:
+        untouched: nothing
+
+    Parameters:
+        - ``share`` (p_t): float in (0, 1], required. Ours, or ``a | b``.
+
+    State:
+        none
+
+    Deviations:
+        none
+
+    Interacts:
+        - good with: ``s2t``
+
+    Limits:
+        none
+
+    Example:
+        >>> 1 + 1
+        2
+
+    Source:
+        Ours.
+    """
+
+    name: ClassVar[str] = "foreign"
+    exceptions: ClassVar[dict[str, str]] = {"replication": "it counts."}
+
+    share: Annotated[float, Range(gt=0, le=1)]
+
+    def terms(self, batch, stat, state):
+        return Terms()
+
+
+def test_a_page_of_another_package() -> None:
+    page = cards.markdown(card(Foreign))
+    assert f"| `from {__name__} import Foreign` | `{{name: foreign, share: ...}}` | none |" in page
+    assert "**Keep a * b and \\<b> and \\_\\_this\\_\\_, of `a | b`.**" in page
+    assert "Two:\n\n```text\na = 1\n\nb = 2\n```\n\nWith a.\n" in page
+    assert "| `share` | p_t | `float in (0, 1]` | required | Ours, or `a \\| b`. |" in page
+    assert "- **good with:** `s2t`\n" in page
+    assert "- *replication*: it counts.\n" in page
+    assert "```python\nprint(1 + 1)\n# 2\n```" in page
+    assert "[`s2t`](s2t.md)" in cards.markdown(card(Foreign), NAMES)
