@@ -5,7 +5,8 @@ Needs the extra ``rlstab[testing]`` (hypothesis, and pytest for the helper).
 """
 
 from rlstab.testing.check import Report, Result, check_objective, parametrize_laws
-from rlstab.testing.laws import LAWS, BrokenLaw, Law
+from rlstab.testing.compare import BrokenLaw
+from rlstab.testing.laws import LAWS, Law
 from rlstab.testing.steps import Step, steps
 
 __all__ = [

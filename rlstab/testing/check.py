@@ -18,7 +18,8 @@ from rlstab.core.compose import compose
 from rlstab.core.errors import MissingPackage
 from rlstab.core.objective import TokenObjective
 from rlstab.testing import tolerances
-from rlstab.testing.laws import LAWS, BrokenLaw, Case, Law, NotHere, close, leaves_of
+from rlstab.testing.compare import BrokenLaw, close
+from rlstab.testing.laws import LAWS, Case, Law, NotHere, leaves_of
 from rlstab.testing.run import run_whole
 from rlstab.testing.steps import steps
 

@@ -6,26 +6,24 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
-from rlstab.core.compose import Composition, Within, compose
+from rlstab.core.compose import Composition, Within, compose, within
+from rlstab.core.loss import loss_of_part
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import make_plan
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
-from rlstab.core.terms import Aggregate, Bounds, Penalty, Ratio, Surrogate, Terms
+from rlstab.core.plan import Plan, make_plan
+from rlstab.core.stats import Mean, Pool, Settled
+from rlstab.core.terms import Bounds, Penalty, Terms
 from rlstab.testing import tolerances
+from rlstab.testing.compare import BrokenLaw, close, near, same_summary
 from rlstab.testing.run import Outcome, run_parts, run_ranks, run_whole
 from rlstab.testing.steps import Step
-
-
-class BrokenLaw(AssertionError):
-    """A method does not obey a law; the text says what was seen."""
 
 
 class NotHere(Exception):
@@ -56,40 +54,6 @@ class Law:
     says: str
     check: Callable[[TokenObjective, Case], None]
     extreme: bool = False
-
-
-def close(what: str, one: Outcome, other: Outcome, tolerance: float) -> None:
-    """Loss, gradients, report, state and learning-rate scale of two outcomes agree."""
-    scale = max(one.scale, other.scale)
-    _near(f"{what}: the loss", one.loss, other.loss, tolerance * scale)
-    _near(f"{what}: lr_scale", one.lr_scale, other.lr_scale, tolerance)
-    for name, gradient in one.gradients.items():
-        worst = float((gradient - other.gradients[name]).abs().max()) if gradient.numel() else 0.0
-        if not worst <= tolerance * scale:
-            raise BrokenLaw(f"{what}: the gradient of '{name}' moves by {worst:.3g}.")
-    mine, theirs = ({name: mean.value for name, mean in side.report.items()} for side in (one, other))
-    for name in mine.keys() & theirs.keys():
-        if not (math.isnan(mine[name]) and math.isnan(theirs[name])):
-            _near(f"{what}: the metric '{name}'", mine[name], theirs[name], tolerance * (1 + abs(mine[name])))
-    _same_state(what, one.state, other.state, tolerance)
-
-
-def _near(what: str, one: float, other: float, within: float) -> None:
-    if not abs(one - other) <= within:
-        raise BrokenLaw(f"{what} is {one!r} and {other!r}.")
-
-
-def _same_state(what: str, one: Any, other: Any, tolerance: float) -> None:
-    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
-        for key in one:
-            _same_state(f"{what}: state['{key}']", one[key], other[key], tolerance)
-    elif isinstance(one, Tensor) and isinstance(other, Tensor):
-        if not torch.allclose(one.double(), other.double(), atol=tolerance, rtol=tolerance, equal_nan=True):
-            raise BrokenLaw(f"{what} is {one} and {other}.")
-    elif isinstance(one, float) and isinstance(other, float):
-        _near(what, one, other, tolerance * (1 + abs(one)))
-    elif one != other:
-        raise BrokenLaw(f"{what} is {one!r} and {other!r}.")
 
 
 # -- the laws ----------------------------------------------------------------------------------------------------------
@@ -210,7 +174,7 @@ def masked(method: TokenObjective, case: Case) -> None:
     """Tokens that were dropped have a policy gradient of exactly zero."""
     step, mask = case.first, _Dropping()
     batch = step.batch()
-    objective = compose(*leaves_without_penalties(method), mask)
+    objective = compose(method, mask)
     dropped = ~mask.chosen(batch)
     plan = make_plan(objective, [batch])
     keep = plan.terms(batch).keep
@@ -273,7 +237,7 @@ def declared(method: TokenObjective, case: Case) -> None:
         bare = plan.loss(batch, policy).loss.item()
     except LookupError as error:
         raise BrokenLaw(f"it reads what it does not declare: {error}") from error
-    _near("the loss without, and with, signals that it does not declare", bare, run_whole(method, case.first).loss, 0.0)
+    near("the loss without, and with, signals that it does not declare", bare, run_whole(method, case.first).loss, 0.0)
     surplus = sorted(plan.terms(batch).filled() - method.writes)
     if surplus:
         raise BrokenLaw(
@@ -310,16 +274,14 @@ def monoid(method: TokenObjective, case: Case) -> None:
             raise BrokenLaw(f"`measure` names {sorted(one)} on tokens and {sorted(nothing)} on none.")
         for name in one:
             a, b, empty = one[name], two[name], nothing[name]
-            _same_summary(f"{name}, merged in another order", _merge(a, b), _merge(b, a))
-            _same_summary(f"{name}, grouped otherwise", _merge(_merge(a, b), a), _merge(a, _merge(b, a)))
-            _same_summary(f"{name}, with an empty batch", _merge(a, empty), a)
+            same_summary(f"{name}, merged in another order", _merge(a, b), _merge(b, a))
+            same_summary(f"{name}, grouped otherwise", _merge(_merge(a, b), a), _merge(a, _merge(b, a)))
+            same_summary(f"{name}, with an empty batch", _merge(a, empty), a)
 
 
 def serialises(method: TokenObjective, case: Case) -> None:
     """``repr`` and YAML give an equal method, the state survives JSON, and the run goes on as it would have."""
     classes = {type(leaf).__name__: type(leaf) for leaf in leaves_of(method)}
-    from rlstab.core.compose import within
-
     if eval(repr(method), {**classes, "compose": compose, "within": within}) != method:
         raise BrokenLaw(f"its repr does not give it back: {method!r}.")
     first = run_whole(method, case.first)
@@ -414,16 +376,8 @@ def leaves_of(objective: TokenObjective) -> list[TokenObjective]:
     return [objective]
 
 
-def leaves_without_penalties(objective: TokenObjective) -> Sequence[TokenObjective]:
-    return objective.members if isinstance(objective, Composition) else (objective,)
-
-
-def _policy_part(terms: Terms, plan: Any, batch: TokenBatch, leaves: dict[str, Tensor]) -> None:
+def _policy_part(terms: Terms, plan: Plan, batch: TokenBatch, leaves: dict[str, Tensor]) -> None:
     """Backward through the policy term alone."""
-    from dataclasses import replace
-
-    from rlstab.core.loss import loss_of_part
-
     policy = PolicyOutputs(**leaves)
     bare = replace(terms, penalties={})
     loss_of_part(bare, batch, policy, policy.constant(), plan.kept, plan.everything).loss.backward()
@@ -471,18 +425,3 @@ def _from_plain(plain: Any) -> Any:
 
 def _merge(one: Any, other: Any) -> Any:
     return one.merge(other)
-
-
-def _same_summary(what: str, one: Any, other: Any) -> None:
-    if isinstance(one, Pool):
-        a, b = one.threshold(), other.threshold()
-        if (a.value, a.size) != (b.value, b.size):
-            raise BrokenLaw(f"the statistic {what} is {a} and {b}.")
-        return
-    _near(
-        f"the total of {what}", float(one.total), float(other.total), tolerances.REORDERED * (1 + abs(float(one.total)))
-    )
-    _near(f"the count of {what}", float(one.count), float(other.count), 0.0)
-
-
-__all__ = ["LAWS", "Aggregate", "BrokenLaw", "Case", "Law", "NotHere", "Ratio", "Stat", "Surrogate", "Threshold"]
