@@ -1,0 +1,498 @@
+"""The comparisons: which composition reproduces which published code. One entry is one row of docs/conformance.md."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab import (
+    STARE,
+    ClipHigher,
+    ConstantLength,
+    KLPenalty,
+    LpReg,
+    Mean,
+    SequenceMean,
+    TokenBatch,
+    TokenMean,
+    TopEntropyMask,
+    compose,
+)
+from rlstab import advantages as estimators
+from rlstab.core.terms import Terms
+from rlstab.signals import token_signals_from_logits
+from tests.conformance.record import LENGTH, tensors
+from tests.conformance.recorded import apart, by_parts, by_rows, by_rows_added, difference, load, ours, theirs
+
+#: Largest difference that float64 rounding, a denominator with 1e-8 added, and float32 rounding may make.
+EXACT, ADDED, SINGLE = 1e-13, 1e-8, 1e-6
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One comparison.
+
+    Attributes:
+        method: what is compared.
+        source: file of ``data/``.
+        card: the method here.
+        code: function of the published code.
+        settings: the composition here, in words.
+        cases: name of the stored case to the difference found.
+        bound: largest difference that passes.
+    """
+
+    method: str
+    source: str
+    card: str
+    code: str
+    settings: str
+    cases: Mapping[str, Callable[[], float]]
+    bound: float = EXACT
+
+    def largest(self) -> float:
+        return max(found() for found in self.cases.values())
+
+
+def _loss(source: str, case: str, *methods: Any, **options: Any) -> Callable[[], float]:
+    return lambda: difference(ours(compose(*methods), source, case, **options), theirs(source, case))
+
+
+def boosted(terms: Terms) -> Tensor:
+    assert terms.weight is not None
+    return terms.weight != 1
+
+
+def weighted(terms: Terms) -> Tensor:
+    assert terms.weight is not None
+    return terms.weight != 0
+
+
+def kept(terms: Terms) -> Tensor:
+    assert terms.keep is not None
+    return terms.keep
+
+
+OLD = tensors("main")["old"]
+WIDER, TRL_TOP = ClipHigher(), TopEntropyMask(denominator="all")
+VERL = ClipHigher(dual_clip=10.0)
+
+
+# -- STARE -------------------------------------------------------------------------------------------------------------
+
+
+def stare(case: str, **settings: Any) -> Callable[[], float]:
+    # in the stored cases the gate is handed in; here a target above every mean entropy opens it
+    return _loss("stare", case, STARE(target_entropy=99.0, **settings), VERL, selected=boosted)
+
+
+@functools.cache
+def gains(name: str) -> tuple[Mapping[str, Any], ...]:
+    """The state of each step of a stored controller's run."""
+    stored = load("stare")["controllers"][name]
+    method = STARE(target_entropy=stored["target_entropy"], step=stored["alpha"])
+    state, states = method.init_state(), []
+    for one in stored["steps"]:
+        state = method.advance(state, {"entropy": Mean.scalar(one["entropy"])})
+        states.append(state)
+    return tuple(states)
+
+
+def controlled(name: str) -> float:
+    """Gates step by step, gains one step later; infinite where a gate differs."""
+    other, mine = load("stare")["controllers"][name]["steps"], gains(name)
+    if [one["gate"] for one in mine] != [one["gate"] for one in other]:
+        return math.inf
+    return max(apart([one[gain] for one in mine[1:]], [one[gain] for one in other[:-1]]) for gain in ("boost", "damp"))
+
+
+def mean_entropy() -> float:
+    """What the gate compares with its target, on the stored entropies."""
+    values = tensors("main")
+    batch = TokenBatch.from_padded(
+        response_mask=values["mask"],
+        advantages=values["advantages"],
+        old_logprobs=values["old"],
+        entropies=values["entropies"],
+    )
+    measured = STARE().measure(batch)["entropy"]
+    assert isinstance(measured, Mean)
+    return measured.value
+
+
+# -- Lp-Reg ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def signals_of(logits: str, min_p: float = 0.02) -> Mapping[str, Tensor]:
+    """``max_logprobs`` and ``log_kept_mass`` (and the log-probs) of the stored logits, (B, T)."""
+    values = tensors("main")[f"{logits}_logits"]
+    tokens = torch.tensor(load("inputs")["main"]["tokens"])
+    names = {"logprobs", "max_logprobs", "log_kept_mass"}
+    found = token_signals_from_logits(values.flatten(0, 1), tokens.flatten(), needs=names, min_p=min_p)
+    return {name: getattr(found, name).view(tokens.shape) for name in sorted(names)}
+
+
+def handed_in(inputs: str) -> Mapping[str, Tensor]:
+    """Signals that make rlstab's proxy the stored one."""
+    values = tensors(inputs)
+    plausible = values["target"] > -1e3
+    mass = torch.where(plausible, values["live"] - values["target"], 0.0)
+    return {"max_logprobs": torch.where(plausible, values["live"], 0.0), "log_kept_mass": mass}
+
+
+def held(case: str, *beside: Any, min_p: float = 0.02, **options: Any) -> dict[str, Any]:
+    """Loss and gradient of Lp-Reg, and the tokens at which its coefficient matters."""
+    options = {"local": by_rows_added} | options
+    share = load("lp_reg")["cases"][case]["settings"]["logp_neg_k_percent"]
+    cap = None if beside else 10.0
+    on, off = (
+        ours(
+            compose(LpReg(form="code", share=share, min_p=min_p, coefficient=one, ratio_cap=cap), *beside),
+            "lp_reg",
+            case,
+            **options,
+        )
+        for one in (1.0, 0.0)
+    )
+    return {**on, "selected": on["gradient"] != off["gradient"]}
+
+
+def _lp_reg(case: str, signals: Callable[[], Mapping[str, Tensor]], **options: Any) -> Callable[[], float]:
+    return lambda: difference(held(case, **options, **signals()), theirs("lp_reg", case))
+
+
+def holds_the_same() -> float:
+    """Infinite where scope: microbatch selects another token; the loss differs by the counts of the parts."""
+    case = "proxy of the live policy, ragged"
+    mine = held(case, local=None, **signals_of("live"))
+    return 0.0 if torch.equal(mine["selected"], theirs("lp_reg", case)["selected"]) else math.inf
+
+
+def proxy_difference() -> float:
+    """Of the log-prob of the min-p filtered policy; infinite where the filter keeps another token."""
+    found = 0.0
+    for name, stored in load("lp_reg")["proxy"].items():
+        logits, min_p = name.split()
+        mine, other = signals_of(logits, float(min_p)), torch.tensor(stored, dtype=torch.float64)
+        left = mine["logprobs"] >= mine["max_logprobs"] + math.log(float(min_p))
+        if not torch.equal(left, other > -1e3):
+            return math.inf
+        found = max(found, apart((mine["logprobs"] - mine["log_kept_mass"])[left], other[left]))
+    return found
+
+
+# -- KL ----------------------------------------------------------------------------------------------------------------
+
+
+def kl(estimator: str, theirs_is: str, far: bool) -> tuple[str, Callable[[], float]]:
+    """The penalty alone: without advantages there is no policy term."""
+    case = f"kl {theirs_is}{' far' if far else ''}"
+    nothing = torch.zeros_like(tensors("far_ref" if far else "main")["mask"])
+    return case, _loss("verl", case, KLPenalty(1.0, estimator), advantages=nothing)
+
+
+KINDS = (("k1", "k1"), ("k2", "k2"), ("k3", "k3"), ("k3_straight_through", "k3+"))
+
+# -- advantages --------------------------------------------------------------------------------------------------------
+
+
+def advantage(source: str, case: str, estimator: Callable[..., Tensor], **settings: Any) -> Callable[[], float]:
+    def found() -> float:
+        stored = load(source)["advantages"][case]
+        given = load("inputs")["rewards"][stored["rewards"]]
+        rewards = torch.tensor(given["rewards"])
+        return apart(estimator(rewards, torch.tensor(given["ids"]), **settings), stored["advantages"])
+
+    return found
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+AGREEMENTS = (
+    Agreement(
+        "STARE, O1",
+        "stare",
+        "stare",
+        "compute_policy_loss_stare",
+        "`stare`, `clip_higher` (dual clip 10); scope: microbatch, refresh: step",
+        {f"O1 {cut}": stare(f"O1 {cut}") for cut in ("whole", "halves", "ragged")},
+    ),
+    Agreement(
+        "STARE, C2",
+        "stare",
+        "stare",
+        "compute_policy_loss_stare",
+        "the same, `variant: C2`; also share 0.35, W 1.5, M 0.5, and a closed gate",
+        {f"C2 {cut}": stare(f"C2 {cut}", variant="C2") for cut in ("whole", "halves", "ragged")}
+        | {
+            "C2 wide": stare("C2 wide", variant="C2", share=0.35, boost=1.5, damp=0.5),
+            "C2 gate closed": _loss("stare", "C2 gate closed", STARE(variant="C2", target_entropy=0.0), VERL),
+        },
+    ),
+    Agreement(
+        "STARE as its actor averages",
+        "stare",
+        "stare",
+        "compute_policy_loss_stare, each part divided by its own tokens",
+        "each micro-batch as a step of its own, weighted by its share of the rows",
+        {"O1 ragged, local": _loss("stare", "O1 ragged, local", STARE(target_entropy=99.0), VERL, local=by_rows)},
+    ),
+    Agreement(
+        "STARE, gate and gains",
+        "stare",
+        "stare",
+        "STAREController, agg_loss",
+        "`stare` at step 0, 0.01 and 0.25 over ten steps, gains compared one step later",
+        {name: functools.partial(controlled, name) for name in ("fixed", "adaptive", "steep")}
+        | {"mean entropy": lambda: apart(mean_entropy(), load("stare")["mean_entropy"]["token-mean"])},
+    ),
+    Agreement(
+        "Lp-Reg, min-p proxy",
+        "lp_reg",
+        "lp_reg",
+        "DataParallelPPOActor.apply_min_p",
+        "`token_signals_from_logits`: `logprobs` - `log_kept_mass`, at min-p 0.02 and 0.1",
+        {"proxy": proxy_difference},
+    ),
+    Agreement(
+        "Lp-Reg, on-policy",
+        "lp_reg",
+        "lp_reg",
+        "compute_policy_loss_lp_reg",
+        "`lp_reg` (form: code, ratio_cap: 10); each micro-batch as a step of its own, weighted by its share of the "
+        "rows and n / (n + 1e-8); the live policy is the old one",
+        {
+            name: _lp_reg(name, lambda: signals_of("old"), live=OLD)
+            for name in ("on-policy whole", "on-policy halves", "on-policy ragged", "on-policy, published share")
+        }
+        | {
+            "on-policy, min-p 0.1": _lp_reg("on-policy, min-p 0.1", lambda: signals_of("old", 0.1), live=OLD, min_p=0.1)
+        },
+    ),
+    Agreement(
+        "Lp-Reg, off-policy",
+        "lp_reg",
+        "lp_reg",
+        "compute_policy_loss_lp_reg",
+        "the same with refresh: step and the proxy of the live policy; with their proxy handed in as signals; the "
+        "selection also with scope: microbatch",
+        {
+            name: _lp_reg(name, lambda: signals_of("live"))
+            for name in (f"proxy of the live policy, {cut}" for cut in ("whole", "halves", "ragged"))
+        }
+        | {
+            "proxy handed in": _lp_reg("proxy handed in", lambda: handed_in("proxy")),
+            "one token": _lp_reg("one token", lambda: handed_in("equal_surprisal")),
+            "selection, scope: microbatch": holds_the_same,
+        },
+    ),
+    Agreement(
+        "20-Entropy (TRL)",
+        "trl",
+        "top_entropy",
+        "GRPOTrainer.get_high_entropy_mask, _compute_loss",
+        "`top_entropy` (denominator: all), `clip_higher`; scope: microbatch, refresh: step; also share 0.35 with "
+        "`sequence_mean`, and with `kl`",
+        {
+            f"top entropy {cut}": _loss("trl", f"top entropy {cut}", TRL_TOP, WIDER, selected=weighted)
+            for cut in ("whole", "halves", "ragged")
+        }
+        | {
+            "top entropy, grpo": _loss(
+                "trl",
+                "top entropy, grpo",
+                TopEntropyMask(share=0.35, denominator="all"),
+                WIDER,
+                SequenceMean(),
+                selected=weighted,
+            ),
+            "top entropy and kl": _loss("trl", "top entropy and kl", TRL_TOP, WIDER, KLPenalty(0.04, cap=None)),
+            "equal entropies": _loss("trl", "equal entropies", TRL_TOP, WIDER, selected=weighted),
+        },
+    ),
+    Agreement(
+        "20-Entropy (Lp-Reg's code)",
+        "lp_reg",
+        "top_entropy",
+        "compute_policy_loss_8020_split",
+        "`top_entropy`, `clip_higher`, on a number of tokens divisible by 5, weighted as above",
+        {
+            "8020_split whole": _loss(
+                "lp_reg", "8020_split whole", TopEntropyMask(), WIDER, local=by_rows_added, selected=kept
+            )
+        },
+    ),
+    Agreement(
+        "clip-higher (TRL)",
+        "trl",
+        "clip_higher",
+        "GRPOTrainer._compute_loss",
+        "`clip_higher` without dual clip; also 0.2 both ways, and the live policy as its own denominator",
+        {
+            "dapo whole": _loss("trl", "dapo whole", WIDER),
+            "symmetric clip": _loss("trl", "symmetric clip", ClipHigher(high=0.2)),
+            "on-policy": _loss("trl", "on-policy", WIDER, SequenceMean(), live_ratio=True),
+        },
+    ),
+    Agreement(
+        "clip-higher, dual clip (verl)",
+        "verl",
+        "clip_higher",
+        "compute_policy_loss_vanilla",
+        "`clip_higher` (0.2, 0.28, dual clip 10), (0.2, 0.2, 3); log-ratios of 25",
+        {
+            "dual clip 10": _loss("verl", "dual clip 10", VERL),
+            "dual clip 3": _loss("verl", "dual clip 3", ClipHigher(high=0.2, dual_clip=3.0)),
+            "extreme": _loss("verl", "extreme", VERL),
+            "extreme, dual clip out of reach": _loss(
+                "verl", "extreme, dual clip out of reach", ClipHigher(dual_clip=1e12)
+            ),
+        },
+    ),
+    Agreement(
+        "dual clip (verl), float32",
+        "verl",
+        "clip_higher",
+        "compute_policy_loss_vanilla",
+        "`clip_higher` (dual clip 10) in float32",
+        {"dual clip 10, float32": _loss("verl", "dual clip 10, float32", VERL)},
+        SINGLE,
+    ),
+    Agreement(
+        "token mean (verl token-mean)",
+        "verl",
+        "token_mean",
+        "agg_loss",
+        "`token_mean`; with the counts of the micro-batch alone, each micro-batch as a step of its own",
+        {
+            "token-mean whole": _loss("verl", "token-mean whole", VERL, TokenMean()),
+            "token-mean ragged": _loss("verl", "token-mean ragged", VERL, TokenMean()),
+            "token-mean ragged, local": _loss("verl", "token-mean ragged, local", VERL, TokenMean(), local=by_rows),
+        },
+    ),
+    Agreement(
+        "sequence mean (verl seq-mean-token-mean)",
+        "verl",
+        "sequence_mean",
+        "agg_loss",
+        "`sequence_mean`",
+        {
+            "seq-mean-token-mean ragged": _loss("verl", "seq-mean-token-mean ragged", VERL, SequenceMean()),
+            "seq-mean-token-mean ragged, local": _loss(
+                "verl", "seq-mean-token-mean ragged, local", VERL, SequenceMean(), local=by_rows
+            ),
+            "empty row": _loss("verl", "empty row", VERL, SequenceMean()),
+        },
+        ADDED,
+    ),
+    Agreement(
+        "constant length (verl seq-mean-token-sum-norm, seq-mean-token-sum)",
+        "verl",
+        "constant_length",
+        "agg_loss",
+        "`constant_length` of the scale factor; of the padded width, where none is given; of 1",
+        {
+            "seq-mean-token-sum-norm ragged": _loss(
+                "verl", "seq-mean-token-sum-norm ragged", VERL, ConstantLength(length=LENGTH)
+            ),
+            "seq-mean-token-sum-norm, no factor": _loss(
+                "verl", "seq-mean-token-sum-norm, no factor", VERL, ConstantLength(length=9)
+            ),
+            "seq-mean-token-sum ragged": _loss("verl", "seq-mean-token-sum ragged", VERL, ConstantLength(length=1)),
+        },
+    ),
+    Agreement(
+        "constant length (Dr. GRPO)",
+        "dr_grpo",
+        "constant_length",
+        "masked_sum with constant_normalizer",
+        "`constant_length`",
+        {"constant": _loss("dr_grpo", "constant", ConstantLength(length=LENGTH))},
+    ),
+    Agreement(
+        "aggregation (TRL grpo, dr_grpo, dapo)",
+        "trl",
+        "sequence_mean",
+        "GRPOTrainer._compute_loss",
+        "`sequence_mean`, `constant_length`, `token_mean`, each with `clip_higher`; parts of equal rows for the first "
+        "two, any for dapo",
+        {f"grpo {cut}": _loss("trl", f"grpo {cut}", WIDER, SequenceMean()) for cut in ("whole", "halves")}
+        | {
+            f"dr_grpo {cut}": _loss("trl", f"dr_grpo {cut}", WIDER, ConstantLength(length=LENGTH))
+            for cut in ("whole", "halves")
+        }
+        | {f"dapo {cut}": _loss("trl", f"dapo {cut}", WIDER, TokenMean()) for cut in ("whole", "halves", "ragged")},
+    ),
+    Agreement(
+        "aggregation (TRL bnpo)",
+        "trl",
+        "token_mean",
+        "GRPOTrainer._compute_loss",
+        "`token_mean`, each micro-batch as a step of its own, averaged",
+        {
+            f"bnpo {cut}": _loss("trl", f"bnpo {cut}", WIDER, TokenMean(), local=by_parts)
+            for cut in ("whole", "halves", "ragged")
+        },
+    ),
+    Agreement(
+        "KL k1, k2, k3, straight-through (verl)",
+        "verl",
+        "kl",
+        "kl_penalty",
+        "`kl` of that estimator, cap 10; also d = 25 and -25",
+        dict(kl(here, there, far) for here, there in KINDS for far in (False, True)),
+    ),
+    Agreement(
+        "KL k3 (TRL)",
+        "trl",
+        "kl",
+        "GRPOTrainer._compute_loss",
+        "`kl` (coefficient: 0.04, cap: null), `clip_higher`",
+        {"kl": _loss("trl", "kl", WIDER, KLPenalty(0.04, cap=None))},
+    ),
+    Agreement(
+        "advantages (verl grpo, grpo without std, rloo)",
+        "verl",
+        "advantages",
+        "compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, compute_rloo_vectorized_outcome_advantage",
+        "`grpo` (epsilon 1e-6), `dr_grpo`, `rloo`; theirs in float32",
+        {
+            "grpo": advantage("verl", "grpo, groups", estimators.grpo, epsilon=1e-6),
+            "grpo without std": advantage("verl", "grpo without std, groups", estimators.dr_grpo),
+            "rloo": advantage("verl", "rloo, groups", estimators.rloo),
+            "rloo_vectorized": advantage("verl", "rloo_vectorized, groups", estimators.rloo),
+        },
+        SINGLE,
+    ),
+    Agreement(
+        "advantages (TRL scale_rewards group, none)",
+        "trl",
+        "advantages",
+        "GRPOTrainer._generate_and_score_completions",
+        "`grpo`, `dr_grpo`; theirs in float32",
+        {
+            "group": advantage("trl", "group", estimators.grpo),
+            "none": advantage("trl", "none", estimators.dr_grpo),
+        },
+        SINGLE,
+    ),
+    Agreement(
+        "advantages (Dr. GRPO drgrpo, grpo)",
+        "dr_grpo",
+        "advantages",
+        "ZeroMathLearner.compute_monte_carlo_advantages",
+        "`dr_grpo`, `grpo` (epsilon 1e-8); theirs in float32",
+        {
+            "drgrpo": advantage("dr_grpo", "drgrpo", estimators.dr_grpo),
+            "grpo": advantage("dr_grpo", "grpo", estimators.grpo, epsilon=1e-8),
+        },
+        SINGLE,
+    ),
+)

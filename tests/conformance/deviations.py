@@ -1,0 +1,392 @@
+"""Where rlstab differs from published code on purpose: one number of theirs, the same number here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from rlstab import (
+    STARE,
+    ClipHigher,
+    ConstantLength,
+    KLPenalty,
+    LpReg,
+    Pool,
+    SequenceMean,
+    TokenMean,
+    TopEntropyMask,
+    compose,
+)
+from rlstab import advantages as estimators
+from rlstab.core.objective import TokenObjective
+from tests.conformance.agreements import (
+    TRL_TOP,
+    VERL,
+    WIDER,
+    boosted,
+    gains,
+    handed_in,
+    held,
+    kept,
+    mean_entropy,
+    signals_of,
+    weighted,
+)
+from tests.conformance.record import LENGTH
+from tests.conformance.recorded import Result, load, ours, theirs
+
+#: One of the two numbers of a deviation, and what it has to be.
+Number = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One difference.
+
+    Attributes:
+        method: whose card, or docstring, names it.
+        says: words of it.
+        source: file of ``data/`` that holds theirs.
+        number: what is compared, in words.
+        theirs: as stored.
+        here: as rlstab gives it.
+        expected: both, derived or measured once.
+    """
+
+    method: type[TokenObjective] | ModuleType
+    says: str
+    source: str
+    number: str
+    theirs: Number
+    here: Number
+    expected: tuple[float, float]
+
+
+def loss(result: Callable[[], Result]) -> Number:
+    return lambda: float(result()["loss"])
+
+
+def slope(result: Callable[[], Result], row: int, place: int) -> Number:
+    return lambda: float(result()["gradient"][row, place])
+
+
+def chosen(result: Callable[[], Result]) -> Number:
+    return lambda: float(result()["selected"].sum())
+
+
+def stored(source: str, case: str) -> Callable[[], Result]:
+    return lambda: theirs(source, case)
+
+
+def found(source: str, case: str, *methods: TokenObjective, **options: object) -> Callable[[], Result]:
+    return lambda: ours(compose(*methods), source, case, **options)  # type: ignore[arg-type]
+
+
+def advantage(source: str, case: str, row: int) -> Number:
+    return lambda: load(source)["advantages"][case]["advantages"][row]
+
+
+def estimated(rewards: str, row: int, estimator: Callable[..., Tensor], **settings: float) -> Number:
+    def number() -> float:
+        given = load("inputs")["rewards"][rewards]
+        return float(estimator(torch.tensor(given["rewards"]), torch.tensor(given["ids"]), **settings)[row])
+
+    return number
+
+
+def held_in_the_step() -> Result:
+    return held(RAGGED, local=None, scope="step", **signals_of("live"))
+
+
+RAGGED = "proxy of the live policy, ragged"
+OPEN = STARE(target_entropy=99.0)
+# two rows that count, of three: ratios e^0.1, e^-0.1, 1 with advantage 1, and 1 with advantage 0.5
+ROWS = (math.exp(0.1) + math.exp(-0.1) + 1) / 3 + 0.5
+SUMS = (math.exp(0.1) + math.exp(-0.1) + 1) + 0.5
+
+DEVIATIONS = (
+    Deviation(
+        ClipHigher,
+        "log-ratios are clamped to 20 nats",
+        "trl",
+        "gradient of a punished token at a log-ratio of 25, one of 4",
+        slope(stored("trl", "extreme"), 1, 0),
+        slope(found("trl", "extreme", WIDER), 1, 0),
+        (math.exp(25) / 4, 0.0),
+    ),
+    Deviation(
+        ClipHigher,
+        "in verl it is halved at c",
+        "verl",
+        "gradient at a ratio of exactly c = 2, one of 2",
+        slope(stored("verl", "ratio on the dual bound"), 0, 0),
+        slope(found("verl", "ratio on the dual bound", ClipHigher(dual_clip=2.0)), 0, 0),
+        (0.5, 1.0),
+    ),
+    Deviation(
+        KLPenalty,
+        "differ only where d is beyond 20 nats",
+        "trl",
+        "gradient of k3 at d = 25, one of 2",
+        slope(stored("trl", "far ref"), 0, 1),
+        slope(found("trl", "far ref", WIDER, KLPenalty(1.0, cap=None)), 0, 1),
+        ((1 - math.exp(25)) / 2, 0.0),
+    ),
+    Deviation(
+        TokenMean,
+        "averages inside each micro-batch",
+        "verl",
+        "loss, micro-batches of 3, 1 and 4 rows",
+        loss(stored("verl", "token-mean ragged, local")),
+        loss(found("verl", "token-mean ragged, local", VERL)),
+        (0.5566, 0.6835),
+    ),
+    Deviation(
+        TokenMean,
+        "TRL's ``bnpo`` likewise",
+        "trl",
+        "loss, micro-batches of 4 and 4 rows",
+        loss(stored("trl", "bnpo halves")),
+        loss(found("trl", "bnpo halves", WIDER)),
+        (35.60, 34.22),
+    ),
+    Deviation(
+        SequenceMean,
+        "A response without tokens counts in S in TRL's ``grpo`` loss",
+        "trl",
+        "loss of three rows, one empty",
+        loss(stored("trl", "empty row")),
+        loss(found("trl", "empty row", WIDER, SequenceMean())),
+        (-ROWS / 3, -ROWS / 2),
+    ),
+    Deviation(
+        SequenceMean,
+        "in verl where the size of the whole batch is given",
+        "verl",
+        "loss of three rows, one empty",
+        loss(stored("verl", "empty row, counted")),
+        loss(found("verl", "empty row, counted", VERL, SequenceMean())),
+        (-ROWS / 3, -ROWS / 2),
+    ),
+    Deviation(
+        SequenceMean,
+        "TRL takes the mean of each micro-batch and then of these",
+        "trl",
+        "loss, micro-batches of 3, 1 and 4 rows",
+        loss(stored("trl", "grpo ragged")),
+        loss(found("trl", "grpo ragged", WIDER, SequenceMean())),
+        (24.57, 31.30),
+    ),
+    Deviation(
+        ConstantLength,
+        "TRL's ``dr_grpo``: a response without tokens counts in S",
+        "trl",
+        "loss of three rows, one empty",
+        loss(stored("trl", "empty row, dr_grpo")),
+        loss(found("trl", "empty row, dr_grpo", WIDER, ConstantLength(length=LENGTH))),
+        (-SUMS / 36, -SUMS / 24),
+    ),
+    Deviation(
+        ConstantLength,
+        "From its code",
+        "dr_grpo",
+        "loss of three rows, one empty",
+        loss(stored("dr_grpo", "empty row")),
+        loss(found("dr_grpo", "empty row", ConstantLength(length=LENGTH))),
+        (-SUMS / 36, -SUMS / 24),
+    ),
+    Deviation(
+        TopEntropyMask,
+        "with a quantile per micro-step",
+        "trl",
+        "tokens kept of 45, micro-batches of 3, 1 and 4 rows",
+        chosen(stored("trl", "top entropy ragged")),
+        chosen(found("trl", "top entropy ragged", TRL_TOP, WIDER, selected=weighted, scope="step")),
+        (10, 9),
+    ),
+    Deviation(
+        TopEntropyMask,
+        "is rounded to float32",
+        "trl",
+        "tokens kept of 5 at share 0.2, two of them adjacent in float32",
+        chosen(stored("trl", "adjacent entropies")),
+        chosen(found("trl", "adjacent entropies", TRL_TOP, WIDER, selected=weighted)),
+        (2, 1),
+    ),
+    Deviation(
+        TopEntropyMask,
+        "unless n is below 5 or divisible by it",
+        "lp_reg",
+        "tokens kept of 19, 1 and 25, scope: microbatch",
+        chosen(stored("lp_reg", "8020_split ragged")),
+        chosen(found("lp_reg", "8020_split ragged", TopEntropyMask(), WIDER, selected=kept)),
+        (9, 10),
+    ),
+    Deviation(
+        TopEntropyMask,
+        "of equal entropies only as many as fit",
+        "lp_reg",
+        "tokens kept of 5 at share 0.2, two of them equal",
+        chosen(stored("lp_reg", "8020_split equal")),
+        chosen(found("lp_reg", "8020_split equal", TopEntropyMask(), WIDER, selected=kept)),
+        (1, 2),
+    ),
+    Deviation(
+        STARE,
+        "The code takes it inside each micro-batch of one device, at least one token in each",
+        "stare",
+        "tokens boosted of 18, micro-batches of 3, 1 and 4 rows",
+        chosen(stored("stare", "O1 ragged")),
+        chosen(found("stare", "O1 ragged", OPEN, VERL, selected=boosted, scope="step")),
+        (3, 2),
+    ),
+    Deviation(
+        STARE,
+        "every token that ties with the last of the share is selected",
+        "stare",
+        "tokens boosted of 4 at share 0.25, three of them equal",
+        chosen(stored("stare", "equal surprisals")),
+        chosen(
+            found(
+                "stare",
+                "equal surprisals",
+                STARE(target_entropy=99.0, share=0.25),
+                VERL,
+                selected=boosted,
+                scope="step",
+            )
+        ),
+        (1, 3),
+    ),
+    Deviation(
+        STARE,
+        "Evidence from the rollout ranks by the old policy",
+        "stare",
+        "loss off-policy, refresh: rollout",
+        loss(stored("stare", "O1 whole")),
+        loss(found("stare", "O1 whole", OPEN, VERL, evidence="old")),
+        (0.6781, 0.6764),
+    ),
+    Deviation(
+        STARE,
+        "the code uses them in step k already",
+        "stare",
+        "W of the first step, whose entropy is above the target",
+        lambda: load("stare")["controllers"]["adaptive"]["steps"][0]["boost"],
+        lambda: gains("adaptive")[0]["boost"],
+        (1.09, 1.1),
+    ),
+    Deviation(
+        STARE,
+        "aggregated like the loss",
+        "stare",
+        "mean entropy that the gate compares, under seq-mean-token-mean",
+        lambda: load("stare")["mean_entropy"]["seq-mean-token-mean"],
+        mean_entropy,
+        (0.9186, 0.8734),
+    ),
+    Deviation(
+        LpReg,
+        "there those with live log-prob above the proxy keep their clip",
+        "lp_reg",
+        "gradient of a token above the proxy at a ratio of e^-1, clip 0.2, one of 12",
+        slope(stored("lp_reg", "proxy handed in, narrow clip"), 0, 3),
+        slope(lambda: held("proxy handed in, narrow clip", WIDER, **handed_in("proxy")), 0, 3),
+        (0.0, math.exp(-1) / 12),
+    ),
+    Deviation(
+        LpReg,
+        "The code takes the share in each micro-batch of one device",
+        "lp_reg",
+        "tokens held, micro-batches of 3, 1 and 4 rows, and how many of them here",
+        chosen(stored("lp_reg", RAGGED)),
+        lambda: float((theirs("lp_reg", RAGGED)["selected"] & held_in_the_step()["selected"]).sum()),
+        (4, 3),
+    ),
+    Deviation(
+        LpReg,
+        "takes the proxy of the old one",
+        "lp_reg",
+        "tokens held off-policy, refresh: step",
+        chosen(stored("lp_reg", "proxy of the old policy")),
+        chosen(lambda: held("proxy of the old policy", **signals_of("live"))),
+        (2, 4),
+    ),
+    Deviation(
+        LpReg,
+        "it ranks by the live policy",
+        "lp_reg",
+        "tokens held off-policy, refresh: rollout",
+        chosen(stored("lp_reg", "proxy of the old policy")),
+        chosen(lambda: held("proxy of the old policy", evidence="old", **signals_of("old"))),
+        (2, 1),
+    ),
+    Deviation(
+        LpReg,
+        "there a gap of about 100 nats gives NaN",
+        "lp_reg",
+        "gradient at d = 100, one of 3, float32",
+        slope(stored("lp_reg", "far proxy"), 0, 2),
+        slope(lambda: held("far proxy", **handed_in("proxy_far")), 0, 2),
+        (math.nan, 1 / 3),
+    ),
+    Deviation(
+        LpReg,
+        "ties with the last of the share are selected too",
+        "lp_reg",
+        "tokens held of 4 at share 0.5, three of them equal",
+        chosen(stored("lp_reg", "equal surprisals")),
+        chosen(lambda: held("equal surprisals", **handed_in("equal_surprisal"))),
+        (2, 3),
+    ),
+    Deviation(
+        LpReg,
+        "0.29 * 100 is 29 here, 28 there",
+        "lp_reg",
+        "tokens in the lowest 0.29 of 100, by its `int(n * share)`",
+        lambda: int(100 * 0.29),
+        lambda: Pool.top(torch.arange(100.0), 0.29, rounding="floor").threshold().nominal,
+        (28, 29),
+    ),
+    Deviation(
+        estimators,
+        "leaves a lone answer its reward",
+        "verl",
+        "advantage (grpo) of the only answer of a prompt, reward 0.75",
+        advantage("verl", "grpo, singleton", 2),
+        estimated("singleton", 2, estimators.grpo, epsilon=1e-6),
+        (0.75 / (1 + 1e-6), 0.0),
+    ),
+    Deviation(
+        estimators,
+        "leaves a lone answer its reward",
+        "verl",
+        "the same, rloo (rloo_vectorized gives 0, as here)",
+        advantage("verl", "rloo, singleton", 2),
+        estimated("singleton", 2, estimators.rloo),
+        (0.75, 0.0),
+    ),
+    Deviation(
+        estimators,
+        "the rounding of a mean of equal rewards is divided by epsilon",
+        "verl",
+        "advantage (grpo) of eight answers with reward 0.7",
+        advantage("verl", "grpo, equal", 0),
+        estimated("equal", 0, estimators.grpo, epsilon=1e-6),
+        (0.05603, 0.0),
+    ),
+    Deviation(
+        estimators,
+        "the rounding of a mean of equal rewards is divided by epsilon",
+        "trl",
+        "the same in TRL",
+        advantage("trl", "equal", 0),
+        estimated("equal", 0, estimators.grpo),
+        (0.0005957, 0.0),
+    ),
+)

@@ -1,0 +1,679 @@
+"""Run published code on fixed tensors and store what it gives::
+
+    python -m tests.conformance.record inputs
+    python -m tests.conformance.record trl                            # trl 1.16.0 installed
+    python -m tests.conformance.record verl                           # verl 0.9.1 installed
+    python -m tests.conformance.record stare    CHECKOUT              # hp-luo/STARE
+    python -m tests.conformance.record lp_reg   CHECKOUT              # CarlanLark/Lp-Reg-dev
+    python -m tests.conformance.record dr_grpo  CHECKOUT CHECKOUT     # sail-sg/understand-r1-zero, sail-sg/oat
+
+A step in parts is run as its trainer runs it: one call of the published loss for each part, one backward each,
+gradients and losses added. Only losses, advantages, masks and controllers are called; what their modules import
+besides, and what is not installed, is replaced by an empty module.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DATA = Path(__file__).parent / "data"
+WHOLE, HALVES, RAGGED = [list(range(8))], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 2], [3], [4, 5, 6, 7]]
+CUTS = {"whole": WHOLE, "halves": HALVES, "ragged": RAGGED}
+#: A constant length that no input has.
+LENGTH = 12
+
+Rows = Sequence[Sequence[float]]
+Loss = Callable[[dict[str, Tensor], Tensor], "tuple[Tensor, Tensor | None]"]
+
+
+# -- the tensors -------------------------------------------------------------------------------------------------------
+
+
+def inputs() -> dict[str, Any]:
+    """Named sets of padded tensors. Padding holds numbers that would show if they were counted."""
+    rewards = {
+        "groups": {"ids": [0, 1, 2] * 4, "rewards": [1.0, 0.25, -1.0, -1.0, 0.75, 0.5, -1.0, 0.0, 0.5, -1.0, 1.0, 0.0]},
+        "singleton": {"ids": [0, 0, 1], "rewards": [1.0, 0.0, 0.75]},
+        "equal": {"ids": [0] * 8, "rewards": [0.7] * 8},  # in float32 their mean is not 0.7
+    }
+    return {"rewards": rewards, "main": _main(), **_small()}
+
+
+def _main() -> dict[str, Any]:
+    """Eight responses of a vocabulary of eight, one of them with advantage 0; every other row has a hole."""
+    draw, width, vocabulary = random.Random(2), 9, 8
+    lengths, advantages = [9, 4, 7, 2, 8, 9, 4, 6], [1.25, -0.75, -1.5, 0.5, 0.75, -0.5, 0.0, -1.0]
+    mask = [[int(t < n and not (row % 2 and t == 1)) for t in range(width)] for row, n in enumerate(lengths)]
+    old = [[[round(draw.gauss(0, 2.5), 2) for _ in range(vocabulary)] for _ in range(width)] for _ in lengths]
+    tokens = [
+        [draw.choices(range(vocabulary), [math.exp(z / 2) for z in position])[0] for position in row] for row in old
+    ]
+    live = [[[round(z + draw.gauss(0, 0.2), 2) for z in position] for position in row] for row in old]
+    for row, place, push in [(0, 2, 6.0), (0, 5, -6.0), (2, 1, 7.0), (2, 4, -5.0), (5, 0, 5.0), (7, 3, 9.0)]:
+        pick = min if push > 0 else max  # ratios far from 1, for both signs
+        tokens[row][place] = old[row][place].index(pick(old[row][place]))
+        live[row][place][tokens[row][place]] += push
+    logits = {name: torch.tensor(values, dtype=torch.float64) for name, values in (("old", old), ("live", live))}
+    taken = {name: _taken(values, torch.tensor(tokens)) for name, values in logits.items()}
+    present = torch.tensor(mask, dtype=torch.bool)
+    live_distribution = logits["live"].log_softmax(-1)
+    entropies = -(live_distribution.exp() * live_distribution).sum(-1).float().double()
+    far = torch.tensor([[draw.choice([0.0] * 8 + [4.0, -12.5]) for _ in range(width)] for _ in lengths])
+    noise = torch.tensor([[draw.gauss(0, 0.4) for _ in range(width)] for _ in lengths], dtype=torch.float64)
+    return {
+        "mask": mask,
+        "advantages": advantages,
+        "old": torch.where(present, taken["old"], -3.0).tolist(),
+        "live": torch.where(present, taken["live"], -1.0).tolist(),
+        "ref": torch.where(present, taken["live"] + noise + far, -9.0).tolist(),
+        "entropies": torch.where(present, entropies, 50.0).tolist(),
+        "tokens": tokens,
+        "old_logits": old,
+        "live_logits": [[[round(z, 2) for z in position] for position in row] for row in live],
+    }
+
+
+def _taken(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _small() -> dict[str, Any]:
+    """Tensors of a few tokens on which rlstab and others part."""
+
+    def step(advantages: list[float], old: Rows, live: Rows, mask: Rows | None = None, **more: Any) -> dict[str, Any]:
+        ones = [[1.0] * len(old[0]) for _ in old]
+        return {"mask": mask or ones, "advantages": advantages, "old": old, "live": live, **more}
+
+    flat = [[-1.0] * 4] * 2
+    near = 1.0 + 2.0**-23  # the float32 after 1
+    return {
+        "extreme": step([1.0, -1.0], [[-26.0, -1.0], [-26.0, -1.0]], [[-1.0, -26.0], [-1.0, -26.0]]),
+        "far_ref": step([0.0], [[-1.0, -26.0]], [[-1.0, -26.0]], ref=[[-26.0, -1.0]]),
+        "empty_row": step(
+            [1.0, -0.5, 0.5],
+            [[-1.0] * 3] * 3,
+            [[-0.9, -1.1, -1.0], [-1.2, -1.0, -0.8], [-1.0, -1.05, -0.95]],
+            [[1, 1, 1], [0, 0, 0], [1, 0, 0]],
+        ),
+        "dual_edge": step([-1.0], [[-2.0, -2.0]], [[-2.0 + math.log(2), -1.9]]),
+        "equal_surprisal": step(
+            [1.0, -1.0], flat, [[-2.0, -2.0, -1.0, -2.0]] * 2, entropies=[[0.1] * 4] * 2, target=[[-1.5] * 4] * 2
+        ),
+        "equal_entropy": step([1.0], [[-1.0] * 5], [[-1.0] * 5], entropies=[[0.1, 0.9, 0.9, 0.2, 0.3]]),
+        "adjacent_entropy": step([1.0], [[-1.0] * 5], [[-1.0] * 5], entropies=[[0.25, 0.5, near, 1.0, 0.75]]),
+        # the last four tokens: below the proxy, above it, far below it, not plausible
+        "proxy": step(
+            [-1.0, 1.0],
+            [[-0.1, -0.2, -5.0, -3.0, -4.0, -5.0], [-0.1] * 6],
+            [[-0.2, -0.1, -6.0, -4.0, -9.0, -8.0], [-0.2] * 6],
+            target=[[-0.1, -0.2, -4.9, -4.9, -3.9, -1e4], [-0.1] * 6],
+        ),
+        "proxy_far": step([-1.0], [[-0.1, -2.0, -110.0]], [[-0.1, -2.0, -110.0]], target=[[-0.1, -1.9, -10.0]]),
+    }
+
+
+def load(name: str) -> Any:
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+def tensors(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """A set of inputs as tensors; advantages laid out over the tokens and, as in verl, 0 on padding."""
+    values = {key: torch.tensor(one, dtype=dtype) for key, one in load("inputs")[name].items() if key != "tokens"}
+    values["advantages"] = values["advantages"].unsqueeze(-1) * values["mask"]
+    return values
+
+
+def run(loss: Loss, name: str, parts: list[list[int]], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """Add loss and gradient of the parts; ``selected`` where the loss says which tokens it chose."""
+    values = tensors(name, dtype)
+    gradient, chosen = torch.zeros_like(values["live"]), torch.zeros_like(values["live"])
+    total, says = 0.0, False
+    for rows in parts:
+        live = values["live"][rows].clone().requires_grad_()
+        one, selected = loss({key: value[rows].clone() for key, value in values.items()}, live)
+        one.backward()
+        assert live.grad is not None
+        total, gradient[rows] = total + one.item(), live.grad
+        if selected is not None:
+            says, chosen[rows] = True, selected.to(dtype)
+    assert not gradient[values["mask"] == 0].any()
+    result = {"loss": _number(total), "gradient": [[_number(one) for one in row] for row in gradient.tolist()]}
+    return result | ({"selected": chosen.int().tolist()} if says else {})
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
+
+
+def case(loss: Loss, inputs: str, cut: str | None = None, dtype: str = "float64", **settings: Any) -> dict[str, Any]:
+    """What is stored: where it came from, and loss and gradient."""
+    rows = len(load("inputs")[inputs]["advantages"])
+    parts = [list(range(rows))] if cut is None else CUTS[cut]
+    found = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
+    return found | run(loss, inputs, parts, getattr(torch, dtype))
+
+
+class Config(dict):
+    """Settings that are read as attributes and as items; what is absent is None."""
+
+    __getattr__ = dict.get
+
+
+# -- trl ---------------------------------------------------------------------------------------------------------------
+
+
+def trl() -> dict[str, Any]:
+    from trl import GRPOTrainer, __version__
+
+    class Alone:
+        num_processes, sync_gradients = 1, True
+
+        def pad_across_processes(self, values: Tensor, **_: Any) -> Tensor:
+            return values
+
+        gather = gather_for_metrics = pad_across_processes
+
+        def reduce(self, values: Tensor, **_: Any) -> Tensor:
+            return values
+
+    def trainer(parts: int = 1, **settings: Any) -> Any:
+        one = types.SimpleNamespace(
+            accelerator=Alone(),
+            args=Config(steps_per_generation=parts),
+            model=types.SimpleNamespace(training=True),
+            current_gradient_accumulation_steps=parts,
+            aux_loss_enabled=False,
+            off_policy_mask_threshold=None,
+            importance_sampling_level="token",
+            use_vllm=False,
+            _entropy_bonus_enabled=False,
+            _metrics=defaultdict(lambda: defaultdict(list)),
+            **{"top_entropy_quantile": 1.0, "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28} | settings,
+        )
+        one.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, one)
+        return one
+
+    def loss(cut: str | None = None, inputs: str = "main", old: bool = True, **settings: Any) -> dict[str, Any]:
+        parts = 1 if cut is None else len(CUTS[cut])
+        one = trainer(parts, **settings)
+        items = torch.tensor(load("inputs")[inputs]["mask"]).sum()
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
+            entropies = values["entropies"].float() if "entropies" in values else torch.zeros_like(live)
+            one._get_per_token_logps_and_entropies = lambda *_, **__: (live, entropies, None)
+            given = {
+                "prompt_ids": torch.zeros(len(live), 1, dtype=torch.int64),
+                "prompt_mask": torch.ones(len(live), 1, dtype=torch.int64),
+                "completion_ids": torch.zeros(live.shape, dtype=torch.int64),
+                "completion_mask": values["mask"].long(),
+                "advantages": values["advantages"][:, 0],
+                "ref_per_token_logps": values.get("ref"),
+                "num_items_in_batch": items,
+            } | ({"old_per_token_logps": values["old"]} if old else {})
+            selected = None
+            if one.top_entropy_quantile < 1:
+                level = 1 - one.top_entropy_quantile
+                selected = GRPOTrainer.get_high_entropy_mask(one, entropies, given["completion_mask"], level)
+            return GRPOTrainer._compute_loss(one, None, given), selected
+
+        return case(published, inputs, cut, old=old, **settings)
+
+    cases = {
+        f"{kind} {cut}": loss(cut, loss_type=kind, **({"max_completion_length": LENGTH} if kind == "dr_grpo" else {}))
+        for kind in ("grpo", "bnpo", "dr_grpo", "dapo")
+        for cut in CUTS
+    }
+    cases["symmetric clip"] = loss(loss_type="dapo", epsilon_high=0.2)
+    cases["on-policy"] = loss("halves", loss_type="grpo", old=False)
+    cases["kl"] = loss("halves", loss_type="dapo", beta=0.04)
+    for cut in CUTS:
+        cases[f"top entropy {cut}"] = loss(cut, loss_type="dapo", top_entropy_quantile=0.2)
+    cases["top entropy, grpo"] = loss(loss_type="grpo", top_entropy_quantile=0.35)
+    cases["top entropy and kl"] = loss(loss_type="dapo", top_entropy_quantile=0.2, beta=0.04)
+    cases["extreme"] = loss(inputs="extreme", loss_type="dapo")
+    cases["far ref"] = loss(inputs="far_ref", loss_type="dapo", beta=1.0)
+    cases["empty row"] = loss(inputs="empty_row", loss_type="grpo")
+    cases["empty row, dr_grpo"] = loss(inputs="empty_row", loss_type="dr_grpo", max_completion_length=LENGTH)
+    cases["adjacent entropies"] = loss(inputs="adjacent_entropy", loss_type="dapo", top_entropy_quantile=0.2)
+    cases["equal entropies"] = loss(inputs="equal_entropy", loss_type="dapo", top_entropy_quantile=0.2)
+    return {
+        "provenance": {
+            "repository": "huggingface/trl",
+            "version": __version__,
+            "functions": "GRPOTrainer._compute_loss, .get_high_entropy_mask, ._generate_and_score_completions",
+            "how": "Losses: the methods on a bare object with the settings, whose forward pass returns the stored "
+            "log-probs and entropies (float32). A cut is gradient accumulation over its parts, on one process. "
+            "Advantages: a real trainer with a two-layer random model and a reward function that returns the stored "
+            "rewards, group by group.",
+        },
+        "cases": cases,
+        "advantages": {
+            scale: _trl_advantages(name, scale) for name in ("groups",) for scale in ("group", "none", "batch")
+        }
+        | {"equal": _trl_advantages("equal", "group")},
+    }
+
+
+def _trl_advantages(name: str, scale: str) -> dict[str, Any]:
+    import tempfile
+
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    given = load("inputs")["rewards"][name]
+    order = sorted(range(len(given["ids"])), key=lambda row: given["ids"][row])  # the trainer wants whole groups
+    size = given["ids"].count(0)
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["<pad>", "<eos>", "a", "b"])}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="a")
+    shape = LlamaConfig(
+        vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            num_generations=size,
+            per_device_train_batch_size=len(order),
+            max_completion_length=2,
+            scale_rewards=scale,
+        )
+        trainer = GRPOTrainer(
+            model=LlamaForCausalLM(shape),
+            reward_funcs=lambda completions, **_: [given["rewards"][row] for row in order],
+            args=arguments,
+            train_dataset=Dataset.from_dict({"prompt": ["a b"] * len(order)}),
+            processing_class=tokenizer,
+        )
+        trainer.model.train()
+        scored = trainer._generate_and_score_completions([{"prompt": "a b"}] * len(order))
+    found = dict(zip(order, scored["advantages"].tolist(), strict=True))
+    return {"rewards": name, "scale_rewards": scale, "advantages": [found[row] for row in range(len(order))]}
+
+
+# -- verl --------------------------------------------------------------------------------------------------------------
+
+
+def verl() -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import numpy as np
+    from verl.trainer.ppo import core_algos as code
+
+    try:
+        installed = version("verl")
+    except PackageNotFoundError:
+        installed = (Path(code.__file__).parents[2] / "version" / "version").read_text().strip()
+
+    whole = {"batch_num_tokens": int(tensors("main")["mask"].sum()), "global_batch_size": 8, "dp_size": 1}
+
+    def vanilla(
+        cut: str | None = None,
+        inputs: str = "main",
+        mode: str = "token-mean",
+        low: float = 0.2,
+        high: float = 0.28,
+        dual: float = 10.0,
+        info: dict[str, Any] | None = None,
+        dtype: str = "float64",
+    ) -> dict[str, Any]:
+        """``info`` None: counts of the part alone, and the part weighted by its share of the rows."""
+        rows = len(load("inputs")[inputs]["advantages"])
+        config = Config(
+            clip_ratio=0.2, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual, global_batch_info=info or {}
+        )
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
+            one, _ = code.compute_policy_loss_vanilla(
+                old_log_prob=values["old"],
+                log_prob=live,
+                advantages=values["advantages"],
+                response_mask=values["mask"],
+                loss_agg_mode=mode,
+                config=config,
+            )
+            return one * (len(live) / rows if info is None else 1), None
+
+        settings = {"loss_agg_mode": mode, "clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": dual}
+        return case(published, inputs, cut, dtype, **settings, global_batch_info=info)
+
+    def kl(kind: str, inputs: str = "main", cut: str | None = None) -> dict[str, Any]:
+        info = {} if inputs != "main" else whole
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
+            value = code.kl_penalty(live, values["ref"], kind)
+            return code.agg_loss(value, values["mask"], "token-mean", **info), None
+
+        return case(published, inputs, cut, kl_penalty=kind)
+
+    cases = {
+        "dual clip 10": vanilla(),
+        "dual clip 3": vanilla(high=0.2, dual=3.0),
+        "dual clip 10, float32": vanilla(dtype="float32"),
+        "token-mean whole": vanilla(),
+        "token-mean ragged": vanilla("ragged", info=whole),
+        "token-mean ragged, local": vanilla("ragged"),
+        "seq-mean-token-mean ragged": vanilla("ragged", mode="seq-mean-token-mean", info=whole),
+        "seq-mean-token-mean ragged, local": vanilla("ragged", mode="seq-mean-token-mean"),
+        "seq-mean-token-sum ragged": vanilla("ragged", mode="seq-mean-token-sum", info=whole),
+        "seq-mean-token-sum-norm ragged": vanilla(
+            "ragged", mode="seq-mean-token-sum-norm", info=whole | {"loss_scale_factor": LENGTH}
+        ),
+        "seq-mean-token-sum-norm, no factor": vanilla(mode="seq-mean-token-sum-norm", info=whole),
+        "extreme": vanilla(inputs="extreme"),
+        "extreme, dual clip out of reach": vanilla(inputs="extreme", dual=1e12),
+        "empty row": vanilla(inputs="empty_row", mode="seq-mean-token-mean"),
+        "empty row, counted": vanilla(inputs="empty_row", mode="seq-mean-token-mean", info={"global_batch_size": 3}),
+        "ratio on the dual bound": vanilla(inputs="dual_edge", dual=2.0),
+        **{f"kl {kind}": kl(kind, cut="ragged") for kind in ("k1", "k2", "k3", "low_var_kl", "k3+")},
+        **{f"kl {kind} far": kl(kind, "far_ref") for kind in ("k1", "k2", "k3", "k3+")},
+    }
+    assert cases["kl k3"]["gradient"] == cases["kl low_var_kl"]["gradient"]
+
+    def advantages(estimator: Callable[..., Any], name: str, **settings: Any) -> dict[str, Any]:
+        given = load("inputs")["rewards"][name]
+        rewards = torch.tensor(given["rewards"], dtype=torch.float32).unsqueeze(-1)
+        found, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
+        return {"rewards": name, "settings": settings, "advantages": found[:, 0].tolist()}
+
+    estimators = {
+        "grpo": (code.compute_grpo_outcome_advantage, {}),
+        "grpo without std": (code.compute_grpo_outcome_advantage, {"norm_adv_by_std_in_grpo": False}),
+        "rloo": (code.compute_rloo_outcome_advantage, {}),
+        "rloo_vectorized": (code.compute_rloo_vectorized_outcome_advantage, {}),
+    }
+    return {
+        "provenance": {
+            "repository": "verl-project/verl",
+            "version": installed,
+            "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_vanilla, agg_loss, kl_penalty, "
+            "compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, "
+            "compute_rloo_vectorized_outcome_advantage",
+            "how": "The functions, called on the stored tensors. With global_batch_info the counts are those of the "
+            "whole step and the losses of the parts are added; with null they are the part's own and each part is "
+            "weighted by its share of the rows, as the older actor does. Advantages in float32.",
+        },
+        "cases": cases,
+        "advantages": {
+            f"{name}, {rewards}": advantages(estimator, rewards, **settings)
+            for name, (estimator, settings) in estimators.items()
+            for rewards in ("groups", "singleton", "equal")
+        },
+    }
+
+
+# -- hp-luo/STARE ------------------------------------------------------------------------------------------------------
+
+
+def stare(checkout: str) -> dict[str, Any]:
+    sys.path.insert(0, checkout)
+    import verl
+
+    _empty("verl.workers", __path__=[])
+    _empty("verl.workers.config", ActorConfig=object)
+    from verl.trainer.ppo import core_algos as code
+
+    whole = {"batch_num_tokens": int(tensors("main")["mask"].sum()), "dp_size": 1}
+
+    def loss(
+        cut: str | None = None, inputs: str = "main", gate: bool = True, local: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        chosen = {"enabled": True, "variant": "O1", "top_p_ratio": 0.1, "reweight_w": 1.1, "reweight_m": 0.9}
+        info = {} if local or inputs != "main" else whole
+        config = Config(
+            clip_ratio=0.2,
+            clip_ratio_low=0.2,
+            clip_ratio_high=0.28,
+            clip_ratio_c=10.0,
+            global_batch_info=info,
+            stare=chosen | settings,
+        )
+        controller = {"gate_on": gate}
+        rows = len(load("inputs")[inputs]["advantages"])
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor]:
+            one, _ = code.compute_policy_loss_stare(
+                old_log_prob=values["old"],
+                log_prob=live,
+                advantages=values["advantages"],
+                response_mask=values["mask"],
+                loss_agg_mode="token-mean",
+                config=config,
+                stare_ctrl_dict=controller,
+            )
+            weights, _ = code.compute_stare_token_weights(
+                live, values["advantages"], values["mask"], config, controller
+            )
+            return one * (len(live) / rows if local else 1), weights != 1
+
+        return case(published, inputs, cut, gate=gate, local_counts=local, **chosen | settings)
+
+    def controller(target: float, alpha: float, entropies: list[float]) -> dict[str, Any]:
+        one = code.STAREController(target, 1.1, 0.9, adaptive=alpha > 0, alpha=alpha)
+        steps = []
+        for entropy in entropies:
+            one.update(entropy)
+            steps.append({"entropy": entropy, "gate": one.gate_on, "boost": one.reweight_w, "damp": one.reweight_m})
+        return {"target_entropy": target, "alpha": alpha, "steps": steps}
+
+    def mean_entropy(mode: str) -> float:
+        values = tensors("main")
+        return code.agg_loss(values["entropies"], values["mask"], mode).item()
+
+    falling = [0.5, 0.35, 0.3, 0.29, 0.1, 0.1, 0.2, 0.31, 0.6, 0.6]
+    return {
+        "provenance": {
+            "repository": "hp-luo/STARE",
+            "commit": _commit(checkout),
+            "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_stare, compute_stare_token_weights, "
+            "STAREController, agg_loss",
+            "how": "The functions, called on the stored tensors; the gate is handed in. With local_counts each part "
+            "is divided by its own tokens and weighted by its share of the rows, as verl/workers/actor/dp_actor.py "
+            "does; otherwise the tokens of the whole step are handed in.",
+            "version": verl.__version__,
+        },
+        "cases": {
+            **{f"{variant} {cut}": loss(cut, variant=variant) for variant in ("O1", "C2") for cut in CUTS},
+            "O1 ragged, local": loss("ragged", local=True),
+            "C2 wide": loss("halves", variant="C2", top_p_ratio=0.35, reweight_w=1.5, reweight_m=0.5),
+            "C2 gate closed": loss("halves", variant="C2", gate=False),
+            "equal surprisals": loss(inputs="equal_surprisal", top_p_ratio=0.25),
+        },
+        "controllers": {
+            "fixed": controller(0.3, 0.0, falling),
+            "adaptive": controller(0.3, 0.01, falling),
+            "steep": controller(0.3, 0.25, falling),
+        },
+        "mean_entropy": {mode: mean_entropy(mode) for mode in ("token-mean", "seq-mean-token-mean")},
+    }
+
+
+# -- CarlanLark/Lp-Reg-dev ---------------------------------------------------------------------------------------------
+
+
+def lp_reg(checkout: str) -> dict[str, Any]:
+    sys.path.insert(0, checkout)
+    nothing = {"index_first_axis": None, "pad_input": None, "rearrange": None, "unpad_input": None}
+    _empty("flash_attn")
+    _empty("flash_attn.bert_padding", **nothing)
+    from verl.trainer.ppo import core_algos as code
+    from verl.workers.actor.dp_actor import DataParallelPPOActor
+
+    def proxy(logits: str, min_p: float) -> Tensor:
+        values = tensors("main")[f"{logits}_logits"]
+        kept = DataParallelPPOActor.apply_min_p(None, values.flatten(0, 1), min_p).view(values.shape)
+        return _taken(kept, torch.tensor(load("inputs")["main"]["tokens"]))
+
+    def loss(
+        cut: str | None = None,
+        inputs: str = "main",
+        live: str = "live",
+        target: str = "old",
+        share: float = 0.3,
+        min_p: float = 0.02,
+        low: float = 1.0,
+        high: float = 9.0,
+        dtype: str = "float64",
+    ) -> dict[str, Any]:
+        rows = len(load("inputs")[inputs]["advantages"])
+        every = proxy(target, min_p) if inputs == "main" else tensors(inputs)["target"]
+        every = every.to(getattr(torch, dtype))
+        parts = iter([list(range(rows))] if cut is None else CUTS[cut])
+
+        def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
+            aim = every[next(parts)]
+            found = []
+            for coefficient in (1.0, 0.0):  # the tokens at which the coefficient matters are the selected ones
+                used = leaf if coefficient else leaf.detach().clone().requires_grad_()
+                if live == "old":
+                    used = used + (values["old"] - values["live"])
+                one, *_ = code.compute_policy_loss_lp_reg(
+                    old_log_prob=values["old"],
+                    log_prob=used,
+                    pos_tgt_log_prob=aim,
+                    neg_tgt_log_prob=aim,
+                    advantages=values["advantages"],
+                    response_mask=values["mask"],
+                    cliprange_low=low,
+                    cliprange_high=high,
+                    logp_neg_k_percent=share,
+                    ppo_kl_coef=coefficient,
+                )
+                found.append((one, torch.autograd.grad(one, used, retain_graph=True)[0]))
+            return found[0][0] * len(leaf) / rows, found[0][1] != found[1][1]
+
+        settings = {"live": live, "proxy": target, "logp_neg_k_percent": share, "minp_p_threshold": min_p}
+        return case(published, inputs, cut, dtype, **settings, clip_ratio_low=low, clip_ratio_high=high)
+
+    def split(cut: str | None = None, inputs: str = "main") -> dict[str, Any]:
+        rows = len(load("inputs")[inputs]["advantages"])
+
+        def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
+            mask = values["mask"]  # is changed in place to the selection
+            one, *_ = code.compute_policy_loss_8020_split(
+                values["old"], leaf, values["entropies"], values["advantages"], mask, 0.2, 0.2, 0.28
+            )
+            return one * len(leaf) / rows, mask
+
+        return case(published, inputs, cut)
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return {
+            "provenance": {
+                "repository": "CarlanLark/Lp-Reg-dev",
+                "commit": _commit(checkout),
+                "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_lp_reg, compute_policy_loss_8020_split; "
+                "verl.workers.actor.dp_actor: DataParallelPPOActor.apply_min_p",
+                "how": "The functions, called on the stored tensors; the proxy is the log-softmax of what apply_min_p "
+                "makes of the stored logits. Each part is weighted by its share of the rows, as dp_actor.py does.",
+            },
+            "proxy": {
+                f"{logits} {min_p}": proxy(logits, min_p).tolist()
+                for logits in ("old", "live")
+                for min_p in (0.02, 0.1)
+            },
+            "cases": {
+                **{f"on-policy {cut}": loss(cut, live="old") for cut in CUTS},
+                "on-policy, published share": loss(live="old", share=0.01),
+                "on-policy, min-p 0.1": loss(live="old", share=0.6, min_p=0.1),
+                **{f"proxy of the live policy, {cut}": loss(cut, target="live") for cut in CUTS},
+                "proxy of the old policy": loss(target="old"),
+                "proxy handed in": loss(inputs="proxy", share=0.7),
+                "proxy handed in, narrow clip": loss(inputs="proxy", share=0.7, low=0.2, high=0.28),
+                "equal surprisals": loss(inputs="equal_surprisal", share=0.5),
+                "one token": loss(inputs="equal_surprisal", share=0.25),
+                "far proxy": loss(inputs="proxy_far", share=0.7, dtype="float32"),
+                "8020_split whole": split(),
+                "8020_split ragged": split("ragged"),
+                "8020_split equal": split(inputs="equal_entropy"),
+            },
+        }
+
+
+# -- sail-sg/understand-r1-zero ----------------------------------------------------------------------------------------
+
+
+def dr_grpo(checkout: str, oat: str) -> dict[str, Any]:
+    sys.path.insert(0, oat)
+    from oat.utils.ops import masked_sum
+
+    # the file imports a serving engine, so only the method is compiled
+    tree = ast.parse((Path(checkout) / "train_zero_math.py").read_text())
+    wanted = [one for one in ast.walk(tree) if getattr(one, "name", None) == "compute_monte_carlo_advantages"]
+    space: dict[str, Any] = {}
+    exec(compile(ast.Module(wanted, []), "train_zero_math.py", "exec"), space)
+
+    def loss(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
+        token = -values["advantages"] * (live - values["old"]).exp()
+        return masked_sum(token, values["mask"], axis=1, constant_normalizer=LENGTH).mean(), None
+
+    def advantages(kind: str) -> dict[str, Any]:
+        given = load("inputs")["rewards"]["groups"]
+        order = sorted(range(len(given["ids"])), key=lambda row: given["ids"][row])
+        learner = types.SimpleNamespace(args=types.SimpleNamespace(num_samples=4, critic_type=kind))
+        rewards = torch.tensor([given["rewards"][row] for row in order]).unsqueeze(-1)
+        found = space["compute_monte_carlo_advantages"](learner, rewards, None)
+        values = dict(zip(order, found.tolist(), strict=True))
+        return {"rewards": "groups", "critic_type": kind, "advantages": [values[row] for row in range(len(order))]}
+
+    return {
+        "provenance": {
+            "repository": "sail-sg/understand-r1-zero, sail-sg/oat",
+            "commit": f"{_commit(checkout)}, {_commit(oat)}",
+            "functions": "train_zero_math.py: ZeroMathLearner.compute_monte_carlo_advantages; oat/utils/ops.py: "
+            "masked_sum",
+            "how": "masked_sum over the tokens of a row with the constant, then the mean over rows, as in "
+            "oat/algorithms/ppo.py, of the unclipped ratio times the negated advantage.",
+        },
+        "cases": {"constant": case(loss, "main", length=LENGTH), "empty row": case(loss, "empty_row", length=LENGTH)},
+        "advantages": {kind: advantages(kind) for kind in ("drgrpo", "grpo")},
+    }
+
+
+def _empty(name: str, **members: Any) -> None:
+    module = types.ModuleType(name)
+    module.__dict__.update(members)
+    sys.modules[name] = module
+
+
+def _commit(checkout: str) -> str:
+    done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+SOURCES: dict[str, Callable[..., dict[str, Any]]] = {
+    "inputs": inputs,
+    "trl": trl,
+    "verl": verl,
+    "stare": stare,
+    "lp_reg": lp_reg,
+    "dr_grpo": dr_grpo,
+}
+
+if __name__ == "__main__":
+    source, *checkouts = sys.argv[1:]
+    made = SOURCES[source](*checkouts)
+    DATA.mkdir(exist_ok=True)
+    text = json.dumps(made, indent=1)
+    flat = re.sub(r"\[[^\[\]{}]*\]", lambda row: " ".join(row[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
+    (DATA / f"{source}.json").write_text(flat + "\n")

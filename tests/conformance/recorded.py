@@ -1,0 +1,119 @@
+"""What published code gave, and what rlstab gives on the same tensors."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlstab import PolicyOutputs, TokenBatch, make_plan
+from rlstab.core.objective import TokenObjective
+from rlstab.core.plan import Scope
+from rlstab.core.terms import Terms
+from tests.conformance.record import load, tensors
+
+load = functools.cache(load)
+
+Result = Mapping[str, Any]
+
+
+def theirs(source: str, case: str) -> Result:
+    """Loss, (B, T) gradient on the log-probs, and (B, T) selection where there is one, as published code gave them."""
+    stored = load(source)["cases"][case]
+    gradient = [[math.nan if one is None else one for one in row] for row in stored["gradient"]]
+    chosen = {"selected": torch.tensor(stored["selected"], dtype=torch.bool)} if "selected" in stored else {}
+    return {"loss": stored["loss"], "gradient": torch.tensor(gradient, dtype=torch.float64)} | chosen
+
+
+def ours(
+    objective: TokenObjective,
+    source: str,
+    case: str,
+    *,
+    evidence: Literal["live", "old"] = "live",
+    scope: Scope = "microbatch",
+    local: Callable[[int, int, int, float], float] | None = None,
+    live_ratio: bool = False,
+    selected: Callable[[Terms], Tensor] | None = None,
+    **signals: Tensor,
+) -> Result:
+    """The same from rlstab, on the tensors and the parts of the stored case.
+
+    Args:
+        objective: usually a composition.
+        source: file of the case.
+        case: its name.
+        evidence: ``live`` is ``refresh: step``, ``old`` is ``refresh: rollout``.
+        scope: of the statistics.
+        local: None makes the parts one optimizer step. Otherwise each part is a step of its own, and its loss counts
+            by this function of its rows, all rows, the number of parts, and its kept tokens.
+        live_ratio: the live policy is its own denominator.
+        selected: ``(n,)`` bool from the terms.
+        **signals: ``(B, T)`` tensors beside the stored ones, or in their place.
+    """
+    stored = load(source)["cases"][case]
+    dtype = getattr(torch, stored["dtype"])
+    values = tensors(stored["inputs"], dtype) | {name: one.to(dtype) for name, one in signals.items()}
+    named = {"ref": "ref_logprobs"} | {name: name for name in ("entropies", "max_logprobs", "log_kept_mass")}
+    batches = [
+        TokenBatch.from_padded(
+            response_mask=values["mask"][rows],
+            advantages=values["advantages"][rows],
+            old_logprobs=values["old"][rows],
+            logprobs=values[evidence][rows],
+            live_ratio=live_ratio,
+            sequence_ids=torch.tensor(rows),
+            **{name: values[key][rows] for key, name in named.items() if key in values},
+        )
+        for rows in stored["parts"]
+    ]
+    loss, gradient = 0.0, torch.zeros_like(values["live"])
+    chosen = torch.zeros_like(values["mask"], dtype=torch.bool)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="scope: microbatch")
+        whole = make_plan(objective, batches, scope=scope)
+    for rows, batch in zip(stored["parts"], batches, strict=True):
+        plan = whole if local is None else make_plan(objective, [batch])
+        weight = 1.0 if local is None else local(len(rows), len(values["mask"]), len(batches), plan.kept.tokens)
+        live = values["live"][rows].clone().requires_grad_()
+        out = plan.loss(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss * weight
+        out.backward()
+        assert live.grad is not None
+        loss, gradient[rows] = loss + out.item(), live.grad
+        if selected is not None:
+            chosen[rows] = batch.to_padded(selected(plan.terms(batch)).double()).bool()
+    return {"loss": loss, "gradient": gradient.double()} | ({"selected": chosen} if selected is not None else {})
+
+
+def by_rows(rows: int, all_rows: int, parts: int, tokens: float) -> float:
+    """The weight of a part in verl's older actor."""
+    return rows / all_rows
+
+
+def by_rows_added(rows: int, all_rows: int, parts: int, tokens: float) -> float:
+    """The same in the code of Lp-Reg, which adds 1e-8 to the number of tokens that it divides by."""
+    return rows / all_rows * tokens / (tokens + 1e-8)
+
+
+def by_parts(rows: int, all_rows: int, parts: int, tokens: float) -> float:
+    """The weight of a part under TRL's gradient accumulation."""
+    return 1 / parts
+
+
+def difference(mine: Result, other: Result) -> float:
+    """Largest relative difference of loss and gradient; infinite where another token was selected."""
+    if "selected" in mine and not torch.equal(mine["selected"], other["selected"]):
+        return math.inf
+    return max(apart(mine[name], other[name]) for name in ("loss", "gradient"))
+
+
+def apart(one: Any, other: Any) -> float:
+    """Largest difference, relative to the largest magnitude."""
+    one, other = torch.as_tensor(one, dtype=torch.float64), torch.as_tensor(other, dtype=torch.float64)
+    size = float(other.abs().max())
+    return float((one - other).abs().max()) / (size or 1.0)

@@ -1,0 +1,51 @@
+"""Print the tables of docs/conformance.md: ``python -m tests.conformance.report``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tests.conformance.agreements import AGREEMENTS
+from tests.conformance.deviations import DEVIATIONS
+from tests.conformance.recorded import load
+
+
+def published(source: str) -> str:
+    """Repository with version or commit."""
+    known = load(source)["provenance"]
+    names = known["repository"].split(", ")
+    if "commit" not in known:
+        return f"{names[0]} {known['version']}"
+    return ", ".join(f"{name} {one[:7]}" for name, one in zip(names, known["commit"].split(", "), strict=True))
+
+
+def card(name: str) -> str:
+    return "[advantages](../rlstab/advantages.py)" if name == "advantages" else f"[{name}](methods/{name}.md)"
+
+
+def row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def lines() -> Iterator[str]:
+    numbers: dict[str, list[str]] = {}
+    for number, one in enumerate(DEVIATIONS, 1):
+        name = one.method.__name__.rpartition(".")[2] if not isinstance(one.method, type) else one.method.name
+        numbers.setdefault(name, []).append(str(number))
+    yield row(["method", "published code", "settings here", "cases", "largest difference", "deviations"])
+    yield row(["---"] * 6)
+    for one in AGREEMENTS:
+        listed = f"{', '.join(numbers[one.card])}; {card(one.card)}"
+        where = f"{published(one.source)}: {one.code}"
+        largest = f"{one.largest():.0e}" if one.largest() else "0"
+        yield row([one.method, where, one.settings, str(len(one.cases)), largest, listed])
+    yield ""
+    yield row(["", "method", "published code", "number", "theirs", "here"])
+    yield row(["---"] * 6)
+    for number, other in enumerate(DEVIATIONS, 1):
+        name = next(key for key, values in numbers.items() if str(number) in values)
+        figures = f"{other.theirs():.4g}", f"{other.here() + 0.0:.4g}"
+        yield row([str(number), card(name), published(other.source), other.number, *figures])
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))

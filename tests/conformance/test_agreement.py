@@ -1,0 +1,47 @@
+"""rlstab gives the stored numbers of published code."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from tests.conformance import record
+from tests.conformance.agreements import AGREEMENTS
+from tests.conformance.recorded import apart, load
+
+CHOICES = ("inputs", "parts", "dtype", "settings", "selected")
+PAIRS = [
+    pytest.param(found, row.bound, id=f"{row.method}: {case}")
+    for row in AGREEMENTS
+    for case, found in row.cases.items()
+]
+
+
+@pytest.mark.parametrize(("found", "bound"), PAIRS)
+def test_loss_gradient_and_selection_are_those_of_the_published_code(found, bound):
+    assert found() <= bound
+
+
+@pytest.mark.slow
+def test_trl_still_gives_the_stored_numbers():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("trl")
+        now, stored = record.trl(), load("trl")
+    assert now["cases"].keys() == stored["cases"].keys()
+    for case, one in stored["cases"].items():
+        other = now["cases"][case]
+        assert {key: one[key] for key in CHOICES if key in one} == {key: other[key] for key in CHOICES if key in other}
+        assert apart(other["loss"], one["loss"]) < 1e-12, case
+        assert apart(other["gradient"], one["gradient"]) < 1e-12, case
+    for scale, given in stored["advantages"].items():
+        assert now["advantages"][scale]["advantages"] == pytest.approx(given["advantages"], abs=1e-3), scale
+
+
+def test_the_stored_tensors_are_those_that_the_script_makes():
+    made, stored = record.inputs(), load("inputs")
+    assert made.keys() == stored.keys()
+    for name in ("old", "live", "ref", "entropies", "old_logits", "live_logits"):
+        assert apart(made["main"][name], stored["main"][name]) < 1e-6, name
+    assert {**made, "main": made["main"]["mask"]} == {**stored, "main": stored["main"]["mask"]}
