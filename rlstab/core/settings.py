@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rlstab.core.errors import OutOfRange
@@ -80,7 +81,8 @@ class Setting:
         return allowed + (" or None" if self.optional else "")
 
 
-def settings_of(cls: type) -> list[Setting]:
+@cache
+def settings_of(cls: type) -> tuple[Setting, ...]:
     """The settings of a dataclass, in the order in which they are declared."""
     hints = get_type_hints(cls, include_extras=True)
     found = []
@@ -93,7 +95,7 @@ def settings_of(cls: type) -> list[Setting]:
         choices = tuple(value for one_of in members if get_origin(one_of) is Literal for value in get_args(one_of))
         kinds = tuple(kind for kind in members if isinstance(kind, type) and kind is not type(None))
         found.append(Setting(one.name, kinds, choices, bounds, type(None) in members, one.default))
-    return found
+    return tuple(found)
 
 
 def check_settings(owner: Any, name: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING
+from functools import cache, partial
 from typing import Any
 
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import rlstab
 from rlstab import Conflict, TokenObjective, compose, within
 from rlstab.core.settings import Setting, settings_of
 from rlstab.zoo import METHODS
+
+#: For laws over random configurations; each example takes some milliseconds.
+quick = partial(hypothesis_settings, deadline=None, derandomize=True, database=None)
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:
@@ -23,22 +27,31 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
     elif bool in setting.kinds:
         found = st.booleans()
     elif float in setting.kinds:
-        found = st.floats(low, high, allow_nan=False, allow_infinity=False)
+        open_low, open_high = bounds is not None and bounds.gt is not None, bounds is not None and bounds.lt is not None
+        found = st.floats(low, high, allow_nan=False, allow_infinity=False, exclude_min=open_low, exclude_max=open_high)
     else:
-        found = st.integers(low, high)
-    found = found.filter(setting.accepts)
+        found = st.integers(low, high).filter(setting.accepts)
     return st.none() | found if setting.optional else found
 
 
+#: Settings that a method wants in this order, smallest first.
+ORDERED = {"adaptive_entropy": [("low", "initial", "high")], "stare": [("boost", "max_boost"), ("min_damp", "damp")]}
+
+
+@cache
 def settings(name: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Settings of a method, those with a default at times left out."""
-    found = settings_of(METHODS.get(name))
-    return st.fixed_dictionaries(
-        {one.name: values(one) for one in found if one.default is MISSING},
-        optional={one.name: values(one) for one in found if one.default is not MISSING},
-    )
+    """Every setting of a method."""
+    found = st.fixed_dictionaries({one.name: values(one) for one in settings_of(METHODS.get(name))})
+
+    def ordered(drawn: dict[str, Any]) -> dict[str, Any]:
+        for names in ORDERED.get(name, []):
+            drawn.update(zip(names, sorted(drawn[one] for one in names), strict=True))
+        return drawn
+
+    return found.map(ordered)
 
 
+@cache
 def methods(*names: str) -> st.SearchStrategy[TokenObjective]:
     """A method with random settings, of the given names or of any."""
     return st.sampled_from(names or rlstab.available()).flatmap(

@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 from rlstab import ClipHigher, Conflict, S2TMask, TokenMean, compose
 from rlstab.config import Document, dump_objective, dump_run, load_run, objective_hash, run_hash
 from rlstab.presets import PRESETS
-from tests.config.strategies import SECTIONS, objectives
+from tests.config.strategies import SECTIONS, objectives, quick
+
+ORDER = [("a", 1), ("b", 2)]
 
 
 def run(**sections):
     return load_run({"objective": "clip_higher", **sections})
 
 
+@quick(max_examples=60)
 @given(objectives(), SECTIONS)
 def test_what_is_written_loads_as_the_same_run(objective, sections):
     one = load_run({"objective": dump_objective(objective), **sections})
@@ -55,6 +58,11 @@ def test_the_hash_of_a_run_ignores_tracking_alone(changes, same):
 
 def test_what_stands_in_the_file_as_the_default_changes_no_hash():
     assert run_hash(run(seed=0, rollout={"group": 8}, optimisation={"old_logprobs": "live"})) == run_hash(run())
+
+
+def test_the_order_of_keys_changes_no_hash():
+    one, other = ({"name": "reasoning_gym", "dataset": "a", "options": dict(pairs)} for pairs in (ORDER, ORDER[::-1]))
+    assert run_hash(run(task=one)) == run_hash(run(task=other))
 
 
 def test_a_preset_is_expanded_in_place():
@@ -130,6 +138,7 @@ def test_an_override_leaves_the_callers_data_alone():
     assert data == {"objective": "clip_higher", "optimisation": {"epochs": 2}}
 
 
+@quick(max_examples=60)
 @given(st.floats(1e-300, 1e300, allow_subnormal=False))
 def test_a_number_is_read_back_exactly(lr):
     assert load_run(Document.parse(dump_run(run(optimisation={"lr": lr})), "f").data).optimisation.lr == lr

@@ -1,0 +1,107 @@
+"""Whatever a file or a caller gives: an answer, or an error of rlstab; never anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlstab
+from rlstab import RlstabError
+from rlstab.config import RunConfig, dump_objective, dump_run, load_objective, load_run, objective_hash, run_hash
+from rlstab.core.settings import settings_of
+from rlstab.presets import PRESETS
+from rlstab.zoo import METHODS
+from tests.config.strategies import PLAIN, quick
+from tests.config.test_errors import CONFLICTS, MISTAKES
+
+EXAMPLES = [path.read_text() for path in sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))]
+TEXTS = [*EXAMPLES, *(text for text, _ in (MISTAKES | CONFLICTS).values())]
+
+#: Names that mean something, so that random data gets past the first check.
+WORDS = st.sampled_from(
+    sorted(
+        {"name", "preset", "set", "drop", "outer", "inner", "within", *PRESETS, *rlstab.available()}
+        | {one.name for name in rlstab.available() for one in settings_of(METHODS.get(name))}
+        | RunConfig.model_fields.keys()
+        | {key for one in RunConfig.model_fields.values() for key in getattr(one.annotation, "model_fields", {})}
+    )
+)
+SCALARS = WORDS | PLAIN | st.sampled_from([float("nan"), float("inf"), -0.0, 10**400, -1, 0, 1, 0.5, b"a", ()])
+OBJECTS = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.integers() | st.none(), inner, max_size=4),
+    max_leaves=25,
+)
+RUNS = st.dictionaries(st.sampled_from(sorted(RunConfig.model_fields)), OBJECTS, max_size=5)
+
+SNIPPETS = [
+    "&a ", "*a", "<<: ", "!!python/object:os.system ", "!!int ''", "!!set ", "!x ", "? ", ": ", ":", "- ", "{", "}",
+    "[", "]", ",", "'", '"', "|\n", ">\n", "#", "%YAML 9.9\n", "---\n", "...\n", "~", "=", "@", "`", "\t", "\n", "\r",
+    "\x00", "\x85", "\u2028", "\ufeff", "\ud800", '"\\ud800"', '"\\x00"', "1e999", ".nan", "-1", "0", "0o8", "1:99",
+    "2020-99-99", "true", "\n  ", "name: ", "preset: dapo", "objective: ",
+]  # fmt: skip
+
+
+def answers(load, source):
+    """Loads it, and what loads can be written, hashed and loaded again; or it is refused."""
+    try:
+        found = load(source)
+    except RlstabError:
+        return
+    if load is load_objective:
+        assert load_objective(dump_objective(found)) == found
+        assert objective_hash(found)
+    else:
+        assert dump_run(found)
+        assert run_hash(found)
+
+
+@quick(max_examples=500)
+@given(OBJECTS)
+def test_any_object_as_an_objective(data):
+    answers(load_objective, {"objective": data})
+
+
+@quick(max_examples=500)
+@given(RUNS)
+def test_any_objects_as_sections_of_a_run(data):
+    answers(load_run, {"objective": "s2t", **data})
+
+
+@quick(max_examples=200)
+@given(st.dictionaries(st.text(max_size=9) | st.sampled_from(["a.b", "rollout.group", "objective", ""]), OBJECTS))
+def test_any_override(overrides):
+    answers(lambda source: load_run(source, overrides), {"objective": "s2t"})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz") / "run.yaml"
+
+
+@st.composite
+def mutated(draw):
+    """A file of the examples or of the mistakes, with a few pieces cut out or put in."""
+    text = draw(st.sampled_from(TEXTS))[:2000]
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(text)))
+        text = text[:place] + draw(st.sampled_from(SNIPPETS)) + text[place + draw(st.integers(0, 5)) :]
+    return text
+
+
+@pytest.mark.parametrize("load", [load_run, load_objective])
+@quick(max_examples=500)
+@given(text=mutated() | st.text(max_size=60) | st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join))
+def test_any_text(path, load, text):
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    answers(load, path)
+
+
+@quick(max_examples=60)
+@given(data=st.binary(max_size=40))
+def test_any_bytes(path, data):
+    path.write_bytes(data)
+    answers(load_run, path)

@@ -1,0 +1,246 @@
+"""The commands, run in this process: what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import rlstab
+from rlstab import ClipHigher
+from rlstab.cli import main
+from rlstab.config import json_schema, load_objective, load_run, objective_hash, run_hash
+from rlstab.presets import PRESETS
+
+EXAMPLES = sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))
+
+
+@pytest.fixture
+def rlstab_command(capsys, monkeypatch, tmp_path):
+    """Runs a command in an empty folder; gives code, output and errors, the table's lines and folds taken out."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, **files):
+        for name, text in files.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return code, re.sub(r"[\s\u2500-\u257f]+", " ", out), err
+
+    return run
+
+
+def test_there_are_examples():
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_check_takes_every_example(rlstab_command, path):
+    code, out, err = rlstab_command("check", str(path))
+    assert (code, err) == (0, "")
+    assert out.endswith(": no conflict ")
+    assert f"objective {objective_hash(load_objective(path))}" in out
+    for name in load_objective(path).keyed:
+        assert f" {name} " in out
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_check_takes_every_preset(rlstab_command, name):
+    code, out, _ = rlstab_command("check", "f.yaml", f=f"preset: {name}")
+    assert code == 0
+    assert "run " not in out
+    assert out.endswith(f"objective {objective_hash(PRESETS[name].objective)}: no conflict ")
+
+
+def test_check_says_what_a_method_does_reads_and_costs(rlstab_command):
+    _, out, _ = rlstab_command(
+        "check", "f.yaml", f="objective: [{name: s2t, max_prob: 0.1}, kl, entropy_bonus, {name: lp_reg}]"
+    )
+    for text in (
+        "Drop rewarded tokens that were sampled with tiny probability",
+        "max_prob=0.1, quantile=0.75, population='candidates' entropies keep",
+        "needs entropies: entropy of the full next-token distribution, nats; free: the sampler has the logits",
+        "needs ref_logprobs: ",
+        "a second model in memory and one more forward a rollout",
+        "differentiates entropies of the live policy",
+    ):
+        assert text in out
+
+
+def test_check_says_of_a_run_how_it_learns(rlstab_command):
+    _, out, _ = rlstab_command("check", "f.yaml", f="objective: {preset: dr_grpo}\noptimisation: {epochs: 2}\n")
+    assert "advantage: dr_grpo; ratio against: recompute; 2 optimizer step(s) a rollout of 16 x 8 responses" in out
+    loaded = load_run("f.yaml")
+    assert f"objective {objective_hash(loaded.composition)}, run {run_hash(loaded)}: no conflict" in out
+
+
+BOTH = "s2t and stare act in opposite directions"
+NOTES = {
+    "a clip without a ratio": ("objective: clip_higher\nseed: 0", "clip_higher cannot act: with one optimizer step"),
+    "s2t and stare": ("[s2t, stare]", BOTH),
+    "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy drops nearly every token that s2t would drop."),
+    "stare and a bonus": ("[stare, entropy_bonus]", "an entropy bonus lifts the mean entropy"),
+    "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "an entropy bonus lifts the mean entropy"),
+    "a mask and a fixed length": (
+        "[s2t, {name: constant_length, length: 9}]",
+        "constant_length divides by a fixed length, so the tokens that s2t drops still count in it.",
+    ),
+    "inside within": (
+        "{name: within, outer: s2t, inner: {name: within, outer: top_entropy, inner: stare}}",
+        "top_entropy drops nearly every token that s2t would drop.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), NOTES.values(), ids=NOTES)
+def test_check_notes_what_pulls_against_something(rlstab_command, text, expected):
+    assert f"note: {expected}" in rlstab_command("check", "f.yaml", f=text)[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[clip_higher, s2t]",
+        "objective: clip_higher\noptimisation: {epochs: 2}",
+        "{name: within, outer: s2t, inner: stare}",
+        "[stare, kl]",
+        "[{name: constant_length, length: 9}, clip_higher]",
+        "[s2t, token_mean]",
+    ],
+)
+def test_check_notes_nothing_where_all_is_well(rlstab_command, text):
+    assert "note:" not in rlstab_command("check", "f.yaml", f=text)[1]
+
+
+def test_list_names_every_method_and_preset(rlstab_command):
+    code, out, err = rlstab_command("list")
+    assert (code, err) == (0, "")
+    for name in [*rlstab.available(), *PRESETS]:
+        assert f" {name} " in out
+    assert "STAPO: JustRL with spurious tokens silenced. clip_higher, s2t, token_mean" in out
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["check", "f.yaml"]])
+def test_no_markup_of_the_docstrings_is_printed(rlstab_command, arguments):
+    assert "``" not in rlstab_command(*arguments, f="[entropy_bonus, stare, lp_reg, token_mean]")[1]
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["check", "f.yaml"]])
+def test_brackets_in_an_effect_are_no_markup(rlstab_command, monkeypatch, arguments):
+    monkeypatch.setattr(ClipHigher, "__doc__", "Keep [red]this[/red] as it is.")
+    assert " Keep [red]this[/red] as it is. " in rlstab_command(*arguments, f="clip_higher")[1]
+
+
+def test_schema_goes_to_standard_output(rlstab_command, capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+
+
+def test_schema_goes_to_a_file(rlstab_command, tmp_path):
+    assert rlstab_command("schema", "--out", "schema.json") == (0, "", "")
+    assert json.loads((tmp_path / "schema.json").read_text()) == json_schema()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["check", "none.yaml"],
+         "ConfigError: none.yaml: cannot be read: no such file or directory. Give the path of a YAML file.\n"),
+        (["train", "none.yaml"],
+         "ConfigError: none.yaml: cannot be read: no such file or directory. Give the path of a YAML file.\n"),
+        (["check", "bad.yaml"],
+         "ConfigError: bad.yaml:2: rollout.grop: unknown key 'grop'. Did you mean 'group'?\n"),
+        (["train", "bad.yaml"],
+         "ConfigError: bad.yaml:2: rollout.grop: unknown key 'grop'. Did you mean 'group'?\n"),
+        (["check", "typo.yaml"],
+         "ConfigError: typo.yaml:1: the key `objective` is missing. List the methods of the loss, or name a preset.\n"),
+        (["check", "section.yaml"],
+         "ConfigError: section.yaml:2: rolout: unknown key 'rolout'. Did you mean 'rollout'?\n"),
+        (["check", "two.yaml"],
+         "Conflict: two.yaml:1: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition "
+         "has exactly one.\n  Remove one of them. (Weights, masks and penalties combine freely.)\n"),
+        (["schema", "--out", "none/schema.json"],
+         "ConfigError: none/schema.json: cannot be written: no such file or directory. Give --out another file.\n"),
+        (["schema", "--out", "."],
+         "ConfigError: .: cannot be written: is a directory. Give --out another file.\n"),
+        (["check", "good.yaml", "--set", "optimisation.lr"],
+         "ConfigError: --set optimisation.lr: expected KEY=VALUE, for example --set optimisation.lr=1e-4.\n"),
+        (["check", "good.yaml", "--set", "=1"],
+         "ConfigError: --set =1: expected KEY=VALUE, for example --set optimisation.lr=1e-4.\n"),
+        (["check", "good.yaml", "--set", "optimisation.lr=[1"],
+         "ConfigError: --set optimisation.lr:1: not valid YAML: while parsing a flow sequence, expected ',' or ']', "
+         "but got '<stream end>'.\n"),
+        (["check", "good.yaml", "--set", "optimisation.lr=!!python/none 1"],
+         "ConfigError: --set optimisation.lr:1: the tag !!python/none is refused. Write plain values, "
+         "lists and mappings.\n"),
+        (["check", "good.yaml", "--set", "optimisation.lr=-1"],
+         "ConfigError: --set optimisation.lr: expected a number of at least 0, not -1.\n"),
+        (["check", "good.yaml", "--set", "seed.a=1"],
+         "ConfigError: --set seed.a: seed is not a mapping.\n"),
+    ],
+)  # fmt: skip
+def test_an_error_ends_with_code_2_and_its_text_alone(rlstab_command, arguments, expected):
+    code, out, err = rlstab_command(
+        *arguments,
+        good="objective: s2t\nseed: 1\n",
+        bad="objective: s2t\nrollout: {grop: 1}\n",
+        two="objective: [token_mean, sequence_mean]\n",
+        typo="objectve: s2t\n",
+        section="objective: s2t\nrolout: {group: 2}\n",
+    )
+    assert (code, out, err) == (2, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        (["optimisation.lr=1e-4"], {"optimisation": {"lr": 1e-4}}),
+        (["optimisation.lr=1e-4", "optimisation.epochs=2"], {"optimisation": {"lr": 1e-4, "epochs": 2}}),
+        (["rollout.stop='='"], {"rollout": {"stop": "="}}),
+        (["rollout.stop=a=b"], {"rollout": {"stop": "a=b"}}),
+        (["rollout.stop="], {}),
+        (["evaluation.pass_at=[1, 2]"], {"evaluation": {"pass_at": [1, 2]}}),
+        (["objective=[stare, kl]"], {"objective": ["stare", "kl"]}),
+        (["seed=1", "seed=2"], {"seed": 2}),
+        (["advantage={std: false}"], {"advantage": {"std": False}}),
+    ],
+)
+def test_set_changes_what_is_trained(rlstab_command, monkeypatch, pairs, expected):
+    trained = []
+    monkeypatch.setattr("rlstab.train.loop.train", lambda run, **options: trained.append((run, options)))
+    arguments = [text for pair in pairs for text in ("--set", pair)]
+    assert rlstab_command("train", "f.yaml", *arguments, f="objective: s2t\n") == (0, "", "")
+    assert trained == [(load_run({"objective": "s2t", **expected}), {"resume": False, "overwrite": False})]
+
+
+@pytest.mark.parametrize("flags", [["--resume"], ["--overwrite"], []])
+def test_the_flags_of_train_arrive(rlstab_command, monkeypatch, flags):
+    trained = []
+    monkeypatch.setattr("rlstab.train.loop.train", lambda run, **options: trained.append(options))
+    rlstab_command("train", "f.yaml", *flags, f="objective: s2t\n")
+    assert trained == [{"resume": "--resume" in flags, "overwrite": "--overwrite" in flags}]
+
+
+def test_set_is_checked_too(rlstab_command):
+    code, out, _ = rlstab_command("check", "f.yaml", "--set", "optimisation.epochs=3", f="objective: s2t\n")
+    assert code == 0
+    assert "3 optimizer step(s) a rollout" in out
+
+
+def test_a_stop_from_the_keyboard_is_no_traceback(rlstab_command, monkeypatch):
+    def stop(run, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlstab.train.loop.train", stop)
+    assert rlstab_command("train", "f.yaml", f="objective: s2t\n") == (130, "", "stopped; continue with --resume\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["zzz"], ["check"], ["train", "f.yaml", "--zzz"]])
+def test_a_wrong_command_line_ends_with_code_2_and_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: rlstab")
