@@ -103,9 +103,7 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
             ``objective`` (a run file: the rest is left alone), or the mapping of a single method.
 
     Raises:
-        ConfigError: with file and line.
-        UnknownName: no method or preset has that name.
-        OutOfRange: a setting is out of its range.
+        ConfigError: with file and line: unknown name, value out of range, no such file, not YAML.
         Conflict: the methods do not fit together.
     """
     from rlstab.config import load_objective as load  # pydantic stays out of `import rlstab`

@@ -98,7 +98,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def check_settings(owner: Any, name: str) -> None:
+def check_settings(owner: object, name: str) -> None:
     """Check every field of the dataclass instance ``owner``.
 
     Raises:
