@@ -104,7 +104,8 @@ def check_settings(owner: object, name: str) -> None:
     Raises:
         OutOfRange: names the setting, the value and what is allowed.
     """
-    for setting in settings_of(type(owner)):
+    cls: type = type(owner)
+    for setting in settings_of(cls):
         value = getattr(owner, setting.name)
         if not setting.accepts(value):
             default = "" if setting.default is dataclasses.MISSING else f" The default is {setting.default!r}."
