@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow lint cards format clean
+.PHONY: train test test-slow coverage lint cards format clean
 
 # 200 rollouts of GRPO with a composed objective, about a minute; ends with a table and a picture. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
@@ -18,6 +18,11 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+# by paths: naming packages would make coverage import torch, and pytest import it again
+coverage: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/core tests/zoo tests/testing \
+		--cov=rlstab/core --cov=rlstab/zoo --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=98
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from rlstab import (
     compose,
     within,
 )
+from rlstab.testing.examples import random_compositions
 
 #: Two settings of each of the five, chosen so that on `steps.random_rows` each of them selects something.
 FIVE = {
@@ -51,4 +52,5 @@ COMPOSITIONS = {
     **{"+".join(names): compose(*(FIVE[name][0] for name in names)) for names in SUBSETS},
     **{"+".join(names) + ", second settings": compose(*(FIVE[name][1] for name in names)) for names in SUBSETS},
     **dict(_others()),
+    **{f"random: {'+'.join(one.keyed)} {number}": one for number, one in enumerate(random_compositions(12, seed=3))},
 }

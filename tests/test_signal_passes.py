@@ -1,0 +1,455 @@
+"""The passes over the vocabulary: values, gradients, silent rows, precision and memory, whatever the tiles."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlstab import OutOfRange, ShapeError, signals
+from rlstab.core.errors import RlstabError
+from rlstab.signals import SIGNAL_NAMES, tile, token_signals, token_signals_from_logits
+
+MIN_P = 0.3
+ROWS, WIDTH, WORDS = 7, 5, 23
+DIFFERENTIABLE = sorted(SIGNAL_NAMES - {"max_logprobs"})
+SUBSETS = [set(some) for size in range(6) for some in combinations(sorted(SIGNAL_NAMES), size)]
+#: (rows, words) of a tile: one tile, several that do not divide, one that divides, a word each
+TILES = [(1024, 4096), (3, 5), (7, 23), (4, 1)]
+
+
+def dense(logits, ids, temperature=1.0):
+    """The signals of ``(N, V)`` logits by their definitions, under autograd."""
+    if isinstance(temperature, torch.Tensor):
+        temperature = temperature.unsqueeze(-1)
+    logp = (logits / temperature).log_softmax(-1)
+    p = logp.exp()
+    kept = p.detach() >= MIN_P * p.detach().amax(-1, keepdim=True)
+    return {
+        "logprobs": logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1),
+        "entropies": -(p * logp.clamp(min=-1e4)).sum(-1),
+        "max_logprobs": logp.detach().amax(-1),
+        "log_kept_mass": logp.masked_fill(~kept, -math.inf).logsumexp(-1),
+        "sum_p_sq": p.square().sum(-1),
+    }
+
+
+def inputs(rows=ROWS, width=WIDTH, words=WORDS, dtype=torch.float64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
+
+    hidden, weight, bias = normal(rows, width), normal(words, width), normal(words)
+    ids = torch.arange(rows) * 4 % words  # in many tiles, the first among them
+    if rows > 1:
+        ids[-1] = words - 1
+    return hidden, weight, bias, ids
+
+
+def leaves(*tensors):
+    return [one.detach().clone().requires_grad_() for one in tensors]
+
+
+@pytest.fixture(params=TILES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def tiles(request, monkeypatch):
+    monkeypatch.setattr(signals, "ROWS", request.param[0])
+    monkeypatch.setattr(signals, "COLUMNS", request.param[1])
+    return request.param
+
+
+def small(monkeypatch):
+    monkeypatch.setattr(signals, "ROWS", 3)
+    monkeypatch.setattr(signals, "COLUMNS", 5)
+
+
+def total(found, needs, mix):
+    """A loss in which every row of every signal has a weight of its own."""
+    parts = [(found[name] * weights).sum() for name, weights in zip(sorted(needs), mix, strict=False)]
+    return sum(parts) if parts else torch.zeros(())
+
+
+HEADS = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "temperature of each row": {"temperature": torch.linspace(0.4, 2.0, ROWS)},
+    "scale": {"logit_scale": 0.5},
+    "softcap": {"softcap": 1.5, "temperature": 0.7},
+    "softcap and scale, temperature of each row": {
+        "softcap": 2.0,
+        "logit_scale": 1.5,
+        "temperature": torch.linspace(0.4, 2.0, ROWS).double(),
+    },
+}
+
+
+def reference(hidden, weight, bias, ids, temperature=1.0, logit_scale=1.0, softcap=None):
+    logits = hidden @ weight.T * logit_scale if bias is None else (hidden @ weight.T + bias) * logit_scale
+    return dense(logits if softcap is None else softcap * torch.tanh(logits / softcap), ids, temperature)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS.keys())
+def test_every_choice_of_signals_has_the_values_and_gradients_of_the_definitions(monkeypatch, options, biased, frozen):
+    small(monkeypatch)
+    given = inputs()
+    mix = torch.randn(5, ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for needs in SUBSETS:
+        sides = []
+        for law in (reference, token_signals):
+            hidden, weight, bias = leaves(*given[:3])
+            weight.requires_grad_(not frozen)
+            some = bias if biased else None
+            if law is reference:
+                found = law(hidden, weight, some, given[3], **options)
+            else:
+                found = vars(law(hidden, weight, given[3], bias=some, needs=needs, min_p=MIN_P, **options))
+            loss = total(found, needs, mix)
+            if loss.requires_grad:
+                loss.backward()
+            sides.append((found, [hidden.grad, weight.grad, bias.grad]))
+        (expected, gradients), (found, passed) = sides
+        for name in SIGNAL_NAMES:
+            assert (found[name] is not None) == (name in needs)
+            if name in needs:
+                torch.testing.assert_close(found[name], expected[name], rtol=1e-11, atol=1e-12)
+        assert (frozen or not needs - {"max_logprobs"}) == (passed[1] is None)
+        for one, other in zip(passed, gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("temperature", [0.6, torch.linspace(0.4, 2.0, ROWS).double()], ids=["one", "a row each"])
+@pytest.mark.parametrize("needs", SUBSETS[1:], ids=lambda needs: "+".join(sorted(needs)))
+def test_from_logits_too(tiles, needs, temperature):
+    hidden, weight, bias, ids = inputs()
+    logits, again = leaves(*(hidden @ weight.T + bias,) * 2)
+    untouched = logits.detach().clone()
+    mix = torch.randn(5, ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found = vars(token_signals_from_logits(logits, ids, temperature=temperature, needs=needs, min_p=MIN_P))
+    expected = dense(again, ids, temperature)
+    for name in needs:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-11, atol=1e-12)
+    if needs != {"max_logprobs"}:
+        total(found, needs, mix).backward()
+        total(expected, needs, mix).backward()
+        torch.testing.assert_close(logits.grad, again.grad, rtol=1e-9, atol=1e-11)
+    assert torch.equal(logits, untouched)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_are_those_of_finite_differences(tiles, name):
+    hidden, weight, bias, ids = inputs(4, 3, 11)
+    where = torch.tensor([True, False, True, True])
+    options = {"needs": {name}, "min_p": MIN_P, "temperature": 0.7, "rows": {name: where}}
+
+    def from_hidden(hidden, weight, bias):
+        return getattr(token_signals(hidden, weight, ids, bias=bias, softcap=3.0, **options), name)
+
+    def from_logits(logits):
+        return getattr(token_signals_from_logits(logits, ids, **options), name)
+
+    assert torch.autograd.gradcheck(from_hidden, leaves(hidden, weight, bias))
+    assert torch.autograd.gradcheck(from_logits, leaves(hidden @ weight.T))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 6])
+@pytest.mark.parametrize("words", [1, 4, 5, 6, 10, 11])
+def test_a_tile_ends_where_it_should(monkeypatch, rows, words):
+    small(monkeypatch)
+    hidden, weight, bias, ids = inputs(rows, WIDTH, words)
+    ends = torch.tensor([0, words - 1, min(4, words - 1), min(5, words - 1), words - 1, 0])[:rows]
+    mix = torch.arange(1.0, 5 * rows + 1, dtype=torch.float64).reshape(5, rows)
+    one, other = leaves(hidden, weight, bias), leaves(hidden, weight, bias)
+    for token in (ids, ends):
+        found = vars(token_signals(one[0], one[1], token, bias=one[2], needs=SIGNAL_NAMES, min_p=MIN_P))
+        expected = reference(*other, token)
+        for name in SIGNAL_NAMES:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-11, atol=1e-12)
+        total(found, SIGNAL_NAMES, mix).backward()
+        total(expected, SIGNAL_NAMES, mix).backward()
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-10)
+
+
+def test_narrow_weights_gather_their_gradient_over_many_tiles_of_rows(monkeypatch):
+    small(monkeypatch)
+    hidden, weight, _, ids = inputs(dtype=torch.bfloat16)
+    one, other = leaves(hidden, weight), leaves(hidden.double(), weight.double())
+    token_signals(*one, ids).logprobs.sum().backward()
+    reference(*other, None, ids)["logprobs"].sum().backward()
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        assert (mine.grad.double() - theirs.grad).norm() < 0.02 * theirs.grad.norm()
+
+
+# silent rows
+
+
+@pytest.mark.parametrize("live", [[0, 1, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1], [1] * 7])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_silent_rows_get_nothing_and_the_others_what_they_had(tiles, name, live):
+    hidden, weight, bias, ids = inputs()
+    g = torch.randn(ROWS, dtype=torch.float64) * torch.tensor(live)
+    sides = []
+    for law in (reference, token_signals):
+        given = leaves(hidden, weight, bias)
+        if law is reference:
+            found = law(*given, ids)[name]
+        else:
+            found = getattr(law(*given[:2], ids, bias=given[2], needs={name}, min_p=MIN_P), name)
+        sides.append(torch.autograd.grad(found, given, g))
+    for expected, passed in zip(*sides, strict=True):
+        torch.testing.assert_close(passed, expected, rtol=1e-9, atol=1e-11)
+    assert (sides[1][0][torch.tensor(live) == 0] == 0).all()
+
+
+def test_the_rows_alive_are_those_of_any_signal(tiles):
+    hidden, weight, _, ids = inputs()
+    given = leaves(hidden, weight)
+    found = token_signals(*given, ids)
+    (found.logprobs[2] + found.entropies[5]).backward()
+    assert given[0].grad.ne(0).any(-1).nonzero().flatten().tolist() == [2, 5]
+
+
+def test_an_all_silent_batch_has_zeros_to_reduce(tiles):
+    hidden, weight, bias, ids = inputs()
+    given = leaves(hidden, weight, bias)
+    (token_signals(*given[:2], ids, bias=given[2]).logprobs * 0).sum().backward()
+    assert all(one.grad is not None and (one.grad == 0).all() for one in given)
+    logits = (hidden @ weight.T).requires_grad_()
+    (token_signals_from_logits(logits, ids).logprobs * 0).sum().backward()
+    assert (logits.grad == 0).all()
+
+
+def test_a_nan_among_the_incoming_gradients_stays_visible(tiles):
+    hidden, weight, _, ids = inputs()
+    g = torch.zeros(ROWS, dtype=torch.float64)
+    g[3] = math.nan
+    given = leaves(hidden, weight)
+    by_hidden, by_weight = torch.autograd.grad(token_signals(*given, ids).logprobs, given, g)
+    assert by_hidden.isnan().any(-1).nonzero().flatten().tolist() == [3]
+    assert by_weight.isnan().all()
+    (logits,) = leaves(hidden @ weight.T)
+    (by_logits,) = torch.autograd.grad(token_signals_from_logits(logits, ids).logprobs, logits, g)
+    assert by_logits.isnan().any(-1).nonzero().flatten().tolist() == [3]
+
+
+def test_a_backward_works_on_the_rows_alive_alone(monkeypatch):
+    small(monkeypatch)
+    hidden, weight, _, ids = inputs(60)
+    given = leaves(hidden, weight)
+    found = token_signals(*given, ids)
+    with Largest() as seen:
+        found.logprobs[7].backward()
+    # 23 words in tiles of 5: the logits again, and what they give to the hidden states and to the weight
+    assert seen.products == {shape for c in (5, 3) for shape in ((1, WIDTH, c), (1, c, WIDTH), (c, 1, WIDTH))}
+
+
+# edges of the numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_forbidden_tokens_leave_everything_finite(tiles, dtype):
+    hidden, weight, bias, ids = inputs(dtype=dtype)
+    bias[:6] = -math.inf  # whole tiles of them, the first among them
+    bias[9] = bias[22] = -math.inf
+    ids = torch.full((ROWS,), 8)
+    given = leaves(hidden, weight, bias)
+    found = vars(token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P))
+    total(found, SIGNAL_NAMES, torch.ones(5, ROWS)).backward()
+    expected = reference(hidden.double(), weight.double(), bias.double(), ids)
+    for name in SIGNAL_NAMES:
+        torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-5, atol=1e-5)
+    assert all(one.grad.isfinite().all() for one in given)
+    assert (given[2].grad[:6] == 0).all()
+    assert (given[1].grad[9] == 0).all()
+
+
+def test_a_row_without_any_allowed_token_is_not_a_number(tiles):
+    hidden, weight, bias, ids = inputs()
+    found = token_signals(hidden, weight, ids, bias=torch.full_like(bias, -math.inf))
+    assert found.logprobs.isnan().all()
+    assert found.entropies.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+@pytest.mark.parametrize("spread", [1e-4, 1.0, 1e4])
+def test_big_and_tiny_logits(tiles, dtype, offset, spread):
+    draw = torch.Generator().manual_seed(1)
+    logits = (torch.randn(ROWS, WORDS, generator=draw).double() * spread + offset).to(dtype)
+    ids = logits.argmax(-1)
+    hidden, weight, bias = torch.eye(ROWS, dtype=dtype), logits.T.contiguous(), None
+    g = torch.ones(5, ROWS, dtype=torch.float64)
+    exact = leaves(logits.double())[0]
+    expected = dense(exact, ids)
+    total(expected, SIGNAL_NAMES, g).backward()
+    one, other = leaves(weight)[0], leaves(logits)[0]
+    for found, leaf in (
+        (token_signals(hidden, one, ids, bias=bias, needs=SIGNAL_NAMES, min_p=MIN_P), one),
+        (token_signals_from_logits(other, ids, needs=SIGNAL_NAMES, min_p=MIN_P), other),
+    ):
+        for name in SIGNAL_NAMES:
+            torch.testing.assert_close(getattr(found, name).double(), expected[name], rtol=2e-6, atol=2e-6)
+        total(vars(found), SIGNAL_NAMES, g.to(dtype)).backward()
+        gradient = leaf.grad.T if leaf is one else leaf.grad
+        torch.testing.assert_close(gradient.double(), exact.grad, rtol=1e-5, atol=2e-6)
+
+
+def error(found, exact):
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("names", [{"logprobs"}, {"entropies"}, {"logprobs", "entropies", "sum_p_sq"}])
+def test_bfloat16_is_as_near_to_float64_as_the_plain_path(names):
+    rows, width, words = 200, 64, 9000
+    hidden, weight, _, ids = inputs(rows, width, words, torch.float32)
+    hidden, weight = (hidden * 4 / math.sqrt(width)).bfloat16(), weight.bfloat16()
+    mix = torch.randn(5, rows, generator=torch.Generator().manual_seed(5))
+
+    def plain(hidden, weight):
+        return dense((hidden @ weight.T).float(), ids)
+
+    def ours(hidden, weight):
+        return vars(token_signals(hidden, weight, ids, needs=names))
+
+    def wide(hidden, weight):
+        return dense(hidden @ weight.T, ids)
+
+    values, gradients = {}, {}
+    for law, dtype in ((wide, torch.float64), (plain, torch.bfloat16), (ours, torch.bfloat16)):
+        given = leaves(hidden.to(dtype), weight.to(dtype))
+        values[law] = law(*given)
+        total(values[law], names, mix).backward()
+        gradients[law] = [one.grad for one in given]
+    for name in names:
+        allowed = 1.1 * error(values[plain][name], values[wide][name])
+        assert error(values[ours][name], values[wide][name]) <= allowed
+    for mine, theirs, exact in zip(gradients[ours], gradients[plain], gradients[wide], strict=True):
+        assert error(mine, exact) <= 1.1 * error(theirs, exact)
+
+
+# what is refused, what is not done, what is not held
+
+
+def test_a_second_derivative_is_refused():
+    hidden, weight, bias, ids = inputs()
+    given = leaves(hidden, weight, bias)
+    logits = leaves(hidden @ weight.T)
+    for leaf, found in (
+        (given[0], token_signals(*given[:2], ids, bias=given[2]).entropies),
+        (logits[0], token_signals_from_logits(logits[0], ids).entropies),
+    ):
+        (first,) = torch.autograd.grad(found.sum(), leaf, create_graph=True)
+        assert first.isfinite().all()
+        with pytest.raises(RlstabError) as caught:
+            torch.autograd.grad(first.square().sum(), leaf)
+        assert str(caught.value) == (
+            "token signals have a first derivative only, and a second one was asked for (create_graph=True). Take "
+            "log_softmax of the logits where you need it."
+        )
+
+
+def test_nothing_that_was_not_asked_for_is_computed(monkeypatch, tiles):
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(tile, "_entropy", never)
+    monkeypatch.setattr(tile, "_kept_mass", never)
+    monkeypatch.setattr(signals.head, "_kept_pass", never)
+    hidden, weight, _, ids = inputs()
+    needs = {"logprobs", "sum_p_sq", "max_logprobs"}
+    token_signals(hidden, weight, ids, needs=needs)
+    token_signals_from_logits(hidden @ weight.T, ids, needs=needs)
+
+
+class Largest(TorchDispatchMode):
+    """Sizes of every tensor that an operation returns, and the shapes of products."""
+
+    def __enter__(self):
+        self.numel, self.products = 0, set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        name = function.overloadpacket.__name__
+        if name in ("mm", "addmm", "addmm_"):
+            left, right = args[-2:]
+            self.products.add((left.shape[0], left.shape[1], right.shape[1]))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}])
+def test_no_tensor_is_as_large_as_rows_times_vocabulary(monkeypatch, dtype, options):
+    monkeypatch.setattr(signals, "ROWS", 16)
+    monkeypatch.setattr(signals, "COLUMNS", 64)
+    rows, width, words = 150, 4, 700
+    hidden, weight, bias, ids = inputs(rows, width, words, dtype)
+    given = leaves(hidden, weight, bias)
+    kept = []
+
+    def keep(one):
+        kept.append(one.numel())
+        return one
+
+    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        found = token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P, **options)
+        total(vars(found), SIGNAL_NAMES, torch.ones(5, rows)).backward()
+    assert 16 * 64 <= seen.numel <= words * width
+    assert max(kept) <= words * width
+
+
+def test_from_logits_nothing_but_their_gradient_is_as_large_as_they_are(monkeypatch):
+    monkeypatch.setattr(signals, "ROWS", 16)
+    monkeypatch.setattr(signals, "COLUMNS", 64)
+    logits, ids = torch.randn(150, 700).requires_grad_(), torch.zeros(150, dtype=torch.int64)
+    with torch.no_grad(), Largest() as seen:
+        token_signals_from_logits(logits, ids, needs=SIGNAL_NAMES, min_p=MIN_P)
+    assert 700 <= seen.numel <= 16 * 64  # a row of 700 words is what fits
+
+
+def test_autocast_reaches_the_head():
+    hidden, weight, bias, ids = inputs(dtype=torch.float32)
+    given = leaves(hidden, weight, bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = token_signals(*given[:2], ids, bias=given[2])
+    narrow = token_signals(hidden.bfloat16(), weight.bfloat16(), ids, bias=bias.bfloat16())
+    assert torch.equal(found.logprobs, narrow.logprobs)
+    found.logprobs.sum().backward()
+    assert all(one.grad.dtype == torch.float32 for one in given)
+
+
+HIDDEN, WEIGHT, IDS = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"bias": torch.zeros(4)}, ShapeError, "token_signals: bias is (4,), expected (5,)."),
+        ({"softcap": 0.0}, OutOfRange, "softcap = 0.0, expected a number above 0, or None."),
+        ({"temperature": torch.ones(2)}, ShapeError, "3 rows and temperatures of shape (2,)."),
+        ({"temperature": torch.tensor([1.0, 0.0, 1.0])}, OutOfRange,
+         "a temperature is not above 0; expected (N,) positive numbers."),
+        ({"rows": {"entropies": torch.ones(2, dtype=torch.bool)}}, ShapeError,
+         "3 rows and rows['entropies'] of shape (2,); expected (N,)."),
+        ({"token_ids": torch.tensor([0, -100, 4])}, OutOfRange,
+         "a token id is not in [0, 5), the vocabulary. Leave out the rows without a token."),
+        ({"token_ids": torch.tensor([0, 1, 5])}, OutOfRange,
+         "a token id is not in [0, 5), the vocabulary. Leave out the rows without a token."),
+        ({"bias": torch.zeros(5, dtype=torch.float64)}, ShapeError,
+         "token_signals: hidden is torch.float32, head_weight torch.float32 and bias torch.float64; expected one "
+         "dtype. Cast them, or run in autocast."),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(changes, kind, text):
+    with pytest.raises(kind) as caught:
+        token_signals(**{"hidden": HIDDEN, "head_weight": WEIGHT, "token_ids": IDS} | changes)
+    assert str(caught.value) == text
