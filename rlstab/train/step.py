@@ -181,13 +181,14 @@ class Learner:
     def _part(
         self, experience: Experience, signals: Mapping[str, Tensor], rows: Tensor
     ) -> tuple[Sequences, TokenBatch]:
-        rows = rows.to(experience.sequences.prompt_ids.device)
-        sequences = experience.sequences.rows(rows)
+        # rows, advantages and ids are on the CPU; an index there fits a tensor on any device, the reverse does not
+        device = experience.sequences.prompt_ids.device
+        sequences = experience.sequences.rows(rows.to(device))
         length = sequences.response_ids.shape[1]
         cut = {name: values[rows][:, :length] for name, values in signals.items()}
         return sequences, TokenBatch.from_padded(
             response_mask=sequences.response_mask,
-            advantages=experience.advantages[rows].to(rows.device),
+            advantages=experience.advantages[rows].to(device),
             sequence_ids=experience.sequence_ids[rows],
             group_ids=experience.group_ids[rows],
             live_ratio=self.settings.old_logprobs == "live",
