@@ -300,6 +300,26 @@ def test_big_and_tiny_logits(tiles, dtype, offset, spread):
         torch.testing.assert_close(gradient.double(), exact.grad, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_likeliest_token_is_kept_however_its_logit_is_rounded_the_second_time(monkeypatch, dtype):
+    small(monkeypatch)
+    hidden, weight, _, ids = inputs(40, 300, WORDS, dtype)
+    hidden = hidden / 8
+    for row in range(40):  # alone: another shape of product than the first time
+        where = torch.arange(40) == row
+        given = leaves(hidden, weight)
+        names = {"log_kept_mass", "max_logprobs"}
+        found = token_signals(*given, ids, needs=names, min_p=1.0, rows={"log_kept_mass": where})
+        assert found.log_kept_mass[row] >= found.max_logprobs[row]
+        if dtype != torch.bfloat16:  # where two tokens may be the likeliest
+            torch.testing.assert_close(found.log_kept_mass[row], found.max_logprobs[row], rtol=1e-4, atol=1e-4)
+            (passed,) = torch.autograd.grad(found.log_kept_mass.sum(), given[0])
+            likeliest = (hidden @ weight.T).argmax(-1)
+            logprobs = token_signals(*given, likeliest).logprobs[row]
+            (expected,) = torch.autograd.grad(logprobs, given[0])
+            torch.testing.assert_close(passed, expected, rtol=1e-4, atol=1e-5)
+
+
 def error(found, exact):
     return ((found.double() - exact).norm() / exact.norm()).item()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlstab import MissingSignal, OutOfRange, ShapeError, signals
-from rlstab.signals import ROWS, SIGNAL_NAMES, TokenSignals, token_signals, token_signals_from_logits
+from rlstab.signals import ROWS, SIGNAL_NAMES, TokenSignals, tile, token_signals, token_signals_from_logits
 
 MIN_P = 0.3
 WIDTH, VOCABULARY = 4, 6
@@ -200,8 +200,10 @@ def test_nothing_that_was_not_asked_for_is_computed(monkeypatch):
     def never(*_):
         raise AssertionError
 
-    monkeypatch.setattr(signals, "_entropy", never)
-    monkeypatch.setattr(signals, "_kept_mass", never)
+    monkeypatch.setattr(tile, "_entropy", never)
+    monkeypatch.setattr(tile, "_kept_mass", never)
+    with pytest.raises(AssertionError):
+        both(random(3), needs={"entropies"})
     both(random(3), needs={"logprobs", "sum_p_sq", "max_logprobs"})
 
 

@@ -53,6 +53,13 @@ def test_tokens_are_packed_row_by_row():
     assert make().sequence_ids.tolist() == [0, 1, 2, 3]
 
 
+def test_responses_may_have_one_token():
+    one = torch.arange(4.0).reshape(4, 1)
+    batch = TokenBatch.from_padded(response_mask=torch.tensor([[1], [0], [1], [1]]), advantages=one, old_logprobs=-one)
+    assert batch.sequence.tolist() == batch.advantages.tolist() == [0, 2, 3]
+    assert batch.position.tolist() == [0, 0, 0]
+
+
 def test_advantages_are_of_rows_or_of_tokens():
     assert make().advantages.tolist() == [1.0, 1.0, -1.0, -1.0, 0.5, 0.5]
     assert make(advantages=VALUES).advantages.tolist() == [0.0, 1.0, 4.0, 5.0, 9.0, 11.0]
@@ -76,6 +83,15 @@ def test_shapes_that_disagree_are_refused():
         "Pass the live tensors of the same rows, prompt cut off."
     ):
         PolicyOutputs.from_padded(batch, logprobs=VALUES, entropies=VALUES[:, :2])
+    narrow = VALUES[:, :2]
+    for name in ("old_logprobs", "logprobs"):
+        with refused(f"TokenBatch.from_padded: '{name}' has shape (4, 2), ..."):
+            make(**{name: narrow})
+    for name in ("logprobs", "log_kept_mass"):
+        with refused(f"PolicyOutputs.from_padded: '{name}' has shape (4, 2), ..."):
+            PolicyOutputs.from_padded(batch, **({"logprobs": VALUES} | {name: narrow}))
+    with refused("TokenBatch.from_padded: 'group_ids' has shape (3,), expected (4,)."):
+        make(group_ids=torch.arange(3))
 
 
 def packed(**changes):

@@ -205,6 +205,22 @@ def test_within_measures_and_touches_only_what_the_outer_method_keeps():
     assert not torch.equal(terms.keep, beside.keep)
 
 
+def test_a_penalty_within_counts_only_what_the_outer_method_keeps():
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    nested = compose(
+        within(DropPunished(), LpReg(share=1.0, coefficient=0.3)), within(TopEntropyMask(share=0.5), LpReg(share=1.0))
+    )
+    plan = make_plan(nested, [batch])
+    terms = plan.terms(batch)
+    kept = make_plan(compose(TopEntropyMask(share=0.5)), [batch]).terms(batch).keep
+    chosen = terms.penalties["within_2/inner"].where
+    assert chosen.any()
+    assert not (chosen & ~kept).any()
+    assert not terms.penalties["within_1/inner"].where.any()  # it looks at punished tokens, of which none is left
+    assert plan.penalised == int(chosen.sum()) == int(plan.loss(batch, policy).report["within_2/inner/value"].count)
+
+
 def test_within_is_compose_where_the_outer_method_keeps_all():
     rewarded = [[{**one, "A": 1.0} for one in row] for row in ROWS]
     assert same(

@@ -265,3 +265,11 @@ def test_report_counts_what_the_trust_region_stopped():
     dropped = run(compose(ClipHigher(), DropPunished()), rows)[0].metrics()
     assert dropped["ratio/clipped_high"] == 1 / 4
     assert dropped["tokens/kept"] == 1 / 2
+
+
+def test_only_the_sign_of_the_advantage_decides_which_bound_stopped_a_token():
+    rows = [[token(drift=math.log(ratio), A=A) for ratio in (1.5, 3.5, 0.5)] for A in (-0.5, 0.0, 0.5)]
+    report = run(compose(ClipHigher(dual_clip=3.0)), rows)[0].metrics()
+    assert report["ratio/clipped_high"] == 2 / 9
+    assert report["ratio/clipped_low"] == 1 / 9
+    assert report["ratio/clipped_dual"] == 1 / 9

@@ -1,0 +1,155 @@
+"""Per-token signals of the next-token distribution: log-prob, entropy, max log-prob, kept mass, sum of squares.
+
+The only place where a vocabulary is touched. Everything downstream sees ``(N,)`` float32 fields.
+
+One chunked pass finds what is asked for and nothing else. The backward reads off the incoming gradients which rows
+are alive, and makes the logits of those alone: a method that silences 80 % of the tokens pays for 20 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.core.errors import MissingSignal, OutOfRange, ShapeError
+from rlstab.signals.head import HeadSignals
+from rlstab.signals.logits import LogitsSignals
+from rlstab.signals.record import ORDER, SIGNAL_NAMES, Ask, TokenSignals
+from rlstab.signals.tile import wide
+
+__all__ = ["COLUMNS", "ROWS", "SIGNAL_NAMES", "TokenSignals", "token_signals", "token_signals_from_logits"]
+
+#: The largest tile of logits that is held: rows, and words of the vocabulary.
+ROWS = 1024
+COLUMNS = 4096
+
+
+def token_signals(
+    hidden: Tensor,
+    head_weight: Tensor,
+    token_ids: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    needs: Set[str] = frozenset({"logprobs", "entropies"}),
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    min_p: float | None = None,
+    rows: Mapping[str, Tensor] | None = None,
+) -> TokenSignals:
+    """Signals from hidden states and the weight of the vocabulary head, without ever holding ``(N, V)`` logits.
+
+    Sums over the vocabulary are float32 (float64 for float64 inputs). There is a first derivative only.
+
+    Args:
+        hidden: ``(N, d)``, differentiable.
+        head_weight: ``(V, d)``, differentiable; a frozen one costs nothing in the backward.
+        token_ids: ``(N,)`` int64, the tokens whose log-prob is wanted.
+        temperature: divides the logits; one number, or ``(N,)`` of them (no gradient).
+        needs: names of the fields to compute; nothing else is.
+        bias: ``(V,)`` of the head, or None; differentiable.
+        logit_scale: multiplies the output of the head.
+        softcap: c of a final ``c * tanh(logits / c)``, before the temperature.
+        min_p: defines ``log_kept_mass``.
+        rows: for a name, the ``(N,)`` bool of rows on which it is needed; it is 0 elsewhere.
+
+    Raises:
+        ShapeError: shapes or dtypes do not fit.
+        MissingSignal: no such signal.
+        OutOfRange: temperature or soft cap not positive, a token that the vocabulary does not have, or
+            ``log_kept_mass`` without a ``min_p`` in (0, 1].
+        RlstabError: in the backward, if a second derivative is asked for.
+    """
+    if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
+        raise ShapeError(
+            f"token_signals: hidden is {tuple(hidden.shape)} and head_weight {tuple(head_weight.shape)}; expected "
+            f"(N, d) and (V, d)."
+        )
+    if bias is not None and bias.shape != head_weight.shape[:1]:
+        raise ShapeError(f"token_signals: bias is {tuple(bias.shape)}, expected ({head_weight.shape[0]},).")
+    if softcap is not None and not softcap > 0:
+        raise OutOfRange(f"softcap = {softcap!r}, expected a number above 0, or None.")
+    hidden, head_weight, bias = _autocast(hidden, head_weight, bias)
+    if {hidden.dtype} != {one.dtype for one in (hidden, head_weight, bias) if one is not None}:
+        raise ShapeError(
+            f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
+            f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
+        )
+    ask, heat = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows)
+    found = HeadSignals.apply(  # type: ignore[no-untyped-call]
+        hidden, head_weight, bias, token_ids, heat, float(logit_scale), softcap, ask
+    )
+    return _record(found, rows or {})
+
+
+def token_signals_from_logits(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    needs: Set[str] = frozenset({"logprobs", "entropies"}),
+    min_p: float | None = None,
+    rows: Mapping[str, Tensor] | None = None,
+) -> TokenSignals:
+    """Signals from ``(N, V)`` logits that somebody already made, which are left alone. See :func:`token_signals`."""
+    if logits.ndim != 2:
+        raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
+    ask, heat = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows)
+    found = LogitsSignals.apply(logits, token_ids, heat, ask)  # type: ignore[no-untyped-call]
+    return _record(found, rows or {})
+
+
+def _autocast(*inputs: Any) -> tuple[Any, ...]:
+    """What autocast would make of the inputs of a linear layer."""
+    kind = inputs[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return inputs
+    narrow = torch.get_autocast_dtype(kind)
+    return tuple(one if one is None or one.dtype == torch.float64 else one.to(narrow) for one in inputs)
+
+
+def _ask(
+    source: Tensor,
+    words: int,
+    token_ids: Tensor,
+    temperature: float | Tensor,
+    needs: Set[str],
+    min_p: float | None,
+    rows: Mapping[str, Tensor] | None,
+) -> tuple[Ask, float | Tensor]:
+    """What is checked: the request, and the temperature in the dtype of the sums."""
+    unknown = sorted(needs - SIGNAL_NAMES)
+    if unknown:
+        raise MissingSignal(f"no signal is called '{unknown[0]}'. Known: {', '.join(sorted(SIGNAL_NAMES))}.")
+    if token_ids.shape != source.shape[:1]:
+        raise ShapeError(f"{source.shape[0]} rows and token_ids of shape {tuple(token_ids.shape)}; expected (N,).")
+    for name, where in (rows or {}).items():
+        if where.shape != source.shape[:1]:
+            raise ShapeError(f"{source.shape[0]} rows and rows['{name}'] of shape {tuple(where.shape)}; expected (N,).")
+    if isinstance(temperature, Tensor):
+        if temperature.shape != source.shape[:1]:
+            raise ShapeError(f"{source.shape[0]} rows and temperatures of shape {tuple(temperature.shape)}.")
+        if not bool((temperature > 0).all()):
+            raise OutOfRange("a temperature is not above 0; expected (N,) positive numbers.")
+    elif not temperature > 0:
+        raise OutOfRange(f"temperature = {temperature!r}, expected a number above 0.")
+    if "log_kept_mass" in needs and not (min_p is not None and 0 < min_p <= 1):
+        raise OutOfRange(f"log_kept_mass needs min_p in (0, 1], not {min_p!r}.")
+    if "logprobs" in needs and not bool(((token_ids >= 0) & (token_ids < words)).all()):
+        raise OutOfRange(f"a token id is not in [0, {words}), the vocabulary. Leave out the rows without a token.")
+    heat = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
+    return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), ROWS, COLUMNS), heat
+
+
+def _record(found: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> TokenSignals:
+    """The record, with the signals that are needed on some rows silenced on the others, and their gradients too."""
+    return TokenSignals(
+        **{
+            name: torch.where(rows[name], one, 0.0) if name in rows else one
+            for name, one in zip(ORDER, found, strict=True)
+            if one is not None
+        }
+    )

@@ -1,0 +1,279 @@
+"""The pass from hidden states and the weight of the vocabulary head, which never holds ``(N, V)`` of anything.
+
+Forward: tiles of the vocabulary outside, rows inside, with a running maximum and sums relative to it. Backward: the
+logits of the rows alive are made again a tile at a time, so it costs their share of a dense one. As the vocabulary is
+outside, each tile of the weight's gradient is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.signals.record import Ask
+from rlstab.signals.tile import (
+    FLOOR,
+    Buffers,
+    Rows,
+    Slope,
+    alive,
+    incoming,
+    kept,
+    once,
+    spans,
+    whole_rows,
+    wide,
+    within,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """From hidden states to logits: ``softcap * tanh(scale * (h W' + b) / softcap) / temperature``."""
+
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float | Tensor
+    scale: float
+    softcap: float | None
+
+    def pick(self, index: Tensor) -> Head:
+        """The same head for some of the rows."""
+        by_row = self.temperature[index] if isinstance(self.temperature, Tensor) else self.temperature
+        return Head(self.weight, self.bias, by_row, self.scale, self.softcap)
+
+    def tiles(self, columns: int) -> Iterator[slice]:
+        """Slices of the vocabulary."""
+        size = self.weight.shape[0]
+        return (slice(start, min(start + columns, size)) for start in range(0, size, columns))
+
+    @property
+    def factor(self) -> float | Tensor:
+        """The derivative of a logit with respect to ``h W' + b``, less the bend of the soft cap."""
+        return self.scale / self.temperature
+
+    def logits(self, hidden: Tensor, rows: slice, words: slice, buffers: Buffers) -> Tensor:
+        """One wide tile, in a buffer; the bend of the soft cap, d capped / d not capped, is left in another."""
+        by_row = isinstance(self.temperature, Tensor)
+        inner = self.scale if self.softcap is None else self.scale / self.softcap
+        outer = 1.0 if self.softcap is None else self.softcap
+        if isinstance(self.temperature, float):
+            outer /= self.temperature
+        if self.softcap is None:  # nothing lies between: one factor, in the product's own epilogue
+            inner, outer = inner * outer, 1.0
+        weight = self.weight[words]
+        bias = None if self.bias is None else self.bias[words]
+        x = buffers.take("logits", hidden[rows].shape[0], weight.shape[0])
+        if hidden.dtype == x.dtype:
+            torch.addmm(
+                x if bias is None else bias,
+                hidden[rows],
+                weight.t(),
+                beta=0.0 if bias is None else inner,
+                alpha=inner,
+                out=x,
+            )
+        else:
+            x.copy_(self._narrow(hidden[rows], weight, bias, buffers))
+            if inner != 1.0:
+                x.mul_(inner)
+        if self.softcap is not None:
+            x.tanh_()
+            torch.square(x, out=buffers.take("bend", *x.shape)).neg_().add_(1.0)
+            x.mul_(outer)
+        if by_row:
+            x.div_(self.temperature[rows].unsqueeze(1))  # type: ignore[index]
+        return x
+
+    @staticmethod
+    def _narrow(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers) -> Tensor:
+        if hidden.is_cuda:  # the product is summed in float32 anyway; there it need not be rounded
+            product = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+            return product if bias is None else product.add_(bias)
+        x = buffers.take("narrow", hidden.shape[0], weight.shape[0], hidden.dtype)
+        if bias is None:
+            return torch.mm(hidden, weight.t(), out=x)
+        return torch.addmm(bias, hidden, weight.t(), out=x)
+
+
+class HeadSignals(torch.autograd.Function):
+    """``(N, d)`` hidden states and ``(V, d)`` weight to the signals, in the order of the record."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
+        temperature: float | Tensor,
+        scale: float,
+        softcap: float | None,
+        ask: Ask,
+    ) -> tuple[Tensor | None, ...]:
+        """One pass, and a second one over the rows that need ``log_kept_mass``."""
+        ctx.set_materialize_grads(False)
+        head = Head(weight, bias, temperature, scale, softcap)
+        size = min(ask.rows, hidden.shape[0]) * min(ask.columns, weight.shape[0])
+        with torch.autocast(hidden.device.type, enabled=False):
+            pass_over = _short_pass if weight.shape[0] <= ask.columns else _running_pass
+            found = pass_over(head, hidden, ids, ask, Buffers(hidden, size))
+        ctx.ask, ctx.names, ctx.rest = ask, list(found.values), (temperature, scale, softcap)
+        ctx.save_for_backward(hidden, weight, bias, ids, found.top, found.log_sum, *found.values.values())
+        return found.outputs(ctx)
+
+    @staticmethod
+    def backward(ctx: Any, *arrived: Tensor | None) -> Any:
+        """Over the rows alive; nothing is computed for an input that needs no gradient."""
+        hidden, weight, bias, ids, top, log_sum, *values = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+            found = _backward(
+                ctx.needs_input_grad[:3],
+                Head(weight, bias, *ctx.rest),
+                hidden,
+                ids,
+                incoming(arrived),
+                Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum),
+                ctx.ask,
+            )
+        return (*once(found, [hidden, weight, bias, *arrived]), None, None, None, None, None)
+
+
+def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
+    """A vocabulary of one tile: the rows are there in whole."""
+    found = Rows.empty(hidden.shape[0], ask.needs, hidden)
+    for span in spans(hidden.shape[0], ask.rows):
+        words = slice(0, head.weight.shape[0])
+        whole_rows(found, span, head.logits(hidden, span, words, buffers), ids[span], ask)
+    return found
+
+
+def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
+    """A running maximum ``top``, and sums over ``y = x - top`` that are carried along when it grows."""
+    found = Rows.empty(hidden.shape[0], ask.needs, hidden)
+    top = found.top.fill_(torch.finfo(found.top.dtype).min)  # finite: a tile may hold forbidden tokens alone
+    total, moment, squares, own = (torch.zeros_like(top) for _ in range(4))
+    for words in head.tiles(ask.columns):
+        for span in spans(hidden.shape[0], ask.rows):
+            x = head.logits(hidden, span, words, buffers)
+            if "logprobs" in ask.needs:
+                place, inside = within(ids[span], words.start, x.shape[1])
+                own[span] = torch.where(inside, x.gather(1, place).squeeze(1), own[span])
+            new = torch.maximum(top[span], x.amax(1))
+            grown = top[span] - new
+            carry = grown.exp()
+            shifted = x.sub_(new.unsqueeze(1))
+            e = torch.exp(shifted, out=buffers.take("e", *x.shape))
+            if "entropies" in ask.needs:  # relative to the maximum: a plain sum of p * x cancels
+                fresh = shifted.clamp_(min=FLOOR).mul_(e).sum(1)
+                moment[span] = carry * (moment[span] + grown * total[span]) + fresh
+            total[span] = carry * total[span] + e.sum(1)
+            if "sum_p_sq" in ask.needs:
+                squares[span] = carry.square() * squares[span] + e.square_().sum(1)
+            top[span] = new
+    log_sum = found.log_sum.copy_(total.log())
+    results = {
+        "logprobs": (own - top) - log_sum,
+        "entropies": log_sum - moment / total,
+        "max_logprobs": -log_sum,
+        "sum_p_sq": squares / total.square(),
+    }
+    for name in found.values.keys() & results.keys():
+        found.values[name].copy_(results[name])
+    if "log_kept_mass" in ask.needs:
+        _kept_pass(head, hidden, found, ask, buffers)
+    return found
+
+
+def _kept_pass(head: Head, hidden: Tensor, found: Rows, ask: Ask, buffers: Buffers) -> None:
+    """The kept set is relative to the final maximum, so it takes a second look: at the rows that need it."""
+    everywhere = torch.ones_like(found.top, dtype=torch.bool)
+    index = (everywhere if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1)
+    some, few, top = head.pick(index), hidden[index], found.top[index]
+    mass = torch.zeros_like(top)
+    for words in head.tiles(ask.columns):
+        for span in spans(index.numel(), ask.rows):
+            shifted = some.logits(few, span, words, buffers).sub_(top[span].unsqueeze(1))
+            near = kept(shifted, top[span], ask.min_p or 1.0)
+            mass[span] += shifted.exp_().mul_(near).sum(1)
+    # the likeliest token is kept by definition, and its own share of the sum is 1
+    found.values["log_kept_mass"][index] = mass.clamp_(min=1.0).log() - found.log_sum[index]
+
+
+def _backward(
+    wanted: tuple[bool, bool, bool],
+    head: Head,
+    hidden: Tensor,
+    ids: Tensor,
+    grads: dict[str, Tensor],
+    rows: Rows,
+    ask: Ask,
+) -> list[Tensor | None]:
+    count, live = hidden.shape[0], alive(grads, hidden.shape[0], hidden.device)
+    dense = live.numel() == count
+    if not dense:  # silent rows leave here, and with them their share of every product below
+        head, few, ids = head.pick(live), hidden[live], ids[live]
+        rows = Rows({name: one[live] for name, one in rows.values.items()}, rows.top[live], rows.log_sum[live])
+        grads = {name: one[live] for name, one in grads.items()}
+    else:
+        few = hidden
+    grads = {name: one.to(rows.top.dtype) for name, one in grads.items()}
+    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
+    buffers = Buffers(hidden, min(ask.rows, few.shape[0]) * min(ask.columns, head.weight.shape[0]))
+    # zeros, not None, where every row is silent: each rank of a data-parallel group must have something to reduce
+    by_hidden = torch.zeros_like(few, dtype=rows.top.dtype) if wanted[0] else None
+    by_weight = torch.zeros_like(head.weight) if wanted[1] else None
+    by_bias = torch.zeros_like(head.bias, dtype=rows.top.dtype) if wanted[2] and head.bias is not None else None
+    for words in head.tiles(ask.columns) if few.shape[0] else ():
+        share = None if by_weight is None else _Sum(by_weight[words])
+        for span in spans(few.shape[0], ask.rows):
+            x = head.logits(few, span, words, buffers)
+            g = slope[span].of_tile(x, ids[span], words.start, buffers.take("e", *x.shape))
+            if head.softcap is not None:
+                g.mul_(buffers.take("bend", *x.shape))
+            if by_bias is not None:
+                by_bias[words] += g.sum(0)
+            if by_hidden is not None:
+                _add_product(by_hidden[span], g, head.weight[words])
+            if share is not None:
+                share.add(g.to(few.dtype).t(), few[span])
+        if share is not None:
+            share.write()
+    if by_hidden is not None:
+        narrow = by_hidden.to(hidden.dtype)
+        by_hidden = narrow if dense else torch.zeros_like(hidden).index_copy_(0, live, narrow)
+    if by_bias is not None and head.bias is not None:
+        by_bias = by_bias.to(head.bias.dtype)
+    return [by_hidden, by_weight, by_bias]
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left @ right``, no partial product rounded: those of an entropy nearly cancel between tiles."""
+    if right.is_cuda and right.dtype != total.dtype:
+        total += torch.mm(left.to(right.dtype), right, out_dtype=total.dtype)
+    else:
+        total.addmm_(left, right.to(total.dtype))
+
+
+class _Sum:
+    """Products of tiles of rows, summed into one tile of the weight's gradient; in float32 if there are several."""
+
+    def __init__(self, into: Tensor) -> None:
+        self.into = into
+        self.total: Tensor | None = None
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        if self.total is None:
+            self.total = torch.mm(left, right, out=self.into)
+        elif self.into.dtype == wide(self.into.dtype):
+            self.into.addmm_(left, right)
+        else:
+            self.total = self.total.float().add_(left @ right)
+
+    def write(self) -> None:
+        if self.total is not None and self.total is not self.into:
+            self.into.copy_(self.total)

@@ -1,0 +1,236 @@
+"""The arithmetic on one tile of logits, shared by the passes from hidden states and from logits.
+
+A row of logits ``x`` is looked at relative to its largest, ``y = x - top`` and ``e = exp(y)``: no overflow, and no
+cancellation in ``log p = y - log_sum``, where ``log_sum = log sum e``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.core.errors import RlstabError
+from rlstab.signals.record import ORDER, Ask
+
+#: A forbidden token has log-prob -inf, and 0 * inf is NaN; at this one the probability is 0 in every dtype.
+FLOOR = -1e4
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums are kept."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass
+class Rows:
+    """What a forward finds: the signals by name, and the two numbers a row that let a backward make ``p`` again."""
+
+    values: dict[str, Tensor]
+    top: Tensor
+    log_sum: Tensor
+
+    @classmethod
+    def empty(cls, count: int, needs: frozenset[str], like: Tensor) -> Rows:
+        def field() -> Tensor:
+            return torch.zeros(count, dtype=wide(like.dtype), device=like.device)
+
+        return cls({name: field() for name in ORDER if name in needs}, field(), field())
+
+    def outputs(self, ctx: Any) -> tuple[Tensor | None, ...]:
+        """In the order of the record; the likeliest token's log-prob is declared without a gradient."""
+        if "max_logprobs" in self.values:
+            ctx.mark_non_differentiable(self.values["max_logprobs"])
+        return tuple(self.values.get(name) for name in ORDER)
+
+
+def whole_rows(found: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -> None:
+    """Fill ``found[span]`` from all the logits of its rows: where a row fits, nothing has to run."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    best = logprobs.amax(-1)
+    found.top[span], found.log_sum[span] = logits.amax(-1), -best
+    laws: Mapping[str, Callable[[], Tensor]] = {
+        "logprobs": lambda: logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1),
+        "entropies": lambda: _entropy(logprobs),
+        "max_logprobs": lambda: best,
+        "sum_p_sq": lambda: logprobs.exp().square().sum(-1),
+    }
+    for name in found.values.keys() & laws.keys():
+        found.values[name][span] = laws[name]()
+    if "log_kept_mass" in found.values:
+        where = slice(None) if ask.kept_rows is None else ask.kept_rows[span]
+        found.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
+
+
+def _entropy(logprobs: Tensor) -> Tensor:
+    return -(logprobs.exp() * logprobs.clamp(min=FLOOR)).sum(-1)
+
+
+def _kept_mass(logprobs: Tensor, best: Tensor, min_p: float) -> Tensor:
+    kept = logprobs >= best.unsqueeze(-1) + math.log(min_p)
+    return logprobs.masked_fill(~kept, -torch.inf).logsumexp(-1)
+
+
+def kept(shifted: Tensor, top: Tensor, min_p: float) -> Tensor:
+    """The tokens near the likeliest one, in logits that were made a second time.
+
+    A second product may round another way, so that the likeliest token itself comes out a hair below its own maximum.
+    """
+    slack = 32 * torch.finfo(top.dtype).eps * top.abs().clamp(min=1.0)
+    return shifted >= slack.neg().clamp(max=math.log(min_p)).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The gradient with respect to the logits, of whatever signals: one polynomial a row.
+
+    ``e * (const + linear * y + square * e + kept * [y is kept]) + target * [the row's own token]``. Another signal is
+    another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary.
+    """
+
+    top: Tensor
+    const: Tensor
+    linear: Tensor | None
+    square: Tensor | None
+    kept: Tensor | None
+    target: Tensor | None
+    min_p: float
+
+    @classmethod
+    def of(
+        cls, grads: Mapping[str, Tensor], values: Mapping[str, Tensor], rows: Rows, scale: float | Tensor, min_p: float
+    ) -> Slope:
+        """From the incoming gradients ``(n,)`` and the signals' values; ``scale`` is d logit / d what is asked for."""
+        const = torch.zeros_like(rows.log_sum)
+        terms: dict[str, Tensor] = {}
+        inverse = (-rows.log_sum).exp()  # p = e * inverse
+        if "logprobs" in grads:
+            terms["target"] = grads["logprobs"]
+            const -= grads["logprobs"]
+        if "entropies" in grads:  # dH / dx = -p (log p + H)
+            g = grads["entropies"]
+            terms["linear"] = -g * inverse
+            const += g * (rows.log_sum - values["entropies"])
+        if "sum_p_sq" in grads:  # dS / dx = 2 p (p - S)
+            g = 2 * grads["sum_p_sq"]
+            terms["square"] = g * inverse.square()
+            const -= g * values["sum_p_sq"]
+        if "log_kept_mass" in grads:  # d log Z / dx = p ([kept] / Z - 1)
+            g = grads["log_kept_mass"]
+            terms["kept"] = g * (-values["log_kept_mass"]).exp() * inverse
+            const -= g
+        terms["const"] = const * inverse
+        scaled = {name: term * scale for name, term in terms.items()}
+        return cls(
+            rows.top,
+            scaled["const"],
+            scaled.get("linear"),
+            scaled.get("square"),
+            scaled.get("kept"),
+            scaled.get("target"),
+            min_p,
+        )
+
+    def __getitem__(self, span: slice) -> Slope:
+        def part(one: Tensor | None) -> Tensor | None:
+            return None if one is None else one[span]
+
+        return Slope(
+            self.top[span],
+            self.const[span],
+            part(self.linear),
+            part(self.square),
+            part(self.kept),
+            part(self.target),
+            self.min_p,
+        )
+
+    def of_tile(self, logits: Tensor, ids: Tensor, first: int, out: Tensor) -> Tensor:
+        """Write the gradient of a tile whose vocabulary starts at ``first`` into ``out``; spoils ``logits``."""
+        shifted = logits.sub_(self.top.unsqueeze(1))
+        near = None if self.kept is None else kept(shifted, self.top, self.min_p)
+        e = torch.exp(shifted, out=out)
+        weight = self.const.unsqueeze(1)
+        if self.linear is not None:
+            weight = shifted.clamp_(min=FLOOR).mul_(self.linear.unsqueeze(1)).add_(weight)
+        elif self.square is not None or self.kept is not None:
+            weight = shifted.copy_(weight.expand_as(shifted))
+        if self.square is not None:
+            weight.addcmul_(e, self.square.unsqueeze(1))
+        if self.kept is not None and near is not None:
+            weight.add_(near * self.kept.unsqueeze(1))
+        e.mul_(weight)
+        if self.target is not None:
+            place, inside = within(ids, first, logits.shape[1])
+            e.scatter_add_(1, place, torch.where(inside, self.target, 0.0).unsqueeze(1))
+        return e
+
+
+def within(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
+    """``(n, 1)`` column of each row's token in a tile of the vocabulary, and ``(n,)`` whether it is there at all."""
+    local = ids - first
+    return local.clamp(0, width - 1).unsqueeze(1), (local >= 0) & (local < width)
+
+
+def alive(grads: Mapping[str, Tensor], count: int, device: torch.device) -> Tensor:
+    """Numbers of the rows with any gradient to hand on. NaN is a gradient too: it must stay visible."""
+    live = torch.zeros(count, dtype=torch.bool, device=device)
+    for one in grads.values():
+        live |= one != 0
+    return live.nonzero().squeeze(1)
+
+
+def spans(count: int, height: int) -> Iterator[slice]:
+    """Slices of at most ``height`` of ``count`` rows."""
+    return (slice(start, min(start + height, count)) for start in range(0, count, height))
+
+
+def incoming(grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """The gradients that arrived, by name."""
+    return {name: one for name, one in zip(ORDER, grads, strict=True) if one is not None}
+
+
+@dataclass
+class Buffers:
+    """Storage for tiles, made once a pass: fresh memory of this size is paid for page by page."""
+
+    like: Tensor
+    size: int
+    held: dict[str, Tensor] = field(default_factory=dict)
+
+    def take(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A ``(rows, columns)`` view of the buffer of this name, uninitialised."""
+        if name not in self.held:
+            self.held[name] = torch.empty(self.size, dtype=dtype or wide(self.like.dtype), device=self.like.device)
+        return self.held[name][: rows * columns].view(rows, columns)
+
+
+class Once(torch.autograd.Function):
+    """A gradient that knows what it was made of, in order to refuse the second derivative instead of losing it."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> Tensor:
+        """The gradient itself."""
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        """There is none."""
+        raise RlstabError(
+            "token signals have a first derivative only, and a second one was asked for (create_graph=True). Take "
+            "log_softmax of the logits where you need it."
+        )
+
+
+def once(gradients: Sequence[Tensor | None], parents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients as a backward has to return them: under ``create_graph`` their own backward is an error."""
+    if not torch.is_grad_enabled():
+        return tuple(gradients)
+    return tuple(
+        None if one is None else Once.apply(one, *parents)  # type: ignore[no-untyped-call]
+        for one in gradients
+    )

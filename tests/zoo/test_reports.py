@@ -1,0 +1,47 @@
+"""What each method reports, and that each checks its settings."""
+
+import re
+
+import pytest
+
+from rlstab import OutOfRange, compose
+from rlstab.core.settings import settings_of
+from rlstab.zoo import METHODS
+from tests.core.steps import batch_of, live_of, random_rows
+
+ROWS = random_rows(11, [3, 5, 0, 7, 4])
+#: Of a composition with nothing but this method, beyond what every loss reports.
+REPORTED = {
+    "adaptive_entropy": {"coefficient", "value"},
+    "clip_higher": set(),
+    "constant_length": set(),
+    "entropy_bonus": {"value"},
+    "kl": {"value"},
+    "lp_reg": {"threshold", "selected", "value"},
+    "s2t": {"threshold", "candidates", "silenced"},
+    "sequence_mean": set(),
+    "stare": {"gate", "boost", "threshold", "boosted", "damped"},
+    "token_mean": set(),
+    "top_entropy": {"share", "threshold"},
+}
+CHOSEN = {
+    "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
+    "constant_length": {"length": 7},
+    "stare": {"target_entropy": 9.0, "variant": "C2"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_metrics_have_the_name_of_their_method(name):
+    batch = batch_of(ROWS)
+    out = compose(METHODS.get(name)(**CHOSEN.get(name, {})))(batch, live_of(batch, ROWS)[0])
+    common = ("ratio/", "tokens/")
+    assert {one for one in out.report if not one.startswith(common)} == {f"{name}/{one}" for one in REPORTED[name]}
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_setting_is_checked(name):
+    cls = METHODS.get(name)
+    for setting in settings_of(cls):
+        with pytest.raises(OutOfRange, match=re.escape(f"'{name}': {setting.name} = 'wrong', expected {setting}.")):
+            cls(**(CHOSEN.get(name, {}) | {setting.name: "wrong"}))
