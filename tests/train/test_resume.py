@@ -58,7 +58,8 @@ def test_a_run_killed_at_any_moment_continues_bit_for_bit(lines: int, tmp_path: 
             break
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
+    # on a busy machine it may have finished before the signal came; it must not have failed
+    assert process.wait() in (-signal.SIGKILL, 0), process.stderr.read().decode()
     process.stderr.close()
     go(small(out, STACK, **LONG), resume=True)
     assert_same(out, uninterrupted)
