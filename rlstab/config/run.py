@@ -159,6 +159,7 @@ class TrackingSettings(Settings):
 class RunConfig(Settings):
     """A whole run. The objective is kept in canonical form; :attr:`composition` is the object."""
 
+    # a type checker without pydantic's plugin takes fields with a positional default for required: hence the ignores
     model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
     task: TaskSettings = CountdownSettings()
     rollout: RolloutSettings = RolloutSettings()  # type: ignore[call-arg]
