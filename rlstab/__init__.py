@@ -34,6 +34,7 @@ from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.stare import STARE
@@ -67,6 +68,7 @@ __all__ = [
     "Plan",
     "PolicyOutputs",
     "Pool",
+    "RandomMask",
     "RlstabError",
     "S2TMask",
     "SequenceMean",

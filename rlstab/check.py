@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
-from rlstab.config.objectives import leaves
 from rlstab.config.run import RunConfig
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition, Within
 from rlstab.core.objective import TokenObjective
+from rlstab.interactions import inert, interactions, unsafe
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
 
@@ -36,10 +36,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
     console = console or Console()
-    data = Document.read(path).data
-    is_run = isinstance(data, Mapping) and data.keys() != {"objective"} and not data.keys() & {"name", "preset"}
-    run = load_run(path, overrides) if is_run or overrides else None
-    objective = run.composition if run else load_objective(path)
+    objective, run = read(path, overrides)
     console.print(describe(objective))
     if run is not None:
         optimisation = run.optimisation
@@ -53,6 +50,18 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
     console.print(
         f"objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else "") + ": no conflict"
     )
+
+
+def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
+    """What a file holds: a run and its objective, or an objective alone.
+
+    Raises:
+        ConfigError, Conflict: see :func:`rlstab.config.load_run`.
+    """
+    data = Document.read(path).data
+    is_run = isinstance(data, Mapping) and data.keys() != {"objective"} and not data.keys() & {"name", "preset"}
+    run = load_run(path, overrides) if is_run or overrides else None
+    return (run.composition if run else load_objective(path)), run
 
 
 def describe(objective: Composition) -> RenderableType:
@@ -70,29 +79,8 @@ def describe(objective: Composition) -> RenderableType:
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
-    found = []
-    names = leaves(objective).keys()
-    clipping = sorted(key for key, one in objective.keyed.items() if "bounds" in one.writes)
-    if run is not None and clipping and run.optimisation.old_logprobs == "live":
-        found.append(
-            f"{clipping[0]} cannot act: with one optimizer step a rollout the ratio is exactly 1. It matters with "
-            f"epochs or mini_batches above 1."
-        )
-    if {"s2t", "stare"} <= {one.name for one in objective.members}:
-        found.append(
-            "s2t and stare act in opposite directions on the same tokens; s2t wins, and stare's share still counts the "
-            "tokens that s2t drops. within(s2t, stare) takes the share among the live ones."
-        )
-    if {"s2t", "top_entropy"} <= names:
-        found.append("top_entropy drops nearly every token that s2t would drop.")
-    if "stare" in names and names & {"entropy_bonus", "adaptive_entropy"}:
-        found.append("an entropy bonus lifts the mean entropy and so holds stare's gate shut.")
-    masks = sorted(key for key, one in objective.keyed.items() if "keep" in one.writes)
-    if "constant_length" in names and masks:
-        found.append(
-            f"constant_length divides by a fixed length, so the tokens that {masks[0]} drops still count in it."
-        )
-    return found
+    of_run = [*unsafe(objective, run), *inert(objective, run)] if run else []
+    return of_run + [text for kind, text in interactions(objective) if kind != "beside"]
 
 
 def listing() -> RenderableType:

@@ -1,4 +1,4 @@
-"""The command line: ``rlstab train | check | schema | list | cards``."""
+"""The command line: ``rlstab train | check | explain | bench | schema | list | cards``."""
 
 from __future__ import annotations
 
@@ -39,9 +39,29 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
     check.set_defaults(command=_check)
 
+    explain = commands.add_parser("explain", help="say in words what an objective does, costs, equals and cannot do")
+    source = explain.add_mutually_exclusive_group(required=True)
+    source.add_argument("file", nargs="?", help="run file, objective, or names with commas, such as s2t,stare")
+    source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
+    explain.add_argument("--markdown", action="store_true", help="print Markdown")
+    explain.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
+    explain.set_defaults(command=_explain)
+
     schema = commands.add_parser("schema", help="write the JSON Schema of run files, for editors")
     schema.add_argument("--out", help="file to write; standard output without it")
     schema.set_defaults(command=_schema)
+
+    bench = commands.add_parser("bench", help="compare methods: settings x methods x seeds of a YAML file")
+    bench.add_argument("file", help="bench file")
+    bench.add_argument("--out", help="folder of the bench, instead of the file's")
+    bench.add_argument("--workers", type=int, help="runs at a time, one thread each (one a CPU)")
+    bench.add_argument(
+        "--only", action="append", default=[], metavar="SETTING/METHOD", help="some of the runs; * stands for any"
+    )
+    bench.add_argument("--overwrite", action="store_true", help="make finished runs whose settings changed again")
+    bench.add_argument("--retry", action="store_true", help="make failed runs again")
+    bench.add_argument("--dry-run", action="store_true", help="run nothing; print the runs and how much work they are")
+    bench.set_defaults(command=_bench)
 
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
@@ -81,6 +101,31 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.check import check
 
     check(options.file, _overrides(options.set))
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from rlstab.bench.file import load_bench
+    from rlstab.bench.run import dry_run, run_bench
+
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
+    bench = load_bench(options.file, out=options.out)
+    if options.dry_run:
+        dry_run(bench, only=options.only)
+        return 0
+    return run_bench(
+        bench, workers=options.workers, only=options.only, overwrite=options.overwrite, retry=options.retry
+    )
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from rlstab.explain import explain, explain_preset
+
+    if options.preset is not None:
+        explain_preset(options.preset, markdown=options.markdown)
+    else:
+        explain(options.file, _overrides(options.set), markdown=options.markdown)
     return 0
 
 

@@ -1,6 +1,8 @@
 import hypothesis
 import torch
 
+from tests.browser import browser_page, chromium  # noqa: F401 (fixtures for every test of a page)
+
 torch.set_num_threads(1)
 
 # the same draws in every run, and no opinion about how fast a busy machine is

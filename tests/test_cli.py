@@ -81,7 +81,7 @@ BOTH = "s2t and stare act in opposite directions"
 NOTES = {
     "a clip without a ratio": ("objective: clip_higher\nseed: 0", "clip_higher cannot act: with one optimizer step"),
     "s2t and stare": ("[s2t, stare]", BOTH),
-    "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy drops nearly every token that s2t would drop."),
+    "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy silences every token below its own entropy"),
     "stare and a bonus": ("[stare, entropy_bonus]", "an entropy bonus lifts the mean entropy"),
     "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "an entropy bonus lifts the mean entropy"),
     "a mask and a fixed length": (
@@ -90,7 +90,7 @@ NOTES = {
     ),
     "inside within": (
         "{name: within, outer: s2t, inner: {name: within, outer: top_entropy, inner: stare}}",
-        "top_entropy drops nearly every token that s2t would drop.",
+        "top_entropy silences every token below its own entropy",
     ),
 }
 

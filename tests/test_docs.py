@@ -81,6 +81,7 @@ def test_every_metric_is_explained(tmp_path: Path) -> None:
     objective = [
         "clip_higher",
         "s2t",
+        "random_mask",
         "top_entropy",
         {"name": "lp_reg", "share": 0.2},
         {"name": "stare", "variant": "C2", "target_entropy": 5.0},

@@ -28,7 +28,7 @@ class Settings(BaseModel):
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field("countdown-tiny", description="`countdown-tiny` (ships), a folder, or a name on the model hub")
+    name: str = Field("countdown-tiny", description="`countdown-tiny` or `chain-tiny` (ship), a folder, or a hub name")
     reference: str | None = Field(None, description="reference policy of `kl`; null takes the starting weights")
 
 
@@ -39,6 +39,14 @@ class CountdownSettings(Settings):
     numbers: Annotated[int, Field(ge=2, le=6)] = 3
     low: Positive = 1
     high: Positive = 9
+    seed: Seed = 0
+
+
+class ChainSettings(Settings):
+    """Add and subtract a few digits, step by step; own generator, exact checker that skips junk characters."""
+
+    name: Literal["chain"] = "chain"
+    terms: Annotated[int, Field(ge=2, le=6)] = 4
     seed: Seed = 0
 
 
@@ -70,7 +78,9 @@ class JsonlSettings(Settings):
     seed: Seed = 0
 
 
-TaskSettings = Annotated[CountdownSettings | ReasoningGymSettings | JsonlSettings, Field(discriminator="name")]
+TaskSettings = Annotated[
+    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings, Field(discriminator="name")
+]
 
 
 class RolloutSettings(Settings):
@@ -154,6 +164,13 @@ class TrackingSettings(Settings):
     )
     keep_checkpoints: Positive = 2
     samples: int = Field(2, ge=0, description="responses of each rollout written to samples.jsonl")
+    trace_every: int = Field(
+        0,
+        ge=0,
+        description="rollouts between those whose tokens are traced to tokens.jsonl, the first and the last included; "
+        "0 is never",
+    )
+    trace_responses: Positive = Field(16, description="responses of a traced rollout, in whole groups, at least one")
 
 
 class RunConfig(Settings):
@@ -225,6 +242,11 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
         raise document.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
     for path, value in (overrides or {}).items():
         document = document.replaced(path, value)
+    return build_run(document)
+
+
+def build_run(document: Document) -> RunConfig:
+    """The run of a document that is a mapping; see :func:`load_run`."""
     data = dict(document.data)
     composition = build_objective(document)
     estimators = sorted({recipe.estimator for recipe in presets_of(data["objective"])})

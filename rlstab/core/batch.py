@@ -336,6 +336,10 @@ class PolicyOutputs:
             )
         return values
 
+    def present(self) -> list[Tensor]:
+        """The outputs that are there."""
+        return [one for one in (self.logprobs, self.entropies, self.log_kept_mass) if one is not None]
+
     def constant(self) -> PolicyOutputs:
         """The anchor: the same values without gradient."""
         return self._each(Tensor.detach)

@@ -17,7 +17,7 @@ from rlstab.core.comm import Comm
 from rlstab.core.errors import Conflict, NonFinite
 from rlstab.core.loss import LossOutput
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import make_plan
+from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Penalty, Terms, merge_terms, two_owners
 
@@ -196,6 +196,43 @@ def within(outer: TokenObjective, inner: TokenObjective) -> Within:
         Conflict: ``inner`` owns a slot, or ``outer`` never drops a token.
     """
     return Within(outer, inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """What one method asks for on one part of a step, beside the others.
+
+    Attributes:
+        name: of the method.
+        terms: over all tokens of the part, also where the method saw only those that another one kept.
+    """
+
+    name: str
+    terms: Terms
+
+
+def member_terms(plan: Plan, batch: TokenBatch) -> dict[str, Member]:
+    """The terms of each method of a plan on one of its parts, before they are merged; made anew at each call.
+
+    Keys are the prefixes of the methods' metrics: those of :attr:`Composition.keyed`, inside :func:`within` followed by
+    ``/outer`` and ``/inner``.
+    """
+    with torch.no_grad():
+        return _members("", plan.objective, batch, plan.settled(batch), plan.state)
+
+
+def _members(key: str, method: TokenObjective, batch: TokenBatch, stat: Settled, state: State) -> dict[str, Member]:
+    def inside(part: str, one: TokenObjective, seen: TokenBatch) -> dict[str, Member]:
+        return _members(f"{key}/{part}" if key else part, one, seen, stat[part], state[part])  # type: ignore[arg-type]
+
+    if isinstance(method, Composition):
+        return {name: one for part, member in method.keyed.items() for name, one in inside(part, member, batch).items()}
+    if isinstance(method, Within):
+        outer = inside("outer", method.outer, batch)
+        kept = _kept(batch, merge_terms({name: one.terms for name, one in outer.items()}))
+        inner = inside("inner", method.inner, batch.select(kept))
+        return outer | {name: replace(one, terms=_spread(one.terms, kept)) for name, one in inner.items()}
+    return {key or method.name: Member(method.name, method.terms(batch, stat, state))}
 
 
 def _flatten(method: TokenObjective) -> tuple[TokenObjective, ...]:

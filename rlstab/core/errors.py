@@ -53,6 +53,10 @@ class CheckpointError(RlstabError, RuntimeError):
     """A checkpoint is missing, damaged or of another run."""
 
 
+class ReportError(RlstabError, ValueError):
+    """The runs that a report is asked for do not exist, or none of them can be used."""
+
+
 class MissingPackage(RlstabError, ImportError):
     """An optional package is needed for what was asked."""
 

@@ -83,6 +83,14 @@ def counts(batch: TokenBatch, where: Tensor | None) -> tuple[int, int]:
     return counted.numel(), int(torch.unique(counted).numel())
 
 
+def pulling(terms: Terms, batch: TokenBatch) -> Tensor:
+    """``(n,)`` bool, the tokens whose surrogate can have a gradient: kept, weight and advantage not zero."""
+    pull = (batch.advantages if terms.bonus is None else batch.advantages + terms.bonus) != 0
+    if terms.weight is not None:
+        pull = pull & (terms.weight != 0)
+    return pull if terms.keep is None else pull & terms.keep
+
+
 def loss_of_part(
     terms: Terms,
     batch: TokenBatch,
@@ -133,7 +141,7 @@ def loss_of_part(
         report[f"{name}/value"] = Mean.of(value, where)
         bad = bad | ~torch.isfinite(value)
 
-    report |= _ratio_report(ratio.detach(), advantages, keep, terms)
+    report |= _ratio_report(ratio.detach(), advantages, keep, pulling(terms, batch), terms)
     report["tokens/kept"] = Mean.of(keep)
     if batch.entropies is not None:
         report["tokens/entropy"] = Mean.of(batch.entropies)
@@ -150,14 +158,15 @@ def _weighted(values: Tensor, aggregate: Aggregate, batch: TokenBatch, counted: 
     return (values * coefficients.to(values.dtype)).sum()
 
 
-def _ratio_report(ratio: Tensor, advantages: Tensor, keep: Tensor, terms: Terms) -> dict[str, Mean]:
-    report = {"ratio/mean": Mean.of(ratio, keep)}
+def _ratio_report(ratio: Tensor, advantages: Tensor, keep: Tensor, pull: Tensor, terms: Terms) -> dict[str, Mean]:
+    # nothing is read off tokens that do not pull: their live log-probs need not be computed
+    report = {"ratio/mean": Mean.of(ratio, pull)}
     bounds = terms.bounds
     if bounds is not None:
-        free = torch.zeros_like(keep) if terms.exempt is None else terms.exempt
-        high = (advantages > 0) & (ratio > 1 + bounds.high) & ~free
-        low = (advantages < 0) & (ratio < 1 - bounds.low) & ~free
+        bound = pull if terms.exempt is None else pull & ~terms.exempt
+        high = (advantages > 0) & (ratio > 1 + bounds.high) & bound
+        low = (advantages < 0) & (ratio < 1 - bounds.low) & bound
         report |= {"ratio/clipped_high": Mean.of(high, keep), "ratio/clipped_low": Mean.of(low, keep)}
         if bounds.dual is not None:
-            report["ratio/clipped_dual"] = Mean.of((advantages < 0) & (ratio > bounds.dual) & ~free, keep)
+            report["ratio/clipped_dual"] = Mean.of((advantages < 0) & (ratio > bounds.dual) & bound, keep)
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar, TypeAlias
@@ -11,7 +12,7 @@ import torch
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.errors import MissingSignal
-from rlstab.core.settings import check_settings
+from rlstab.core.settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.core.terms import Terms
 
@@ -63,6 +64,17 @@ class TokenObjective(ABC):
     def trust_region(self) -> bool:
         """False where it writes a surrogate that ignores ``bounds`` and ``exempt``."""
         return True
+
+    def in_words(self) -> Mapping[str, str]:
+        """What it does to a token: sentences for each field of Terms that it may fill, with the settings filled in.
+
+        A setting that the sentences leave out has no effect beside the others. Without an override it is the first
+        line of the docstring, with all settings, under one of the fields.
+        """
+        summary = inspect.cleandoc(type(self).__doc__ or "").partition("\n")[0].replace("``", "")
+        chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
+        text = f"{summary} ({chosen})" if chosen else summary
+        return dict.fromkeys(sorted(self.writes)[:1], text)
 
     def init_state(self) -> State:
         """State before the first optimizer step."""

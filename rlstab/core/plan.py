@@ -17,8 +17,9 @@ from torch import Tensor
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.errors import NonFinite
-from rlstab.core.loss import LossOutput, counts, loss_of_part
+from rlstab.core.loss import LossOutput, counts, loss_of_part, pulling
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
 
 Scope = Literal["step", "microbatch"]
@@ -45,6 +46,7 @@ class Plan:
     penalised: int
     lr_scale: float
     _terms: dict[int, tuple[TokenBatch, Terms]] = field(repr=False)
+    _settled: dict[int, Settled] = field(repr=False)
 
     @property
     def silent(self) -> bool:
@@ -61,12 +63,27 @@ class Plan:
             )
         return known[1]
 
+    def settled(self, batch: TokenBatch) -> Settled:
+        """The statistics from which the terms of one of the parts were made."""
+        self.terms(batch)
+        return self._settled[id(batch)]
+
     def live_rows(self, batch: TokenBatch) -> dict[str, Tensor]:
-        """``(n,)`` bool for each live output beyond the log-probs: the rows on which a penalty differentiates it."""
-        rows: dict[str, Tensor] = {}
-        for penalty in self.terms(batch).penalties.values():
-            where = torch.ones_like(batch.sequence, dtype=torch.bool) if penalty.where is None else penalty.where
-            for name in penalty.reads:
+        """``(n,)`` bool for each live output: the tokens on which the loss differentiates it.
+
+        On the others it may hold any finite value: neither the gradient nor a metric depends on it. A ratio of the
+        sequence reads the log-probs of all its tokens.
+        """
+        terms = self.terms(batch)
+        own = pulling(terms, batch)
+        if terms.ratio is not None:
+            reached = torch.zeros(batch.num_sequences, dtype=torch.bool, device=own.device)
+            reached[batch.sequence[own]] = True
+            own = reached[batch.sequence]
+        rows = {"logprobs": own}
+        for penalty in terms.penalties.values():
+            where = torch.ones_like(own) if penalty.where is None else penalty.where
+            for name in {"logprobs", *penalty.reads}:
                 rows[name] = rows[name] | where if name in rows else where
         return rows
 
@@ -115,6 +132,7 @@ def make_plan(
     with torch.no_grad():
         stat, state = objective.settle(parts, objective.init_state() if state is None else state, comm)
         merged: dict[int, tuple[TokenBatch, Terms]] = {}
+        settled: dict[int, Settled] = {}
         if scope == "microbatch":
             warnings.warn(
                 "scope: microbatch takes statistics from each micro-batch of each rank alone, so the loss depends on "
@@ -124,6 +142,7 @@ def make_plan(
         for part in parts:
             own = stat if scope == "step" else objective.settle([part], state, LocalComm())[0]
             merged[id(part)] = part, objective.terms(part, own, state)
+            settled[id(part)] = own
         lr_scale = objective.terms(TokenBatch.empty(objective.needs), stat, state).lr_scale
 
         tally = torch.zeros(6, dtype=torch.float64)
@@ -139,22 +158,17 @@ def make_plan(
         penalised=int(penalised),
         lr_scale=1.0 if lr_scale is None else lr_scale,
         _terms=merged,
+        _settled=settled,
     )
 
 
 def _live(batch: TokenBatch, terms: Terms) -> tuple[int, int]:
-    pull = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
-    live = pull != 0
-    if terms.weight is not None:
-        live = live & (terms.weight != 0)
-    if terms.keep is not None:
-        live = live & terms.keep
     penalised = sum(
         len(batch) if penalty.where is None else int(penalty.where.sum())
         for penalty in terms.penalties.values()
         if penalty.coefficient != 0
     )
-    return int(live.sum()), penalised
+    return int(pulling(terms, batch).sum()), penalised
 
 
 def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:

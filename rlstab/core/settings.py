@@ -110,3 +110,8 @@ def check_settings(owner: object, name: str) -> None:
         if not setting.accepts(value):
             default = "" if setting.default is dataclasses.MISSING else f" The default is {setting.default!r}."
             raise OutOfRange(f"'{name}': {setting.name} = {value!r}, expected {setting}.{default}")
+
+
+def percent(share: float) -> str:
+    """A share as one says it: 0.07 is ``7 %``."""
+    return f"{100 * share:.15g} %"  # 15 digits: 100 * 0.07 is 7.000000000000001

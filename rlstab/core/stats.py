@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import Comm
+from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.select import Found, select
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +51,24 @@ Rule: TypeAlias = Literal["linear", "ceil", "floor"]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Values whose order statistic becomes a threshold once all parts are there; merging concatenates.
+    """Values whose order statistic becomes a threshold once all parts are there; merging lists the parts.
 
     Make one with :meth:`quantile` or :meth:`top`.
+
+    Attributes:
+        parts: one-dimensional float32 or float64 tensors, each on the device where it was measured.
+        level: q, or the share.
+        rule: how the level becomes a place among the sorted values.
     """
 
-    values: Tensor
+    parts: tuple[Tensor, ...]
     level: float
     rule: Rule
 
     @classmethod
     def quantile(cls, values: Tensor, q: float) -> Pool:
         """The q-quantile with linear interpolation between order statistics (position ``q (n - 1)``)."""
-        return cls(values.double().reshape(-1), q, "linear")
+        return cls((_wide(values),), q, "linear")
 
     @classmethod
     def top(cls, values: Tensor, share: float, *, rounding: Literal["ceil", "floor"] = "ceil") -> Pool:
@@ -70,30 +76,58 @@ class Pool:
 
         ``k = ceil(share * n)``, or with ``floor``, which some published code uses, ``max(1, floor(share * n))``.
         """
-        return cls(values.double().reshape(-1), share, rounding)
+        return cls((_wide(values),), share, rounding)
 
     def merge(self, other: Pool) -> Pool:
         """The pool of both parts."""
-        return Pool(torch.cat([self.values, other.values.to(self.values.device)]), self.level, self.rule)
+        return Pool(self.parts + other.parts, self.level, self.rule)
 
     def threshold(self) -> Threshold:
-        """The exact order statistic of the pooled values."""
-        n = self.values.numel()
-        if n == 0:
-            return Threshold(None, 0, 0)
-        if self.rule == "linear":
-            place = _whole(self.level * (n - 1))
-            below = math.floor(place)
-            low = self._smallest(below + 1)
-            if below == place:
-                return Threshold(low, n, n - below)
-            return Threshold(low + (self._smallest(below + 2) - low) * (place - below), n, n - below - 1)
-        share = _whole(self.level * n)
-        k = min(n, max(1, math.ceil(share) if self.rule == "ceil" else math.floor(share)))
-        return Threshold(self._smallest(n - k + 1), n, k)
+        """The exact order statistic of the values of this process."""
+        return _thresholds({"": self}, LocalComm())[""]
 
-    def _smallest(self, k: int) -> float:
-        return float(torch.kthvalue(self.values, k).values)
+    def _ranks(self, size: int) -> tuple[int, ...]:
+        """Which of ``size`` values, counted from the smallest, make the threshold: one, or two to lie between."""
+        if not size:
+            return ()
+        if self.rule == "linear":
+            place = _whole(self.level * (size - 1))
+            below = math.floor(place)
+            return (below + 1,) if below == place else (below + 1, below + 2)
+        share = _whole(self.level * size)
+        largest = math.ceil(share) if self.rule == "ceil" else math.floor(share)
+        return (size + 1 - min(size, max(1, largest)),)
+
+    def _settled(self, found: Found) -> Threshold:
+        """The interpolation is in float64, whatever the values are."""
+        if not found.size:
+            return Threshold(None, 0, 0)
+        low, high = found.values[0], found.values[-1]
+        ranks = self._ranks(found.size)
+        nominal = found.size + 1 - ranks[-1]
+        if low == high:
+            return Threshold(low, found.size, nominal)
+        place = _whole(self.level * (found.size - 1))
+        return Threshold(low + (high - low) * (place - math.floor(place)), found.size, nominal)
+
+    def _joined(self) -> Tensor:
+        """All values of this process; empty parts have no say in dtype or device."""
+        parts = [one for one in self.parts if one.numel()] or [self.parts[0]]
+        return parts[0] if len(parts) == 1 else torch.cat([one.to(parts[0].device) for one in parts])
+
+
+def _wide(values: Tensor) -> Tensor:
+    """``(n,)`` float32 for half precision, float64 for what is no float: nothing is rounded."""
+    values = values.detach().reshape(-1)
+    if values.dtype in (torch.float32, torch.float64):
+        return values
+    return values.float() if values.is_floating_point() else values.double()
+
+
+def _thresholds(pools: Mapping[str, Pool], comm: Comm) -> dict[str, Threshold]:
+    """What the pools settle to: their values stay where they are, and what is summed over ranks they share."""
+    found = select({name: (one._joined(), one._ranks) for name, one in pools.items()}, comm)
+    return {name: one._settled(found[name]) for name, one in pools.items()}
 
 
 def _whole(place: float) -> float:
@@ -157,8 +191,8 @@ def _merge(one: Summary, other: Summary) -> Summary:
 def settle(parts: Iterable[Stat], comm: Comm) -> dict[str, Mean | Threshold]:
     """Merge the parts of this rank, reduce over ranks, and turn pools into thresholds.
 
-    All means travel in one sum, each pool in one gather; every rank passes the same names (a rank without tokens
-    passes the statistics of an empty batch).
+    All means travel in one sum. The pools share three (six for float64) of at most 32 KB a pool, in which no value
+    travels. Every rank passes the same names (a rank without tokens passes the statistics of an empty batch).
     """
     total: Stat | None = None
     for part in parts:
@@ -169,7 +203,5 @@ def settle(parts: Iterable[Stat], comm: Comm) -> dict[str, Mean | Threshold]:
         flat = torch.stack([torch.stack([one.total.cpu(), one.count.cpu()]) for one in means.values()])
         for name, row in zip(means, comm.sum(flat), strict=True):
             settled[name] = Mean(row[0], row[1])
-    for name, one in sorted((total or {}).items()):
-        if isinstance(one, Pool):
-            settled[name] = Pool(comm.gather(one.values), one.level, one.rule).threshold()
-    return settled
+    pools = {name: one for name, one in (total or {}).items() if isinstance(one, Pool)}
+    return {**settled, **_thresholds(pools, comm)} if pools else settled

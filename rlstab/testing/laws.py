@@ -243,7 +243,7 @@ def declared(method: TokenObjective, case: Case) -> None:
         raise BrokenLaw(
             f"it fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(method.writes)) or 'nothing'}."
         )
-    undifferentiated = plan.live_rows(batch).keys() - method.live_needs
+    undifferentiated = plan.live_rows(batch).keys() - method.live_needs - {"logprobs"}
     if undifferentiated:
         raise BrokenLaw(f"a penalty reads the live {sorted(undifferentiated)}, which `live_needs` does not name.")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlstab.config.run import CountdownSettings, ReasoningGymSettings, TaskSettings
-from rlstab.train.tasks import Countdown, Jsonl, ReasoningGym, Task
+from rlstab.config.run import ChainSettings, CountdownSettings, ReasoningGymSettings, TaskSettings
+from rlstab.train.tasks import Chain, Countdown, Jsonl, ReasoningGym, Task
 
 
 def build_task(settings: TaskSettings) -> Task:
@@ -15,4 +15,6 @@ def build_task(settings: TaskSettings) -> Task:
     options = settings.model_dump(exclude={"name"})
     if isinstance(settings, CountdownSettings):
         return Countdown(**options)
+    if isinstance(settings, ChainSettings):
+        return Chain(**options)
     return ReasoningGym(**options) if isinstance(settings, ReasoningGymSettings) else Jsonl(**options)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,11 @@ from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
 from rlstab.train.policy import load_policy
 from rlstab.train.progress import Progress, summary_table
-from rlstab.train.reward import score
+from rlstab.train.reward import Scores, score
 from rlstab.train.rollout import grouped, sample
 from rlstab.train.step import Experience, Learner, forward_signals
-from rlstab.train.tasks import Task
+from rlstab.train.tasks import Example, Task
+from rlstab.train.trace import Tracer
 from rlstab.train.tracking import forget_after, read_metrics, start_trackers
 
 #: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
@@ -117,7 +119,7 @@ class _Loop:
             reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
             reference.model.requires_grad_(False)
         if run.optimisation.gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable()
+            policy.checkpoint_gradients()
         self.policy, self.reference, self.comm = policy, reference, comm
         self.learner = Learner(
             policy,
@@ -138,6 +140,13 @@ class _Loop:
             self.learner.optimizer_steps = restored.optimizer_steps
             self.done = self.recorded = restored.step
         self.refused = 0
+        # one worker: a task's generator and scorer are foreign code and need not be safe for several threads
+        self.beside = ThreadPoolExecutor(1)
+        self._next: tuple[int, Future[tuple[list[int], list[Example]]]] | None = None
+        self.tracer = None
+        if run.tracking.trace_every and accelerator.is_main_process:
+            self.tracer = Tracer(out / "tokens.jsonl", run.tracking, run.optimisation.steps, policy.tokenizer.decode)
+        self.learner.tracer = self.tracer
 
     def go(self) -> RunResult:
         run, main = self.run, self.accelerator.is_main_process
@@ -146,10 +155,12 @@ class _Loop:
             (self.out / "config.yaml").write_text(dump_run(run))
             (self.out / "run.json").write_text(json.dumps(_about(run, self.accelerator), indent=1))
             forget_after(self.out / "samples.jsonl", self.recorded)
+            forget_after(self.out / "tokens.jsonl", self.recorded)
         start_trackers(self.accelerator, run, self.out, self.recorded)
         try:
             self._steps()
         finally:
+            self.beside.shutdown(cancel_futures=True)
             self.accelerator.end_training()
         return self._finish()
 
@@ -175,10 +186,11 @@ class _Loop:
         run, metrics, start = self.run, Metrics(), time.perf_counter()
         rollout, prompts = run.rollout, run.rollout.prompts
         torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
-        mine = [number * prompts + place for place in self.share.of(prompts)]
-        examples = [self.task.example("train", index) for index in mine]
+        mine, examples = self._examples(number)
+        repeated = [one for one in examples for _ in range(rollout.group)]
         ids = [index * rollout.group + one for index in mine for one in range(rollout.group)]
         sequence_ids = torch.tensor(ids, dtype=torch.int64)
+        scoring: list[Future[Scores]] = []
         with metrics.phase("sample"):
             sampled = sample(
                 self.policy,
@@ -189,9 +201,14 @@ class _Loop:
                 needs={"entropies"} | (run.composition.needs & SIGNAL_NAMES),
                 options=run.composition.signal_options,
                 skip_special_tokens=not self.task.keeps_special_tokens,
+                on_texts=lambda start, texts: scoring.append(
+                    self.beside.submit(score, self.task, repeated[start : start + len(texts)], texts)
+                ),
             )
+        if number + 1 < run.optimisation.steps:
+            self._next = number + 1, self.beside.submit(self._draw_examples, number + 1)
         with metrics.phase("score"):
-            scores = score(self.task, [one for one in examples for _ in range(rollout.group)], sampled.texts)
+            scores = Scores.joined([one.result() for one in scoring])
         group_ids = sequence_ids // rollout.group
         signals = dict(sampled.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
@@ -202,10 +219,15 @@ class _Loop:
         metrics.add("scorer/errors", len(scores.errors))
         if scores.errors and self.accelerator.is_main_process:
             self._say("scorer raised, reward 0", scores.errors[0])
+        found = group_advantages(scores.rewards, group_ids, run.advantage)
+        if self.tracer is not None:
+            self.tracer.begin(
+                number + 1, [one.prompt for one in examples], sequence_ids, scores.rewards, found, rollout.group
+            )
         experience = Experience(
             sampled.sequences,
             signals,
-            group_advantages(scores.rewards, group_ids, run.advantage),
+            found,
             sequence_ids,
             group_ids,
             prompts,
@@ -216,6 +238,16 @@ class _Loop:
         values = metrics.collect()
         values["seconds/rollout"] = time.perf_counter() - start
         return values
+
+    def _examples(self, number: int) -> tuple[list[int], list[Example]]:
+        """Indices and problems of this rank in one rollout; those of the next are drawn while this one is learnt."""
+        ahead, self._next = self._next, None
+        return ahead[1].result() if ahead is not None and ahead[0] == number else self._draw_examples(number)
+
+    def _draw_examples(self, number: int) -> tuple[list[int], list[Example]]:
+        prompts = self.run.rollout.prompts
+        mine = [number * prompts + place for place in self.share.of(prompts)]
+        return mine, [self.task.example("train", index) for index in mine]
 
     def _learn(self, experience: Experience, rewards: Tensor, metrics: Metrics) -> None:
         bad = float(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))

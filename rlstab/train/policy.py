@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,13 @@ from transformers.utils import logging as transformers_logging
 
 from rlstab.core.errors import DataError, ModelError
 from rlstab.signals import TokenSignals, token_signals_from_logits
+from rlstab.train.head import VocabularyHead, find_head
 
 #: Models that ship with the package.
-SHIPPED = {"countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny"}
+SHIPPED = {
+    "chain-tiny": Path(__file__).parent.parent / "data" / "chain-tiny",
+    "countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny",
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class Sequences:
             self.response_ids[index][:, :length],
             response_mask[:, :length],
         )
+
+    def cut(self, length: int) -> Sequences:
+        """The first ``length`` tokens of each response: what comes later cannot change their signals."""
+        return replace(self, response_ids=self.response_ids[:, :length], response_mask=self.response_mask[:, :length])
 
 
 @dataclass(frozen=True)
@@ -135,25 +143,68 @@ class Policy:
         options: Mapping[str, float],
         rows: Mapping[str, Tensor] | None = None,
     ) -> TokenSignals:
-        """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows."""
+        """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows.
+
+        From the hidden states where :attr:`head` is known, so that no logits are held and silenced tokens cost no
+        backward through the vocabulary; else from the model's logits.
+        """
         mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
         length = sequences.response_ids.shape[1]
+        inputs = {
+            "input_ids": torch.cat([sequences.prompt_ids, sequences.response_ids], dim=1),
+            "attention_mask": mask.long(),
+            "position_ids": position_ids(mask),
+            "use_cache": False,
+        }
+        ids = sequences.response_ids.reshape(-1)[index]
+        asked: dict[str, Any] = {
+            "temperature": temperature,
+            "needs": needs,
+            "min_p": options.get("min_p"),
+            "rows": rows,
+        }
         with self.autocast():
-            logits = self.model(
-                input_ids=torch.cat([sequences.prompt_ids, sequences.response_ids], dim=1),
-                attention_mask=mask.long(),
-                position_ids=position_ids(mask),
-                use_cache=False,
-                **self._keep(length + 1),
-            ).logits[:, -length - 1 : -1]
-        return token_signals_from_logits(
-            logits.reshape(-1, logits.shape[-1])[index],
-            sequences.response_ids.reshape(-1)[index],
-            temperature=temperature,
-            needs=needs,
-            min_p=options.get("min_p"),
-            rows=rows,
-        )
+            if self.head is None:
+                with self._checkpointed():
+                    logits = self.model(**inputs, **self._keep(length + 1)).logits[:, -length - 1 : -1]
+                return token_signals_from_logits(logits.reshape(-1, logits.shape[-1])[index], ids, **asked)
+            with self._checkpointed():
+                hidden = self.model.base_model(**inputs).last_hidden_state[:, -length - 1 : -1]
+        hidden = hidden.reshape(-1, hidden.shape[-1])[index]
+        return self.head.signals(hidden, ids, torch.bfloat16 if self.precision == "bf16" else None, **asked)
+
+    def checkpoint_gradients(self) -> None:
+        """Make the layers' activations again in the backward instead of keeping them.
+
+        Raises:
+            ModelError: the model cannot.
+        """
+        if not self.model.supports_gradient_checkpointing:
+            raise ModelError(
+                f"'{self.tokenizer.name_or_path}' does not support gradient checkpointing. Set "
+                f"optimisation.gradient_checkpointing to false and lower optimisation.micro_batch_size."
+            )
+        self.model.gradient_checkpointing_enable()
+
+    @contextmanager
+    def _checkpointed(self) -> Iterator[None]:
+        """Layers checkpoint only in training mode, and the policy is in eval mode for the sake of dropout: the layers
+        alone are switched, not the modules inside them, and only while a gradient is wanted.
+        """
+        layers = [one for one in self.model.modules() if getattr(one, "gradient_checkpointing", False)]
+        switch = layers if torch.is_grad_enabled() else []
+        for one in switch:
+            one.training = True
+        try:
+            yield
+        finally:
+            for one in switch:
+                one.training = False
+
+    @cached_property
+    def head(self) -> VocabularyHead | None:
+        """How hidden states become logits in this model; None where that is more than a product and a scale."""
+        return find_head(self.model)
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""

@@ -23,6 +23,12 @@ class Scores:
     rewards: Tensor
     errors: list[str] = field(default_factory=list)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Scores]) -> Scores:
+        """The scores of several lists of responses in a row."""
+        rewards = [torch.zeros(0, dtype=torch.float64), *(one.rewards for one in parts)]
+        return cls(torch.cat(rewards), [text for one in parts for text in one.errors])
+
 
 def score(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Scores:
     """Score each text against its example; a scorer that raises gives 0 and is remembered."""

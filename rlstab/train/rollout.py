@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
-from einops import repeat
+from einops import rearrange, repeat
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -33,6 +33,10 @@ class Rollout:
     ended: Tensor
 
 
+#: Finished responses leave the batch when at most this share of it is still growing.
+RETIRE = 0.75
+
+
 @torch.no_grad()
 def sample(
     policy: Policy,
@@ -45,11 +49,13 @@ def sample(
     options: Mapping[str, float] | None = None,
     greedy: bool = False,
     skip_special_tokens: bool = True,
+    on_texts: Callable[[int, list[str]], None] | None = None,
 ) -> Rollout:
     """Sample one response to each prompt from the whole distribution.
 
     Each token is drawn by inverting the distribution function at a number that depends on ``(seed, sequence id,
-    position)`` alone, so a response does not depend on the batch or the rank in which it is sampled.
+    position)`` alone, so a response does not depend on the batch or the rank in which it is sampled. A prompt that
+    occurs several times in a batch is read once.
 
     Args:
         policy: the model to sample from.
@@ -61,93 +67,161 @@ def sample(
         options: numbers that define signals, such as ``min_p``.
         greedy: take the likeliest token instead.
         skip_special_tokens: leave special tokens, EOS among them, out of the texts.
+        on_texts: called after each batch with the place of its first response and the texts, so that they can be
+            scored while the next batch is sampled.
 
     Raises:
         DataError: a prompt is too long for the context.
     """
-    ids, mask = policy.encode(list(prompts), settings.max_new_tokens, chat=settings.chat)
-    names = sorted(needs | {"logprobs"})
-    parts = [
-        _sample_batch(policy, ids[span], mask[span], sequence_ids[span], settings, seed, names, options or {}, greedy)
-        for start in range(0, len(prompts), settings.batch_size)
-        for span in [slice(start, start + settings.batch_size)]
-    ]
-    width = max((tokens.shape[1] for tokens, _, _, _ in parts), default=0)
+    different = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    ids, mask = policy.encode(list(different), settings.max_new_tokens, chat=settings.chat)
+    prompt = torch.tensor([different[one] for one in prompts], dtype=torch.int64)
+    draws = _Draws(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
+    parts, texts = [], []
+    for start in range(0, len(prompts), settings.batch_size):
+        span = slice(start, start + settings.batch_size)
+        part = draws.batch(ids, mask, prompt[span], sequence_ids[span])
+        parts.append(part)
+        kept = zip(part.tokens.cpu(), part.alive.cpu(), strict=True)
+        fresh = [
+            policy.tokenizer.decode(row[keep].tolist(), skip_special_tokens=skip_special_tokens) for row, keep in kept
+        ]
+        texts += fresh
+        if on_texts is not None:
+            on_texts(start, fresh)
+    width = max((one.tokens.shape[1] for one in parts), default=0)
 
     def join(values: list[Tensor], fill: float = 0) -> Tensor:
         padded = [torch.nn.functional.pad(one, (0, width - one.shape[1]), value=fill) for one in values]
         return torch.cat(padded) if padded else torch.zeros((0, 0), device=policy.device)
 
-    tokens = join([one for one, _, _, _ in parts], policy.pad_id).long()
-    response_mask = join([one for _, one, _, _ in parts]).bool()
-    signals = {name: join([one[name] for _, _, one, _ in parts]) for name in names}
-    ended = torch.cat([one for _, _, _, one in parts]) if parts else torch.zeros(0, dtype=torch.bool)
-    rows = [row[keep].tolist() for row, keep in zip(tokens.cpu(), response_mask.cpu(), strict=True)]
-    texts = [policy.tokenizer.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
-    return Rollout(Sequences(ids, mask, tokens, response_mask), signals, texts, ended.cpu())
+    of = prompt.to(policy.device)
+    sequences = Sequences(
+        ids[of],
+        mask[of],
+        join([one.tokens for one in parts], policy.pad_id).long(),
+        join([one.alive for one in parts]).bool(),
+    )
+    signals = {name: join([one.signals[name] for one in parts]) for name in draws.names}
+    ended = torch.cat([one.ended for one in parts]) if parts else torch.zeros(0, dtype=torch.bool)
+    return Rollout(sequences, signals, texts, ended.cpu())
 
 
-def _sample_batch(
-    policy: Policy,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    sequence_ids: Tensor,
-    settings: RolloutSettings,
-    seed: int,
-    names: list[str],
-    options: Mapping[str, float],
-    greedy: bool,
-) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
-    rows = prompt_ids.shape[0]
-    sequence_ids = sequence_ids.to(policy.device)
-    ends = torch.tensor(sorted(policy.eos_ids), device=policy.device)
-    done = torch.zeros(rows, dtype=torch.bool, device=policy.device)
-    cache = DynamicCache(config=policy.model.config)
-    mask, positions, tokens = prompt_mask, position_ids(prompt_mask), prompt_ids
-    ids, alive = [], []
-    collected: dict[str, list[Tensor]] = {name: [] for name in names}
-    with policy.autocast():
-        for place in range(settings.max_new_tokens):
-            out = policy.next_logits(
-                input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
-            )
-            logits = out.logits[:, -1].float()
-            if greedy:
-                chosen = logits.argmax(-1)
-            else:
-                draw = uniform(seed, sequence_ids, torch.tensor(place, device=policy.device))
-                chosen = _invert(torch.softmax(logits / settings.temperature, dim=-1), draw)
-            signals = token_signals_from_logits(
-                logits, chosen, temperature=settings.temperature, needs=set(names), min_p=options.get("min_p")
-            )
-            alive.append(~done)
-            ids.append(torch.where(done, policy.pad_id, chosen))
-            for name in names:
-                collected[name].append(torch.where(done, 0.0, getattr(signals, name)))
-            done = done | torch.isin(chosen, ends)
-            if settings.stop is not None:
-                done = done | _stopped(policy, ids, done, settings.stop)
-            if bool(done.all()):
-                break
-            tokens = ids[-1].unsqueeze(-1)
-            mask = torch.cat([mask, alive[-1].unsqueeze(-1)], dim=1)
-            positions = positions[:, -1:] + 1
-    stacked = {name: torch.stack(values, dim=1) for name, values in collected.items()}
-    return torch.stack(ids, dim=1), torch.stack(alive, dim=1), stacked, done
+@dataclass(frozen=True)
+class _Sampled:
+    """``(R, T)`` tokens, which of them count, and signals; ``(R,)`` which responses ended by themselves."""
+
+    tokens: Tensor
+    alive: Tensor
+    signals: dict[str, Tensor]
+    ended: Tensor
+
+
+@dataclass(frozen=True)
+class _Draws:
+    policy: Policy
+    settings: RolloutSettings
+    seed: int
+    names: list[str]
+    options: Mapping[str, float]
+    greedy: bool
+
+    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, prompt: Tensor, sequence_ids: Tensor) -> _Sampled:
+        """One response for each entry of ``prompt``, the row of its prompt."""
+        policy, settings = self.policy, self.settings
+        device, count, most = policy.device, prompt.numel(), settings.max_new_tokens
+        once, of = (one.to(device) for one in prompt.unique(return_inverse=True))
+        sequence_ids = sequence_ids.to(device)
+        ends = torch.tensor(sorted(policy.eos_ids), device=device)
+        out = _Sampled(
+            torch.full((count, most), policy.pad_id, dtype=torch.int64, device=device),
+            torch.zeros((count, most), dtype=torch.bool, device=device),
+            {name: torch.zeros((count, most), device=device) for name in self.names},
+            torch.zeros(count, dtype=torch.bool, device=device),
+        )
+        # reading a number off a GPU makes it wait, so there finished rows are looked for now and then
+        look = 8 if device.type == "cuda" else 1
+        cache = DynamicCache(config=policy.model.config)
+        tokens, mask = prompt_ids[once], prompt_mask[once]
+        positions = position_ids(mask)
+        rows = torch.arange(count, device=device)
+        with policy.autocast():
+            for place in range(most):
+                logits = policy.next_logits(
+                    input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
+                ).logits[:, -1]
+                if place == 0:  # each prompt was read once; from here on every response has a row
+                    cache.reorder_cache(of)
+                    logits, mask, positions = logits[of], mask[of], positions[of]
+                growing = ~out.ended[rows]
+                chosen = self._token(logits.float(), sequence_ids[rows], place, out, rows, growing)
+                out.ended[rows] = out.ended[rows] | torch.isin(chosen, ends)
+                if settings.stop is not None:
+                    out.ended[rows] |= _stopped(policy, out.tokens[rows, : place + 1], settings.stop)
+                tokens, positions = chosen.unsqueeze(-1), positions[:, -1:] + 1
+                mask = torch.cat([mask, growing.unsqueeze(-1)], dim=1)
+                if (place + 1) % look == 0:
+                    left = (~out.ended[rows]).nonzero().squeeze(-1)
+                    if left.numel() == 0:
+                        break
+                    if left.numel() <= RETIRE * rows.numel():
+                        cache.reorder_cache(left)
+                        rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
+        length = int(out.alive.any(0).sum())
+        return _Sampled(
+            out.tokens[:, :length],
+            out.alive[:, :length],
+            {name: one[:, :length] for name, one in out.signals.items()},
+            out.ended,
+        )
+
+    def _token(
+        self, logits: Tensor, sequence_ids: Tensor, place: int, out: _Sampled, rows: Tensor, growing: Tensor
+    ) -> Tensor:
+        """Draw the token at ``place`` of some rows, and write it and its signals down where a row still grows."""
+        heat = self.settings.temperature
+        if self.greedy:
+            chosen = logits.argmax(-1)
+        else:
+            draw = uniform(self.seed, sequence_ids, torch.tensor(place, device=logits.device))
+            chosen = _invert(torch.softmax(logits / heat, dim=-1), draw)
+        signals = token_signals_from_logits(
+            logits, chosen, temperature=heat, needs=set(self.names), min_p=self.options.get("min_p")
+        )
+        out.alive[rows, place] = growing
+        out.tokens[rows, place] = torch.where(growing, chosen, self.policy.pad_id)
+        for name in self.names:
+            out.signals[name][rows, place] = torch.where(growing, getattr(signals, name), 0.0)
+        return chosen
+
+
+#: Words of the vocabulary that are summed first, when a token is drawn.
+BLOCK = 256
 
 
 def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
-    """The first token at which the distribution function exceeds the draw: never one of probability 0."""
-    cumulative = probabilities.double().cumsum(-1)
-    target = draw.unsqueeze(-1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=probabilities.shape[-1] - 1)
+    """The first token at which the distribution function exceeds the draw: never one of probability 0.
+
+    Sums of blocks find the block, then the tokens of that block alone are summed one by one.
+    """
+    words = probabilities.shape[-1]
+    padded = torch.nn.functional.pad(probabilities, (0, -words % BLOCK))
+    blocks = rearrange(padded, "r (b w) -> r b w", w=BLOCK)
+    edges = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = draw.unsqueeze(-1) * edges[:, -1:]
+    block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
+    before = torch.where(block > 0, edges.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
+    # the sum of a block may round below its edge: then its last token of positive probability is meant
+    last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
+    token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
+    return (block * BLOCK + token).squeeze(-1).clamp(max=words - 1)
 
 
-def _stopped(policy: Policy, ids: list[Tensor], done: Tensor, stop: str) -> Tensor:
+def _stopped(policy: Policy, tokens: Tensor, stop: str) -> Tensor:
     """Rows whose last tokens complete the stop text; a stop text of c characters spans at most c tokens."""
-    recent = torch.stack(ids[-len(stop) :], dim=1)
-    texts = policy.tokenizer.batch_decode(recent.cpu(), skip_special_tokens=True)
-    return torch.tensor([stop in text for text in texts], device=done.device) & ~done
+    texts = policy.tokenizer.batch_decode(tokens[:, -len(stop) :].cpu(), skip_special_tokens=True)
+    return torch.tensor([stop in text for text in texts], device=tokens.device)
 
 
 def grouped(prompts: Sequence[str], group: int) -> list[str]:

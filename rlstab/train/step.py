@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,12 +15,13 @@ from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.errors import NonFinite
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import make_plan
+from rlstab.core.plan import Plan, make_plan
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
+from rlstab.train.trace import Tracer
 
 #: Gradients travel between ranks in buckets of at most so many numbers.
 BUCKET = 1 << 24
@@ -52,6 +54,7 @@ class Learner:
         state: of the objective.
         optimizer_steps: attempted so far, skipped and refused ones included; the learning-rate schedule counts them.
         last_refusal: why the last refused step was refused.
+        tracer: told of every micro-batch, None where no tokens are traced.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Learner:
         self.state: State = objective.init_state()
         self.optimizer_steps = 0
         self.last_refusal: str | None = None
+        self.tracer: Tracer | None = None
 
     def learn(self, experience: Experience, metrics: Metrics) -> None:
         """All optimizer steps of one rollout. A step with NaN or Inf is refused and counted, and changes nothing."""
@@ -127,6 +131,7 @@ class Learner:
             signals = {name: values.clone() for name, values in signals.items()}
             for name, values in fresh.items():
                 signals[name][rows] = values[rows]
+        rows = _fullest_together(experience, rows)
         parts = [self._part(experience, signals, one) for one in rows.split(self.settings.micro_batch_size) if len(one)]
         plan = make_plan(
             self.objective, [batch for _, batch in parts], self.state, self.comm, scope=self.settings.scope
@@ -136,32 +141,35 @@ class Learner:
             self.state = plan.state
             return
 
-        tally = torch.zeros(2, dtype=torch.float64)
+        device = self.policy.device
+        # what is logged stays on the device until the step is done: reading it earlier would wait for the kernels
+        total, nonfinite = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
+        alive = torch.zeros((), dtype=torch.int64, device=device)
         for sequences, batch in parts:
-            rows_of = plan.live_rows(batch)
-            live = self.policy.signals(
-                sequences,
-                batch.index,
-                temperature=self.temperature,
-                needs={"logprobs", *rows_of},
-                options=self.objective.signal_options,
-                rows=rows_of,
-            )
-            assert live.logprobs is not None
-            out = plan.loss(batch, PolicyOutputs(live.logprobs, live.entropies, live.log_kept_mass))
-            out.loss.backward()
-            tally += torch.tensor([float(out.loss.detach()), float(out.nonfinite)], dtype=torch.float64)
+            live, wanted = self._live(sequences, batch, plan)
+            outputs = [one for one in live.present() if one.requires_grad]
+            for one in outputs:
+                one.retain_grad()
+            out = plan.loss(batch, live)
+            if outputs:
+                out.loss.backward()
+                alive += sum(((one.grad != 0) for one in outputs), torch.zeros_like(wanted)).count_nonzero()
+            total += out.loss.detach()
+            nonfinite += out.nonfinite
             metrics.report(out.report)
-            if compare_sampler and batch.rollout_logprobs is not None:
-                gap = (live.logprobs.detach() - batch.rollout_logprobs).abs()
+            if self.tracer is not None:
+                self.tracer.part(plan, batch, live, wanted, sequences.response_ids, self.optimizer_steps)
+            if compare_sampler and batch.rollout_logprobs is not None and outputs:
+                gap = (live.logprobs.detach() - batch.rollout_logprobs)[wanted].abs()
                 metrics.report({"sampler/gap": Mean.of(gap)})
-                metrics.highest("sampler/largest_gap", float(gap.max()))
-        loss, nonfinite = self.comm.sum(tally).tolist()
+                metrics.highest("sampler/largest_gap", gap.amax())
+        tally = torch.stack([total.double(), nonfinite.double(), alive.double()]).cpu()
+        loss, bad, live_rows = self.comm.sum(tally).tolist()
         self._sum_gradients()
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.max_grad_norm))
-        if nonfinite or not torch.isfinite(torch.tensor(norm)):
+        if bad or not math.isfinite(norm):
             raise NonFinite(
-                f"{int(nonfinite)} log-probs of the live policy are NaN or Inf and the gradient norm is {norm}. The "
+                f"{int(bad)} log-probs of the live policy are NaN or Inf and the gradient norm is {norm}. The "
                 f"optimizer step was refused; weights and state are those before it."
             )
         warmup = min(1.0, self.optimizer_steps / self.settings.warmup_steps) if self.settings.warmup_steps else 1.0
@@ -176,7 +184,37 @@ class Learner:
             metrics.mean("gradient/norm", norm, 1)
             metrics.mean("lr", lr, 1)
             metrics.mean("tokens/live", plan.live_tokens, plan.everything.tokens)
+            metrics.mean("head/live_fraction", live_rows, plan.everything.tokens)
         metrics.highest("gradient/largest_norm", norm)
+
+    def _live(self, sequences: Sequences, batch: TokenBatch, plan: Plan) -> tuple[PolicyOutputs, Tensor]:
+        """The live outputs of a part, and the ``(n,)`` bool of tokens that they were computed for.
+
+        One forward over the sequences on which the loss differentiates something, as far as their last such token.
+        Elsewhere the outputs hold the evidence, which is what they would be, or zeros.
+        """
+        where = plan.live_rows(batch)
+        wanted = torch.stack(list(where.values())).any(0)
+        filler = {name: torch.zeros_like(batch.logprobs) for name in where} | {"logprobs": batch.logprobs}
+        if not bool(wanted.any()):
+            return PolicyOutputs(**filler), wanted
+        assert batch.index is not None
+        width = sequences.response_ids.shape[1]
+        chosen, row = batch.sequence[wanted].unique(return_inverse=True)
+        column = batch.index[wanted] % width
+        part = sequences.rows(chosen).cut(int(column.max()) + 1)
+        signals = self.policy.signals(
+            part,
+            row * part.response_ids.shape[1] + column,
+            temperature=self.temperature,
+            needs=where.keys(),
+            options=self.objective.signal_options,
+            rows={name: one[wanted] for name, one in where.items() if name != "logprobs"},
+        )
+        place = wanted.nonzero().squeeze(-1)
+        return PolicyOutputs(
+            **{name: values.index_copy(0, place, getattr(signals, name)) for name, values in filler.items()}
+        ), wanted
 
     def _part(
         self, experience: Experience, signals: Mapping[str, Tensor], rows: Tensor
@@ -228,6 +266,14 @@ class Learner:
                 for grad, total in zip(bucket, flat.split([grad.numel() for grad in bucket]), strict=True):
                     grad.copy_(total.view_as(grad))
                 bucket = []
+
+
+def _fullest_together(experience: Experience, rows: Tensor) -> Tensor:
+    """Rows whose advantage is zero last, which often need no forward; within each kind long ones with long ones."""
+    length = experience.sequences.prompt_mask.sum(-1) + experience.sequences.response_mask.sum(-1)
+    longest = length.cpu()[rows].argsort(descending=True, stable=True)
+    rows = rows[longest]
+    return rows[(experience.advantages[rows] == 0).long().argsort(stable=True)]
 
 
 def forward_signals(

@@ -50,6 +50,8 @@ class JsonLinesTracker(GeneralTracker):
 
 def forget_after(path: Path, last_step: int) -> None:
     """Remove the records after a step, and a last line that a kill cut off, by writing anew and renaming."""
+    if not path.exists():
+        return
     kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= last_step]
     temporary = path.with_suffix(".writing")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

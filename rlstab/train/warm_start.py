@@ -1,7 +1,7 @@
-"""Make the tiny countdown model: a small Llama, trained from scratch on noisy demonstrations.
+"""Make a tiny model of countdown or chain: a small Llama, trained from scratch on noisy demonstrations.
 
-`python -m rlstab.train.warm_start --out DIR` writes the model and its tokenizer into one folder and prints how good
-it is. The model that comes with the package was made this way.
+`python -m rlstab.train.warm_start --task TASK --out DIR` writes the model and its tokenizer into one folder and prints
+how good it is. The models that come with the package were made this way.
 """
 
 import argparse
@@ -10,18 +10,48 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rlstab.train.tasks.countdown import ALPHABET, Countdown
+from rlstab.train.tasks import ALPHABET, Chain, Countdown, Example, Task
 
 PAD = "<pad>"
 EOS = "$"
-# two steps over one-digit numbers and the closing `$` take at most 18
-LONGEST_ANSWER = 24
+
+
+class Demonstrated(Task, Protocol):
+    """A task that can show how it is done."""
+
+    def demonstration(self, example: Example, rng: random.Random) -> str:
+        """Return an answer to learn from."""
+        ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a warm start takes from its task.
+
+    Attributes:
+        task: makes the task from a seed, which chooses its problems.
+        steps: optimizer steps.
+        longest_answer: tokens that an answer may have.
+    """
+
+    task: Callable[[int], Demonstrated]
+    steps: int
+    longest_answer: int
+
+
+RECIPES = {
+    # two steps over one-digit numbers and the closing `$` take at most 18
+    "countdown": Recipe(lambda seed: Countdown(seed=seed), steps=1000, longest_answer=24),
+    # three steps, the answer and the closing `$` take at most 31 without junk
+    "chain": Recipe(lambda seed: Chain(seed=seed), steps=450, longest_answer=40),
+}
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
@@ -66,21 +96,23 @@ def tiny_llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 def warm_start(
     out: str | Path,
+    task: str = "countdown",
     *,
-    steps: int = 1000,
+    steps: int | None = None,
     batch_size: int = 128,
     lr: float = 2e-3,
     seed: int = 0,
     log: Callable[[int, float], None] | None = None,
 ) -> Path:
-    """Train a tiny model on countdown demonstrations and save it with its tokenizer.
+    """Train a tiny model on demonstrations of a task and save it with its tokenizer.
 
     It stops early on purpose: the more it is trained on, the less it varies its answers, and variety is what
     reinforcement learning needs.
 
     Args:
         out: the folder to make; it appears only when it is complete.
-        steps: optimizer steps; the learning rate falls to 0 over them along a cosine.
+        task: a name in `RECIPES`.
+        steps: optimizer steps, by default the recipe's; the learning rate falls to 0 over them along a cosine.
         batch_size: demonstrations a step.
         lr: the first learning rate of AdamW.
         seed: of the first weights, the problems and the noise. torch's own random state is left as it was.
@@ -95,13 +127,16 @@ def warm_start(
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists. Name a folder that does not exist, or remove it first.")
+    recipe = RECIPES[task]
+    steps = recipe.steps if steps is None else steps
     tokenizer = character_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = tiny_llama(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    for step, (ids, attention_mask, labels) in enumerate(_batches(tokenizer, steps, batch_size, seed), start=1):
+    batches = _batches(recipe.task(seed), tokenizer, steps, batch_size, seed)
+    for step, (ids, attention_mask, labels) in enumerate(batches, start=1):
         loss = model(
             input_ids=ids,
             attention_mask=attention_mask,
@@ -115,15 +150,14 @@ def warm_start(
         optimizer.zero_grad()
         if log is not None:
             log(step, loss.item())
-    _save(model, tokenizer, out)
+    _save(model, tokenizer, recipe.longest_answer, out)
     return out
 
 
 def _batches(
-    tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int
+    task: Demonstrated, tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield token ids, attention mask and labels (-100 outside the answer), each int64 [batch, length]."""
-    task = Countdown(seed=seed)
     for step in range(steps):
         prompts, answers = [], []
         for index in range(step * batch_size, (step + 1) * batch_size):
@@ -139,10 +173,10 @@ def _batches(
         yield batch.input_ids, batch.attention_mask, labels
 
 
-def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, longest_answer: int, out: Path) -> None:
     model.generation_config = GenerationConfig(
         do_sample=False,
-        max_new_tokens=LONGEST_ANSWER,
+        max_new_tokens=longest_answer,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -156,7 +190,7 @@ def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a model does on countdown's eval split.
+    """How well a model does on the eval split of its task.
 
     Attributes:
         greedy: share of problems solved by the most likely answer.
@@ -173,16 +207,25 @@ class Quality:
 
 @torch.no_grad()
 def measure(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, prompts: int = 256, samples: int = 4, seed: int = 0
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    task: str = "countdown",
+    *,
+    prompts: int = 256,
+    samples: int = 4,
+    seed: int = 0,
 ) -> Quality:
     """Measure a model on the first `prompts` problems of the eval split, with `samples` sampled answers to each."""
-    task = Countdown()
-    examples = [task.example("eval", index) for index in range(prompts)]
+    recipe = RECIPES[task]
+    problems = recipe.task(0)
+    examples = [problems.example("eval", index) for index in range(prompts)]
     batch = tokenizer([example.prompt for example in examples], padding=True, return_tensors="pt")
     start = batch.input_ids.shape[1]
 
-    greedy = model.generate(**batch, do_sample=False, max_new_tokens=LONGEST_ANSWER)
-    right = [task.score(e, text) for e, text in zip(examples, tokenizer.batch_decode(greedy[:, start:]), strict=True)]
+    greedy = model.generate(**batch, do_sample=False, max_new_tokens=recipe.longest_answer)
+    right = [
+        problems.score(e, text) for e, text in zip(examples, tokenizer.batch_decode(greedy[:, start:]), strict=True)
+    ]
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -193,14 +236,14 @@ def measure(
             top_k=0,
             top_p=1.0,
             num_return_sequences=samples,
-            max_new_tokens=LONGEST_ANSWER,
+            max_new_tokens=recipe.longest_answer,
             return_dict_in_generate=True,
             output_logits=True,
         )
     tokens = sampled.sequences[:, start:]
     repeated = [example for example in examples for _ in range(samples)]
     scores = torch.tensor(
-        [task.score(e, text) for e, text in zip(repeated, tokenizer.batch_decode(tokens), strict=True)]
+        [problems.score(e, text) for e, text in zip(repeated, tokenizer.batch_decode(tokens), strict=True)]
     ).view(prompts, samples)
     entropy = torch.distributions.Categorical(logits=torch.stack(sampled.logits, dim=1)).entropy()
     answer = tokens != tokenizer.pad_token_id
@@ -216,22 +259,25 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m rlstab.train.warm_start",
-        description="Train the tiny countdown model from scratch (about two and a half minutes on one CPU core).",
+        description="Train a tiny model from scratch (one to two and a half minutes on one CPU core).",
     )
+    parser.add_argument("--task", choices=sorted(RECIPES), default="countdown")
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, help="default: the task's own number")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    def log(step: int, loss: float) -> None:
-        if step % 100 == 0 or step == args.steps:
-            print(f"step {step}/{args.steps}  loss {loss:.3f} nats", flush=True)
+    steps = RECIPES[args.task].steps if args.steps is None else args.steps
 
-    out = warm_start(args.out, steps=args.steps, batch_size=args.batch_size, lr=args.lr, seed=args.seed, log=log)
+    def log(step: int, loss: float) -> None:
+        if step % 100 == 0 or step == steps:
+            print(f"step {step}/{steps}  loss {loss:.3f} nats", flush=True)
+
+    out = warm_start(args.out, args.task, steps=steps, batch_size=args.batch_size, lr=args.lr, seed=args.seed, log=log)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
-    quality = measure(LlamaForCausalLM.from_pretrained(out).eval(), tokenizer)
+    quality = measure(LlamaForCausalLM.from_pretrained(out).eval(), tokenizer, args.task)
     print(
         f"saved in {out}\n256 eval problems: greedy {quality.greedy:.3f}, sampled mean {quality.mean:.3f}, "
         f"pass@4 {quality.pass_any:.3f}, entropy {quality.entropy:.3f} nats"

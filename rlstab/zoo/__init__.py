@@ -13,6 +13,7 @@ METHODS = Registry(
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
+        "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
         "stare": "rlstab.zoo.stare:STARE",

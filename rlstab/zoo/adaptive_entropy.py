@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
@@ -122,6 +123,14 @@ class AdaptiveEntropy(TokenObjective):
                 f"'{self.name}': low = {self.low}, initial = {self.initial}, high = {self.high}, expected "
                 f"low <= initial <= high."
             )
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "penalties": f"In a step whose mean entropy is below {self.target_entropy} nats, subtract a price times "
+            f"the entropy of the live policy, on every token. The price begins at {self.initial}; for the next step it "
+            f"rises by {self.step} after a step below the target and falls by as much after any other, within "
+            f"[{self.low}, {self.high}]."
+        }
 
     def init_state(self) -> State:
         return {"active": False, "coefficient": self.initial, "next_coefficient": self.initial}

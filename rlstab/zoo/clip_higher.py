@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
@@ -97,6 +98,17 @@ class ClipHigher(TokenObjective):
     low: Annotated[float, Range(ge=0, le=1)] = 0.2
     high: Annotated[float, Range(ge=0)] = 0.28
     dual_clip: Annotated[float | None, Range(gt=1)] = None
+
+    def in_words(self) -> Mapping[str, str]:
+        dual = (
+            ""
+            if self.dual_clip is None
+            else f" Where the advantage is negative it stops above a ratio of {self.dual_clip} as well (dual clip)."
+        )
+        return {
+            "bounds": f"A token stops pulling once its ratio is above 1 + {self.high} where its advantage is positive, "
+            f"or below 1 - {self.low} where it is negative.{dual} It still counts."
+        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(bounds=Bounds(self.low, self.high, self.dual_clip))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
@@ -93,6 +94,12 @@ class ConstantLength(TokenObjective):
     writes = frozenset({"aggregate"})
 
     length: Annotated[int, Range(ge=1)]
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "aggregate": f"Sum over the tokens of a response, divide by {self.length}, and average over the responses "
+            f"of the optimizer step: a token weighs the same whatever the length of its response."
+        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def constant(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
@@ -90,6 +91,9 @@ class EntropyBonus(TokenObjective):
     writes = frozenset({"penalties"})
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
+
+    def in_words(self) -> Mapping[str, str]:
+        return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(penalties={"": Penalty(-self.coefficient, _entropy, reads=frozenset({"entropies"}))})

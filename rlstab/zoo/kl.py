@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
@@ -111,6 +112,14 @@ class KLPenalty(TokenObjective):
     coefficient: Annotated[float, Range(ge=0)] = 0.001
     estimator: Literal["k1", "k2", "k3", "k3_straight_through"] = "k3"
     cap: Annotated[float | None, Range(gt=0)] = 10.0
+
+    def in_words(self) -> Mapping[str, str]:
+        capped = {"k3": "at most {}", "k3_straight_through": "its value at most {}"}.get(self.estimator)
+        cap = f", {capped.format(self.cap)}" if capped and self.cap is not None else ""
+        return {
+            "penalties": f"Add {self.coefficient} times the KL divergence from the reference policy, on every token, "
+            f"estimated by {self.estimator} from the sampled token{cap}."
+        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         reference = batch.signal("ref_logprobs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
+from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
 from rlstab.core.terms import Bounds, Penalty, Terms
 from rlstab.estimators import k3
@@ -164,6 +165,28 @@ class LpReg(TokenObjective):
     @property
     def signal_options(self) -> dict[str, float]:
         return {"min_p": self.min_p}
+
+    def in_words(self) -> Mapping[str, str]:
+        lowest = f"in the lowest {percent(self.share)} of"
+        if self.form == "paper":
+            what = f"-ln of the mass that a min-p filter at {self.min_p} keeps of the live policy"
+            pool = f"{lowest} all tokens of the step"
+        else:
+            what = (
+                f"the k3 estimate (at most 10) of the divergence from the policy of the evidence, min-p filtered at "
+                f"{self.min_p}, where the live policy is below it"
+            )
+            pool = f"{lowest} those of its sign in the step (rounded down; none if that is one token or fewer)"
+        words = {
+            "penalties": f"Add {self.coefficient} times {what}; on a token when its advantage is negative, its "
+            f"probability is {pool} and at least {self.min_p} times that of the likeliest token."
+        }
+        if self.form == "code":
+            words["exempt"] = "Lift the trust region from the tokens under its penalty."
+        if self.ratio_cap is not None:
+            where = "" if self.form == "paper" else " where its advantage is positive; where it is negative, never"
+            words["bounds"] = f"A token stops pulling once its ratio is above {self.ratio_cap}{where}. It still counts."
+        return words
 
     def measure(self, batch: TokenBatch) -> Stat:
         surprisal = -batch.logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
@@ -124,6 +125,16 @@ class S2TMask(TokenObjective):
     max_prob: Annotated[float, Range(gt=0, le=1)] = 0.002
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.75
     population: Literal["candidates", "all"] = "candidates"
+
+    def in_words(self) -> Mapping[str, str]:
+        pool = {
+            "candidates": "the tokens of the step that meet the first two conditions",
+            "all": "all tokens of the step",
+        }[self.population]
+        return {
+            "keep": f"Drop a token when its advantage is positive, its probability is below {self.max_prob} and its "
+            f"entropy is below the {self.quantile}-quantile over {pool}. It leaves the divisor too."
+        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         entropies = batch.signal("entropies")

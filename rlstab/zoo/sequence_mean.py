@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -87,6 +88,12 @@ class SequenceMean(TokenObjective):
 
     name: ClassVar[str] = "sequence_mean"
     writes = frozenset({"aggregate"})
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "aggregate": "Average over the tokens of a response, then over the responses of the optimizer step: every "
+            "response weighs the same."
+        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(aggregate=_sequence_mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
@@ -11,7 +12,7 @@ import torch
 from rlstab.core.batch import TokenBatch
 from rlstab.core.errors import OutOfRange
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
+from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
 from rlstab.core.terms import Terms
 
@@ -101,7 +102,7 @@ class STARE(TokenObjective):
           than the gain.
 
     Limits:
-        - ``STARE(boost=1.0)``: with O1 and ``step`` 0 every weight is 1.
+        - ``STARE(boost=1.0)``: every weight is 1 as long as ``step`` is 0.
         - ``STARE(variant="C2", boost=1.0, damp=1.0)``: likewise.
         - ``STARE(target_entropy=0.0)``: no mean entropy is below 0, so the gate stays shut.
 
@@ -151,6 +152,21 @@ class STARE(TokenObjective):
                 f"'{self.name}': boost = {self.boost} and damp = {self.damp}, expected boost <= max_boost = "
                 f"{self.max_boost} and damp >= min_damp = {self.min_damp} when step > 0."
             )
+
+    def in_words(self) -> Mapping[str, str]:
+        rarest, both = f"the rarest {percent(self.share)} of the", self.variant == "C2"
+        damp = f", and on {rarest} tokens with negative advantage by {self.damp}" if both else ""
+        moves = ""
+        if self.step:
+            other = f", the second the other way within [{self.min_damp}, 1]" if both else ""
+            moves = (
+                f" For the next step the {'first ' if both else ''}factor rises by {self.step} after a step below the "
+                f"target and falls by as much after one above, within [1, {self.max_boost}]{other}."
+            )
+        return {
+            "weight": f"In a step whose mean entropy is below {self.target_entropy} nats, multiply the policy term on "
+            f"{rarest} tokens with positive advantage by {self.boost}{damp}. The divisor stays.{moves}"
+        }
 
     def init_state(self) -> State:
         return {"gate": True, "boost": self.boost, "damp": self.damp, "next_boost": self.boost, "next_damp": self.damp}

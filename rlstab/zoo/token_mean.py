@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -80,6 +81,9 @@ class TokenMean(TokenObjective):
 
     name: ClassVar[str] = "token_mean"
     writes = frozenset({"aggregate"})
+
+    def in_words(self) -> Mapping[str, str]:
+        return {"aggregate": "Average over all tokens of the optimizer step: every token weighs the same."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(aggregate=token_mean)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
+from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
 from rlstab.core.terms import Terms
 
@@ -114,6 +115,13 @@ class TopEntropyMask(TokenObjective):
     @property
     def writes(self) -> frozenset[str]:
         return frozenset({"keep" if self.denominator == "kept" else "weight"})
+
+    def in_words(self) -> Mapping[str, str]:
+        when = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the step"
+        left = f"About {percent(self.share)} are left, more by ties."
+        if self.denominator == "kept":
+            return {"keep": f"Drop a token {when}. It leaves the divisor too. {left}"}
+        return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor. {left}"}
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.quantile(batch.signal("entropies"), 1 - self.share)}

@@ -8,8 +8,8 @@ from rlstab import ConfigError, Conflict
 from rlstab.config import load_objective, load_run
 
 METHODS = (
-    "adaptive_entropy, clip_higher, constant_length, entropy_bonus, kl, lp_reg, s2t, sequence_mean, stare, "
-    "token_mean, top_entropy"
+    "adaptive_entropy, clip_higher, constant_length, entropy_bonus, kl, lp_reg, random_mask, s2t, "
+    "sequence_mean, stare, token_mean, top_entropy"
 )
 PRESETS = "20_entropy, dapo, dr_grpo, grpo, justrl, lp_reg, recommended, stapo, stare"
 

@@ -10,6 +10,7 @@ from rlstab import (
     EntropyBonus,
     KLPenalty,
     LpReg,
+    RandomMask,
     S2TMask,
     SequenceMean,
     TopEntropyMask,
@@ -42,6 +43,7 @@ def _others():
     yield "two kl", compose(KLPenalty(coefficient=0.2, estimator="k2"), KLPenalty(estimator="k3_straight_through"))
     yield "entropy_bonus", compose(*second, EntropyBonus(coefficient=0.1))
     yield "adaptive_entropy", compose(*first, adaptive)
+    yield "random_mask", compose(*second, RandomMask(share=0.3))
     yield "ratio cap", compose(LpReg(share=0.4, ratio_cap=1.2), *first[1:3])
     yield "within", compose(first[0], within(first[1], second[4]), SequenceMean())
     yield "within, penalties", compose(first[0], within(first[2], compose(second[3], adaptive, KLPenalty())))

@@ -143,7 +143,7 @@ def test_live_outputs_are_read_only_where_a_penalty_names_them():
     policy, leaves = live_of(batch, ROWS)
     plan = make_plan(compose(LpReg(share=0.4)), [batch])
     rows = plan.live_rows(batch)
-    assert set(rows) == {"log_kept_mass"}
+    assert set(rows) == {"logprobs", "log_kept_mass"}
     assert 0 < rows["log_kept_mass"].sum() < len(batch)
     expected = plan.loss(batch, policy).loss
     partial = torch.where(rows["log_kept_mass"], policy.log_kept_mass, math.nan)
@@ -273,3 +273,35 @@ def test_only_the_sign_of_the_advantage_decides_which_bound_stopped_a_token():
     assert report["ratio/clipped_high"] == 2 / 9
     assert report["ratio/clipped_low"] == 1 / 9
     assert report["ratio/clipped_dual"] == 1 / 9
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        compose(ClipHigher(), TopEntropyMask(share=0.5)),
+        compose(ClipHigher(), TopEntropyMask(share=0.5, denominator="all")),
+        compose(ClipHigher(), LpReg(share=0.4)),
+        compose(ClipHigher(), KLPenalty(coefficient=0.1)),
+    ],
+)
+def test_what_live_rows_leave_out_changes_nothing(objective):
+    silent = [ROWS[0], [{**one, "A": 0.0} for one in ROWS[1]], *ROWS[2:]]
+    batch = batch_of(silent)
+    policy, leaves = live_of(batch, silent)
+    plan = make_plan(objective, [batch])
+    full = plan.loss(batch, policy)
+    full.loss.backward()
+    expected = gradients(batch, leaves)
+    policy, leaves = live_of(batch, silent)
+    rows = plan.live_rows(batch)
+    filled = {
+        name: torch.where(rows[name], values, 7.0) for name in rows if (values := getattr(policy, name)) is not None
+    }
+    part = plan.loss(batch, replace(policy, **filled))
+    part.loss.backward()
+    assert torch.equal(part.loss, full.loss)
+    assert part.metrics() == full.metrics()
+    for name, one in gradients(batch, leaves).items():
+        assert torch.equal(one, expected[name]), name
+    if not objective.writes & {"penalties"}:
+        assert not rows["logprobs"].all()

@@ -38,20 +38,13 @@ def test_a_place_that_rounding_missed_is_the_order_statistic_itself(q, n, place)
     assert threshold.reached(values).sum() == threshold.nominal == n - place
 
 
-class Places(Pool):
-    """A pool whose k-th smallest value is k."""
-
-    def _smallest(self, k):
-        return float(k)
-
-
 @pytest.mark.parametrize(("share", "n"), [(0.28, 10**8), (0.57, 10**8), (0.54, 31_000_000), (0.01, 31_000_000)])
 def test_places_are_exact_in_pools_of_any_size(share, n):
-    values = torch.zeros(1).expand(n)  # takes no memory
     whole = Fraction(repr(share)) * n
-    assert Places(values, share, "ceil").threshold().nominal == whole
-    assert Places(values, share, "floor").threshold().nominal == whole
-    assert Places(torch.zeros(1).expand(n + 1), share, "linear").threshold().value == whole + 1
+    none = torch.zeros(0)
+    assert Pool.top(none, share)._ranks(n) == (n + 1 - whole,)
+    assert Pool.top(none, share, rounding="floor")._ranks(n) == (n + 1 - whole,)
+    assert Pool.quantile(none, share)._ranks(n + 1) == (whole + 1,)
 
 
 @quick
@@ -131,3 +124,42 @@ def test_different_summaries_do_not_merge():
     with says(TypeError, "cannot merge Mean with Pool"):
         merge({"x": Mean.scalar(1.0)}, {"x": Pool.quantile(torch.zeros(1), 0.5)})
     assert settle([], LocalComm()) == {}
+
+
+class Through:
+    """A group of one that is not taken for a process alone, and remembers the bytes of its sums."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def sum(self, values):
+        self.sizes.append(values.numel() * values.element_size())
+        return values
+
+
+@pytest.mark.parametrize(("dtype", "sums"), [(torch.float32, 3), (torch.float64, 6), (torch.bfloat16, 3)])
+def test_the_pools_of_a_step_share_their_sums(dtype, sums):
+    values = torch.linspace(-1, 1, 41).to(dtype)
+    stat = {"mean": Mean.of(values), "one": Pool.quantile(values, 0.33), "two": Pool.top(values, 0.1)}
+    comm = Through()
+    found = settle([stat, stat], comm)
+    assert len(comm.sizes) == 1 + sums
+    assert max(comm.sizes) <= 2 * 32 * 1024
+    assert found == settle([stat, stat], LocalComm()) | {"mean": found["mean"]}
+    assert found["one"].size == 82
+
+
+def test_empty_parts_have_no_say_in_the_dtype():
+    empty, values = Pool.top(torch.zeros(0), 0.5), torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
+    for parts in ([empty, Pool.top(values, 0.5)], [Pool.top(values, 0.5), empty]):
+        assert settle([{"pool": one} for one in parts], Through())["pool"].value == 1.0 + 1e-12
+
+
+def test_a_pool_keeps_its_values_as_they_are():
+    values = torch.linspace(0, 1, 5, requires_grad=True)
+    (part,) = Pool.quantile(values, 0.5).parts
+    assert part.data_ptr() == values.data_ptr()
+    assert not part.requires_grad
+    assert Pool.quantile(torch.arange(4), 0.5).threshold().value == 1.5
+    big = torch.tensor([2**53, 2**53 - 1])
+    assert Pool.top(big, 0.5).threshold().value == 2**53

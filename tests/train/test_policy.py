@@ -19,7 +19,7 @@ from rlstab.train.policy import SHIPPED, Policy, Sequences, load_policy, positio
 
 GIVE = (
     "Give a folder that holds a transformers model with safetensors weights and its tokenizer, a name on the model "
-    "hub, or one of: countdown-tiny."
+    "hub, or one of: chain-tiny, countdown-tiny."
 )
 
 

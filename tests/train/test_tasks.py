@@ -15,7 +15,7 @@ import torch
 from hypothesis import example as also
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlstab
 from rlstab.core.errors import DataError, MissingPackage, OutOfRange, UnknownName
@@ -23,7 +23,7 @@ from rlstab.train.tasks import ALPHABET, Countdown, Example, Jsonl, ReasoningGym
 from rlstab.train.tasks.countdown import Problem
 from rlstab.train.warm_start import character_tokenizer, measure, warm_start
 
-SHIPPED = Path(rlstab.__file__).parent / "data" / "countdown-tiny"
+DATA = Path(rlstab.__file__).parent / "data"
 ROOT = Path(__file__).parents[2]
 
 
@@ -590,23 +590,32 @@ def test_tokenizer_refuses_foreign_characters():
         TOKENIZER("3 x 7")
 
 
-def test_shipped_model_loads_offline():
+@pytest.mark.parametrize(
+    ("name", "prompt", "answer"),
+    [
+        ("countdown-tiny", "3 7 8>29:", r"[-0-9+*=,]+\$\n"),
+        ("chain-tiny", "Q4+7-2+5=", r"[-0-9+=;]+A-?[0-9]+\$\n"),
+    ],
+)
+def test_shipped_model_loads_offline(name, prompt, answer):
     code = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T;"
         "m = M.from_pretrained(sys.argv[1]); t = T.from_pretrained(sys.argv[1]);"
-        "ids = t('3 7 8>29:', return_tensors='pt');"
+        "ids = t(sys.argv[2], return_tensors='pt');"
         "print(t.decode(m.generate(**ids)[0]))"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(SHIPPED)],
+        [sys.executable, "-c", code, str(DATA / name), prompt],
         env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert re.fullmatch(r"3 7 8>29:[-0-9+*=,]+\$\n", result.stdout)
+    assert re.fullmatch(re.escape(prompt) + answer, result.stdout)
 
 
-def test_shipped_model_is_what_its_card_says():
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED)
+@pytest.mark.parametrize("task", ["countdown", "chain"])
+def test_shipped_model_is_what_its_card_says(task):
+    folder = DATA / f"{task}-tiny"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert sum(p.numel() for p in model.parameters()) == 335_232
     assert model.dtype == torch.float32
     assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
@@ -614,8 +623,8 @@ def test_shipped_model_is_what_its_card_says():
     assert tokenizer.decode(tokenizer(ALPHABET)["input_ids"]) == ALPHABET
     assert model.generation_config.do_sample is False
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
-    quality = measure(model, tokenizer, prompts=128)
-    card = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    quality = measure(model, tokenizer, task, prompts=128)
+    card = (folder / "README.md").read_text(encoding="utf-8")
     claimed = [float(value) for value in re.findall(r"^\| .*\| (0\.\d+)", card, re.MULTILINE)]
     # four standard errors of 128 problems (shares) and what they leave of the entropy
     for measured, value, tolerance in zip(
@@ -636,9 +645,13 @@ def test_warm_start(tmp_path):
     assert losses[-1][1] < losses[0][1]
     second = warm_start(tmp_path / "b", steps=8, batch_size=32)
     third = warm_start(tmp_path / "c", steps=8, batch_size=32, seed=1)
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second, third)]
+    chain = warm_start(tmp_path / "d", "chain", steps=8, batch_size=32)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second, third, chain)]
     assert weights[0] == weights[1] != weights[2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+    assert len(set(weights)) == 3
+    longest = [GenerationConfig.from_pretrained(folder).max_new_tokens for folder in (first, chain)]
+    assert longest == [24, 40]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d"]
     assert sorted(path.name for path in first.iterdir()) == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from rlstab import (
     KLPenalty,
     LpReg,
     PolicyOutputs,
+    RandomMask,
     S2TMask,
     SequenceMean,
     TokenMean,
@@ -38,6 +39,7 @@ def run(*methods, rows=ROWS):
 NEUTRAL = {
     "top_entropy keeps all": TopEntropyMask(share=1.0),
     "top_entropy weighs all": TopEntropyMask(share=1.0, denominator="all"),
+    "random_mask drops none": RandomMask(share=0.0),
     "s2t silences none": S2TMask(quantile=0.0),
     "s2t silences none of all": S2TMask(quantile=0.0, population="all"),
     "s2t has no candidate": S2TMask(max_prob=1e-300),

@@ -18,6 +18,7 @@ REPORTED = {
     "entropy_bonus": {"value"},
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
+    "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "silenced"},
     "sequence_mean": set(),
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},

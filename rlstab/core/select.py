@@ -1,0 +1,150 @@
+"""Exact order statistics of values that lie on several ranks and stay there: selection by radix.
+
+The bits of a float, with those of a negative one flipped, are an unsigned integer in the order of the floats. A
+histogram of the 11 highest bits, summed over ranks, says in which bin the wanted value lies; then the next 11 bits of
+the values in that bin are looked at, and so on. What travels is counts, whatever the number of values: three sums for
+float32, six for float64, of at most 32 KB a set of values. Counts are float64, exact to 2^53.
+
+A process alone with few values asks torch: three passes over next to nothing cost more than they save.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlstab.core.comm import Comm, LocalComm
+
+#: Bits of one pass: two histograms of 2^11 float64 counts are 32 KB.
+DIGIT = 11
+#: Values looked at together, so that they and what is made of them stay in cache.
+CHUNK = 1 << 18
+#: Up to here ``kthvalue`` is faster, on a CPU.
+FEW = 1 << 14
+
+#: From the number of values to the wanted ranks: at most two, of 1 to that number; none of no values.
+Ranks = Callable[[int], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The number of values over all ranks, and the order statistics in the order of the wanted ranks."""
+
+    size: int
+    values: tuple[float, ...]
+
+
+def select(asked: Mapping[str, tuple[Tensor, Ranks]], comm: Comm) -> dict[str, Found]:
+    """Order statistics of several sets of values, which share their sums over ranks.
+
+    Args:
+        asked: for each set its ``(n,)`` values on this rank, float32 or float64, on any device, perhaps none; and
+            which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
+            every number.
+        comm: the ranks. Where some hold float32 and others float64, all go on in float64, after one sum in vain.
+    """
+    if isinstance(comm, LocalComm) and all(values.numel() <= FEW for values, _ in asked.values()):
+        return {name: _ask_torch(values, ranks) for name, (values, ranks) in asked.items()}
+    searches = {name: _Search(values, ranks) for name, (values, ranks) in sorted(asked.items())}
+    while running := [one for one in searches.values() if one.running]:
+        histograms = [one.histograms() for one in running]
+        sums = torch.split(comm.sum(torch.cat(histograms)), [one.numel() for one in histograms])
+        for one, counts in zip(running, sums, strict=True):
+            one.narrow(counts)
+    return {name: Found(one.size or 0, one.found) for name, one in searches.items()}
+
+
+def _ask_torch(values: Tensor, ranks: Ranks) -> Found:
+    size = values.numel()
+    return Found(size, tuple(float(values.kthvalue(rank).values) + 0.0 for rank in ranks(size)))
+
+
+class _Search:
+    """One set of values: the keys that are still in question, by their first bits."""
+
+    def __init__(self, values: Tensor, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.size: int | None = None  # nobody knows it before the first sum
+        self.places: list[tuple[int, int]] = []  # of each that is wanted: its first bits, its rank among such keys
+        self._start(values)
+
+    def _start(self, values: Tensor) -> None:
+        self.values, self.wide = values, values.dtype == torch.float64
+        self.left = 64 if self.wide else 32  # bits that are not looked at yet
+        self.groups = {0: [_keys(chunk) for chunk in torch.split(values, CHUNK)]}
+
+    @property
+    def running(self) -> bool:
+        return self.size != 0 and self.left > 0
+
+    @property
+    def found(self) -> tuple[float, ...]:
+        return tuple(_value(key, self.wide) for key, _ in self.places)
+
+    def histograms(self) -> Tensor:
+        """One of this rank for each group; before the first sum also how many values are float64."""
+        counts = [self._histogram(keys) for _, keys in sorted(self.groups.items())]
+        if self.size is None:
+            counts.append(torch.tensor([float(self.values.numel() * self.wide)], dtype=torch.float64))
+        return torch.cat(counts)
+
+    def narrow(self, counts: Tensor) -> None:
+        """Take the counts of all ranks: they say which bins are wanted, and only those keys stay."""
+        if self.size is None:
+            size, wide = int(counts[:-1].sum()), int(counts[-1])
+            if wide and not self.wide:
+                self._start(self.values.double())
+            if 0 < wide < size:
+                return  # this histogram mixed two keys
+            self.size, counts = size, counts[:-1]
+            self.places = [(0, rank) for rank in self.ranks(size)]
+        digit = self._digit
+        ends = dict(zip(sorted(self.groups), counts.view(len(self.groups), -1).cumsum(1), strict=True))
+        kept: dict[int, list[Tensor]] = {}
+        places = []
+        for first, rank in self.places:
+            place = int(torch.searchsorted(ends[first], float(rank)))
+            longer = first << digit | place
+            places.append((longer, rank - (int(ends[first][place - 1]) if place else 0)))
+            if longer not in kept and self.left > digit:
+                kept[longer] = [keys[self._digits(keys) == place] for keys in self.groups[first]]
+        self.places, self.groups = places, kept
+        self.left -= digit
+
+    @property
+    def _digit(self) -> int:
+        return min(DIGIT, self.left)
+
+    def _digits(self, keys: Tensor) -> Tensor:
+        return (keys >> (self.left - self._digit)).bitwise_and_((1 << self._digit) - 1)
+
+    def _histogram(self, chunks: list[Tensor]) -> Tensor:
+        total = torch.zeros(1 << self._digit, dtype=torch.int64, device=self.values.device)
+        for keys in chunks:
+            total += torch.bincount(self._digits(keys), minlength=1 << self._digit)
+        return total.double().cpu()
+
+
+def _keys(values: Tensor) -> Tensor:
+    """``(n,)`` int32 or int64 whose bits, read as an unsigned number, are in the order of the values."""
+    kind = torch.int64 if values.dtype == torch.float64 else torch.int32
+    bits = values.view(kind)
+    flip = (bits >> (torch.iinfo(kind).bits - 1)).bitwise_or_(torch.iinfo(kind).min)
+    return flip.bitwise_xor_(bits).masked_fill_(values != values, -1)  # NaN of either sign
+
+
+def _value(key: int, wide: bool) -> float:
+    """The number of a key; the two zeros are neighbours, so either of them stands for both."""
+    sign = 1 << (63 if wide else 31)
+    bits = key ^ (sign if key & sign else 2 * sign - 1)
+    packed: float = struct.unpack("<d", struct.pack("<Q", bits))[0] if wide else _single(bits)
+    return packed + 0.0
+
+
+def _single(bits: int) -> float:
+    number: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return number

@@ -1,0 +1,72 @@
+"""What other trainers hand to a loss of somebody else, as far as their source says: data, and no adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlstab.core.objective import TokenObjective
+from rlstab.interactions import walk
+
+_LOGITS = frozenset({"entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"})
+_LIVE = frozenset({"entropies", "log_kept_mass"})
+
+
+@dataclass(frozen=True)
+class Host:
+    """One hook of one trainer.
+
+    Attributes:
+        name: of the trainer.
+        hook: where a loss is put.
+        gives: signals of the evidence beyond log-probs, their old values and advantages.
+        live: outputs of the live policy that can be differentiated beyond the log-probs.
+        step: a loss can see the whole optimizer step before its first backward pass, for thresholds and for the count
+            of the tokens that are kept.
+        read: False where the hook was run, True where its source was only read.
+    """
+
+    name: str
+    hook: str
+    gives: frozenset[str]
+    live: frozenset[str] = frozenset()
+    step: bool = False
+    read: bool = True
+
+    def lacks(self, objective: TokenObjective) -> list[str]:
+        """What an objective needs and this hook does not hand over; empty where nothing is missing."""
+        found = [f"`{name}`" for name in sorted(objective.needs - self.gives)]
+        found += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
+        if not self.step and any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(objective)):
+            found.append("a look at the whole step")
+        return found
+
+
+def measures(method: TokenObjective) -> bool:
+    """It decides by statistics of the whole optimizer step."""
+    return type(method).measure is not TokenObjective.measure
+
+
+#: As of mid-2026; TRL 1.16.0 and verl 0.9.1 where run.
+HOSTS: tuple[Host, ...] = (
+    Host(
+        "TRL",
+        "subclass of `GRPOTrainer`, `_compute_loss`",
+        frozenset({"entropies", "ref_logprobs", "rollout_logprobs"}),
+        live=frozenset({"entropies"}),
+        step=True,
+        read=False,
+    ),
+    Host("verl", "`register_policy_loss`", frozenset(), read=False),
+    Host(
+        "verl",
+        "`TrainingWorker` with a loss of its own",
+        frozenset({"entropies", "ref_logprobs", "sum_p_sq"}),
+    ),
+    Host("slime, miles", "`--custom-loss-function-path`", _LOGITS | {"ref_logprobs", "rollout_logprobs"}, live=_LIVE),
+    Host("prime-rl", "`[trainer.loss] type = custom`", frozenset({"ref_logprobs", "rollout_logprobs"})),
+    Host("SkyRL", "`PolicyLossRegistry`", frozenset({"rollout_logprobs"})),
+    Host("NeMo-RL", "`loss_fn` of `grpo_train`", _LOGITS | {"ref_logprobs", "rollout_logprobs"}, live=_LIVE),
+    Host("AReaL", "`loss_fn` of `train_batch`", frozenset({"entropies"})),
+    Host("ROLL", "`worker_cls`, `loss_func`", _LOGITS | {"ref_logprobs"}, live=_LIVE),
+    Host("XTuner", "`policy_loss_cfg.loss_type`", frozenset()),
+)

@@ -1,0 +1,67 @@
+"""The vocabulary head of a transformers model, as the numbers that the signal pass takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlstab.signals import TokenSignals, token_signals
+
+#: Logits of the probe agree to this share of the largest: float32 products, summed in another order.
+AGREEMENT = 1e-4
+
+
+@dataclass(frozen=True)
+class VocabularyHead:
+    """``softcap * tanh(scale * (h W' + b) / softcap)``; the weight may be tied to the embeddings.
+
+    Attributes:
+        linear: the module that holds weight and bias, so that what an optimizer changes is what is read.
+        scale: multiplies its output.
+        softcap: None where logits are not capped.
+    """
+
+    linear: nn.Linear
+    scale: float
+    softcap: float | None
+
+    def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **asked: Any) -> TokenSignals:
+        """Signals of the ``(N, d)`` hidden states; ``dtype`` is that of the products, None leaves it."""
+        weight, bias = self.linear.weight, self.linear.bias
+        if dtype is not None:
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **asked)
+
+
+@torch.no_grad()
+def find_head(model: PreTrainedModel) -> VocabularyHead | None:
+    """The head by the conventions of transformers' configurations, if the model's own logits confirm it."""
+    linear, config = model.get_output_embeddings(), model.config
+    # a subclass, a wrapper or a hook (quantised, adapters) may compute something else than a product
+    if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
+        return None
+    if model.base_model is model:
+        return None
+    scale = _number(config, "logit_scale", 1.0) / _number(config, "logits_scaling", 1.0)
+    softcap = getattr(config, "final_logit_softcapping", None)
+    head = VocabularyHead(linear, scale, None if softcap is None else float(softcap))
+    ids = (torch.arange(8, device=linear.weight.device) % linear.weight.shape[0]).unsqueeze(0)
+    hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
+    if hidden is None or hidden.shape[-1] != linear.in_features:
+        return None
+    found = scale * linear(hidden).float()
+    if head.softcap is not None:
+        found = head.softcap * torch.tanh(found / head.softcap)
+    wanted = model(input_ids=ids, use_cache=False).logits.float()
+    agrees = (found - wanted).abs().max() <= AGREEMENT * wanted.abs().max()
+    return head if bool(agrees) else None
+
+
+def _number(config: Any, name: str, default: float) -> float:
+    value = getattr(config, name, None)
+    return default if value is None else float(value)

@@ -1,0 +1,163 @@
+"""Writes ``tokens.jsonl``: one line a traced response and optimizer step, for ``rlstab view``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.config.run import TrackingSettings
+from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.plan import Plan
+from rlstab.token_texts import token_texts
+from rlstab.trace import MethodTrace, Trace, trace
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What is known of a traced response beyond its tokens."""
+
+    prompt: str
+    reward: float
+    advantage: float
+
+
+class Tracer:
+    """Traces some responses of some rollouts of this rank: the first whole groups of each traced rollout.
+
+    Args:
+        path: of the file, which is appended to.
+        settings: how often, and how many responses.
+        rollouts: of the whole run; the last is traced too.
+        decode: of the tokenizer, special tokens included.
+    """
+
+    def __init__(
+        self, path: Path, settings: TrackingSettings, rollouts: int, decode: Callable[[list[int]], str]
+    ) -> None:
+        self.path, self.settings, self.rollouts, self.decode = path, settings, rollouts, decode
+        self._rollout = 0
+        self._traced: dict[int, Traced] = {}
+
+    def begin(
+        self,
+        rollout: int,
+        prompts: Sequence[str],
+        sequence_ids: Tensor,
+        rewards: Tensor,
+        advantages: Tensor,
+        group: int,
+    ) -> None:
+        """Choose what is traced of a rollout.
+
+        Args:
+            rollout: its number, from 1.
+            prompts: one a group.
+            sequence_ids: ``(R,)`` of this rank, groups of ``group`` in a row.
+            rewards: ``(R,)``.
+            advantages: ``(R,)``.
+            group: responses a prompt.
+        """
+        self._rollout, self._traced = rollout, {}
+        every = self.settings.trace_every
+        if every and (rollout in (1, self.rollouts) or rollout % every == 0):
+            count = min(max(self.settings.trace_responses // group, 1) * group, len(sequence_ids))
+            rows = zip(sequence_ids.tolist(), rewards.tolist(), advantages.tolist(), strict=True)
+            for place, (sequence, reward, advantage) in enumerate(rows):
+                if place < count:
+                    self._traced[sequence] = Traced(prompts[place // group], reward, advantage)
+
+    def part(
+        self,
+        plan: Plan,
+        batch: TokenBatch,
+        policy: PolicyOutputs,
+        computed: Tensor,
+        response_ids: Tensor,
+        optimizer_step: int,
+    ) -> None:
+        """Write the traced responses of one micro-batch, if it has any.
+
+        Args:
+            plan: of the optimizer step.
+            batch: one of its parts, built from padded tensors.
+            policy: live outputs for its tokens.
+            computed: ``(n,)`` bool, the tokens that they were computed for; the others have no ratio in the file.
+            response_ids: ``(B, T)`` int64, the tokens of the batch's rows.
+            optimizer_step: number of the step, from 1.
+        """
+        rows = [row for row, sequence in enumerate(batch.sequence_ids.tolist()) if sequence in self._traced]
+        if not rows:
+            return
+        found = trace(plan, batch, policy)
+        assert batch.index is not None
+        ids = response_ids.reshape(-1)[batch.index]
+        ratio = torch.where(computed, found.ratio, torch.nan)
+        with self.path.open("a", encoding="utf-8") as file:
+            for row in rows:
+                where = batch.sequence == row
+                line = {"format": FORMAT, "step": self._rollout, "optimizer_step": optimizer_step}
+                line |= self._line(batch, found, ratio, row, where, ids[where].tolist())
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def _line(
+        self, batch: TokenBatch, found: Trace, ratio: Tensor, row: int, where: Tensor, ids: list[int]
+    ) -> dict[str, Any]:
+        sequence = int(batch.sequence_ids[row])
+        known = self._traced[sequence]
+        line: dict[str, Any] = {
+            "sequence_id": sequence,
+            "group_id": int(batch.group_ids[row]),
+            "prompt": known.prompt,
+            "reward": _rounded(known.reward),
+            "advantage": _rounded(known.advantage),
+            "tokens": token_texts(self.decode, ids),
+            "ids": ids,
+            "logprobs": _numbers(batch.old_logprobs[where]),
+        }
+        if batch.entropies is not None:
+            line["entropies"] = _numbers(batch.entropies[where])
+        line |= {"ratio": _numbers(ratio[where]), "weight": _numbers(found.weight[where])}
+        line["kept"] = found.kept[where].tolist()
+        if found.bonus is not None:
+            line["bonus"] = _numbers(found.bonus[where])
+        if found.exempt is not None:
+            line["exempt"] = found.exempt[where].tolist()
+        line["clipped"] = found.clipped[where].tolist()
+        line["methods"] = {key: _method(one, where) for key, one in found.methods.items()}
+        # inside `within` the key says where a method stands, and not which one it is
+        named = {key: one.name for key, one in found.methods.items() if key.rpartition("/")[2] in ("outer", "inner")}
+        return line | ({"names": named} if named else {})
+
+
+def _method(one: MethodTrace, where: Tensor) -> dict[str, Any]:
+    line: dict[str, Any] = {}
+    for action, tokens in one.actions.items():
+        if bool(tokens[where].any()):
+            line[action] = _places(tokens[where])
+    for name, values, identity in (("weight", one.weight, 1.0), ("bonus", one.bonus, 0.0)):
+        if values is not None and bool((values[where] != identity).any()):
+            own = values[where]
+            line[name] = [[place, _rounded(float(own[place]))] for place in _places(own != identity)]
+    return line
+
+
+def _places(tokens: Tensor) -> list[int]:
+    return [int(place) for place in torch.nonzero(tokens).squeeze(-1).tolist()]
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [_rounded(one) for one in values.tolist()]
+
+
+def _rounded(value: float) -> float | None:
+    """Five significant digits; JSON has no NaN and no Inf."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

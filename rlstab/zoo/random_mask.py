@@ -1,0 +1,127 @@
+"""Random mask: the control of a method that drops tokens, as many of them and no matter which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, final
+
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range, percent
+from rlstab.core.stats import Mean, Settled
+from rlstab.core.terms import Terms
+
+#: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
+#: below 2^32: with equal numbers, the tokens dropped would be those at one end of the distribution function.
+STREAM = 1 << 40
+
+
+@final
+@dataclass(frozen=True)
+class RandomMask(TokenObjective):
+    """Drop rewarded tokens at random: the control for a mask that chooses them.
+
+    Problem:
+        A mask does two things: it takes some tokens away, and it chooses them. When a run with it does better, the
+        choice need not be the reason: with fewer rewarded tokens the policy is pushed less. This mask takes away as
+        many and chooses none. What a mask gains over it is due to the choice.
+
+    Equation:
+        With A_t = ``advantages`` and u_t uniform in [0, 1) by (``seed``, sequence id, position):
+
+            P      = { t : A_t > 0 }                                     sign: positive
+                   = all tokens                                          sign: all
+            keep_t = not (t in P and u_t < rho)
+
+        rho is ``share``. Each token of P is dropped by itself with this probability; the share dropped of a step
+        varies around it.
+
+    Reads:
+        - ``advantages`` (n,), unitless: only the sign; not with ``sign="all"``.
+        - ``sequence_ids`` (S,), integers: which response it is, for the numbers drawn.
+        - ``sequence`` (n,), integers: the response of each token.
+        - ``position`` (n,), integers: its place there.
+
+    Writes:
+        - ``keep``: False on the dropped tokens.
+
+    Denominator:
+        kept: dropped tokens leave numerator and denominator, as with ``s2t``.
+
+    Parameters:
+        - ``share`` (rho): float in [0, 1], default 0.01. Our own choice; take the share that the mask under test
+          drops of the same tokens: ``s2t/silenced`` divided by the share of tokens with A > 0.
+        - ``sign``: 'positive' | 'all', default 'positive'. Whose tokens are dropped. 'positive' is the control of
+          ``s2t``, which drops rewarded tokens alone; 'all' our own, for masks that look at both signs.
+        - ``seed``: int in [0, 4294967296), default 0. Our own. Other tokens are dropped with another seed.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: its ablation names a random mask as large as that of S2T; how its tokens are drawn, and of
+          which ones, was not found. Here each is drawn by itself, so the size agrees on average and not in each step.
+          The same token is drawn alike whenever it is seen, in each epoch and however the step is cut.
+        - From its code: no official code was found.
+
+    Interacts:
+        - good with: ``clip_higher`` and ``token_mean``, beside which ``s2t`` was published; in the place of ``s2t``.
+        - careful with: ``s2t``, ``top_entropy``: composed with a mask, a token that either drops is dropped, so it is a
+          control of it only in its place. With ``constant_length`` the survivors are not re-weighted.
+        - surprising: ``kl`` and ``entropy_bonus`` still act on dropped tokens, since penalties count all tokens.
+
+    Limits:
+        - ``RandomMask(share=0.0)``: no number is below it.
+        - ``RandomMask(share=0.0, sign="all")``: likewise.
+        - With ``sign="positive"``, a step without rewarded tokens keeps everything.
+
+    Example:
+        A rewarded response of four tokens and share one half. With seed 2 the second and the last are dropped, and the
+        mean runs over the two that are left; seed 3 drops others.
+
+        >>> import torch
+        >>> from rlstab import PolicyOutputs, RandomMask, TokenBatch, compose
+        >>> old = torch.full((1, 4), 0.5).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4), advantages=torch.ones(1), old_logprobs=old
+        ... )
+        >>> for seed in (2, 3):
+        ...     live = old.clone().requires_grad_()
+        ...     objective = compose(RandomMask(share=0.5, seed=seed))
+        ...     objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        ...     print([round(g, 4) + 0.0 for g in live.grad[0].tolist()])
+        [-0.5, 0.0, -0.5, 0.0]
+        [-0.5, -0.5, 0.0, 0.0]
+
+    Source:
+        The control is that of an ablation in S. Liu, Z. He, G. Zhan et al., "STAPO: Stabilizing Reinforcement Learning
+        for LLMs by Silencing Rare Spurious Tokens", 2026, arXiv 2602.15620 (v4-v5). Reference code: none found.
+    """
+
+    name: ClassVar[str] = "random_mask"
+    writes = frozenset({"keep"})
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "replication": "a copy of a sequence is another sequence, and its tokens are drawn anew"
+    }
+
+    share: Annotated[float, Range(ge=0, le=1)] = 0.01
+    sign: Literal["positive", "all"] = "positive"
+    seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
+
+    def in_words(self) -> Mapping[str, str]:
+        whose = "each token whose advantage is positive" if self.sign == "positive" else "each token"
+        return {
+            "keep": f"Drop {whose} with a chance of {percent(self.share)}, drawn by seed {self.seed}. It leaves the "
+            f"divisor too."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        dropped = self._dropped(batch)
+        return Terms(keep=~dropped, report={"dropped": Mean.of(dropped)})
+
+    def _dropped(self, batch: TokenBatch) -> Tensor:
+        drawn = batch.uniform(STREAM + self.seed) < self.share
+        return drawn & (batch.advantages > 0) if self.sign == "positive" else drawn

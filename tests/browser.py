@@ -1,0 +1,72 @@
+"""A real browser for pages that the library writes: Debian's chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@dataclass
+class BrowserPage:
+    """A tab that remembers what went wrong in it.
+
+    ``page`` is playwright's own; ``errors`` are console errors, uncaught exceptions and violated content policies;
+    ``requests`` are the addresses that the page asked for beyond the file itself.
+    """
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def open(self, path: Path) -> Any:
+        """Load a file as a reader would, by a double click, and return playwright's page."""
+        address = path.resolve().as_uri()
+        self.page.on("console", lambda one: self.errors.append(one.text) if one.type == "error" else None)
+        self.page.on("pageerror", lambda one: self.errors.append(str(one)))
+        self.page.on("dialog", self._dialog)
+        self.page.on("request", lambda one: self._asked(one.url, address))
+        self.page.goto(address, wait_until="load")
+        return self.page
+
+    def _dialog(self, dialog: Any) -> None:
+        self.errors.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _asked(self, url: str, address: str) -> None:
+        if url.partition("#")[0] != address and not url.startswith(("data:", "blob:")):
+            self.requests.append(url)
+
+    def assert_clean(self) -> None:
+        """Nothing was logged as an error, nothing asked for, no dialog opened."""
+        assert self.errors == []
+        assert self.requests == []
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A headless chromium for the tests of one module; an event loop of its own must not outlive them."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser_page(chromium: Any) -> Iterator[BrowserPage]:
+    """A fresh tab, 1280 x 800, light unless ``page.emulate_media(color_scheme="dark")`` says otherwise."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    context.set_default_timeout(20_000)
+    yield BrowserPage(context.new_page())
+    context.close()

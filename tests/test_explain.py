@@ -1,0 +1,636 @@
+"""``rlstab explain``: its words are those of the code, its claims hold in numbers, its pages say what they should."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import rlstab
+from rlstab import (
+    STARE,
+    AdaptiveEntropy,
+    ClipHigher,
+    ConstantLength,
+    EntropyBonus,
+    KLPenalty,
+    LpReg,
+    PolicyOutputs,
+    S2TMask,
+    Terms,
+    TokenBatch,
+    TokenMean,
+    TokenObjective,
+    TopEntropyMask,
+    compose,
+    make_plan,
+    within,
+)
+from rlstab.cards import card
+from rlstab.cli import main
+from rlstab.config import load_run, objective_hash, run_hash
+from rlstab.core.batch import SIGNALS
+from rlstab.core.settings import Setting, percent, settings_of
+from rlstab.explain import STAGES, costs, everywhere, explain, hosts, idle, page, recipes, story
+from rlstab.hosts import HOSTS
+from rlstab.interactions import INTERACTIONS, MASK, inert, interactions, unsafe
+from rlstab.presets import PRESETS
+from rlstab.zoo import METHODS
+from tests.zoo.watch import evidence, examples, live
+
+EXAMPLES = sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))
+every_method = pytest.mark.parametrize("cls", [pytest.param(METHODS.get(name), id=name) for name in METHODS.names()])
+
+
+# -- the words of a method -----------------------------------------------------------------------------------------
+
+
+def instances(cls: type[TokenObjective]) -> list[TokenObjective]:
+    """Every combination of choices, and where a controller can move, one that does."""
+    moving: list[TokenObjective] = [AdaptiveEntropy(initial=0.004, low=0.003)] if cls is AdaptiveEntropy else []
+    if cls is STARE:
+        moving = [STARE(variant=one, step=0.01) for one in ("O1", "C2")]
+    return [*examples(cls), *moving]
+
+
+def others(method: TokenObjective, setting: Setting) -> Iterator[TokenObjective]:
+    """The method with other values of a setting, as far as they fit the rest."""
+    candidates: list[Any] = list(setting.choices) or [0.0035, 0.31, 0.93, 1.25, 7.5, 3, 11]
+    for value in [*candidates, *([None] if setting.optional else [])]:
+        if setting.accepts(value) and value != getattr(method, setting.name):
+            try:
+                yield dataclasses.replace(method, **{setting.name: value})
+            except rlstab.OutOfRange:
+                continue
+
+
+def losses(method: TokenObjective) -> list[Tensor]:
+    """Loss and gradients of three steps with state, on evidence on which all controllers act."""
+    tensors = evidence()
+    batch, state, found = TokenBatch.from_padded(**tensors), None, []
+    for _ in range(3):
+        outputs = live(tensors)
+        plan = make_plan(method, [batch], state)
+        loss = plan.loss(batch, PolicyOutputs.from_padded(batch, **outputs)).loss
+        loss.backward()
+        found += [loss.detach(), *(torch.zeros(()) if one.grad is None else one.grad for one in outputs.values())]
+        state = plan.state
+    return found
+
+
+@every_method
+def test_there_are_words_for_each_field_that_is_filled(cls: type[TokenObjective]) -> None:
+    for method in instances(cls):
+        said = method.in_words()
+        assert said.keys() == method.writes
+        assert all(re.fullmatch(r"[A-Z].*[.)]", text) and "``" not in text for text in said.values()), said
+
+
+@every_method
+def test_words_tell_settings_apart_that_act_differently(cls: type[TokenObjective]) -> None:
+    """What the words leave out has no effect beside the other settings."""
+    for method in instances(cls):
+        before = losses(method)
+        for setting in settings_of(cls):
+            for other in others(method, setting):
+                if other.in_words() == method.in_words():
+                    assert all(torch.equal(one, two) for one, two in zip(before, losses(other), strict=True)), other
+
+
+@every_method
+def test_every_setting_is_mentioned_where_it_acts(cls: type[TokenObjective]) -> None:
+    for setting in settings_of(cls):
+        tried = [other for method in instances(cls) for other in others(method, setting)]
+        assert tried
+        if setting.choices:
+            said = {getattr(one, setting.name): one.in_words() for one in tried}
+            assert len({repr(text) for text in said.values()}) == len(setting.choices)
+        else:
+            assert any(
+                str(value) in text or (isinstance(value, float) and percent(value) in text)
+                for one in tried
+                for value in [getattr(one, setting.name)]
+                if value is not None
+                for text in one.in_words().values()
+            ), setting.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(TokenObjective):
+    """Drop ``some`` tokens.
+
+    More is said further down.
+    """
+
+    name: ClassVar[str] = "own"
+    needs = frozenset({"mood"})
+    writes = frozenset({"weight", "keep"})
+    level: float = 0.25
+
+    def terms(self, batch, stat, state):  # type: ignore[no-untyped-def]
+        return Terms(keep=batch.signal("mood") > self.level)
+
+
+def test_a_method_without_words_has_its_first_line_and_its_settings() -> None:
+    assert Own().in_words() == {"keep": "Drop some tokens. (level = 0.25)"}
+    text = page("own", compose(Own(), KLPenalty()), None)
+    assert "`own`: Drop some tokens. (level = 0.25)" in text
+    assert "- `mood`, for `own`: a signal of your own. Yours to provide." in text
+    assert "no: it does not provide `mood`" in text
+    assert "kl acts on every token, also on those that own drops" in text
+
+
+def test_a_share_in_percent() -> None:
+    assert [percent(one) for one in (0.07, 0.29, 1, 0.005, 0.2)] == ["7 %", "29 %", "100 %", "0.5 %", "20 %"]
+
+
+# -- the claims, in numbers ----------------------------------------------------------------------------------------
+
+
+def drawn(seed: int = 0, **changes: Tensor) -> TokenBatch:
+    """800 tokens of 20 responses, a tenth of them rare; half of the responses rewarded, mean entropy about 0.25."""
+    dice = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(20, 40, generator=dice, dtype=torch.float64)
+
+    rare = uniform(0, 1) < 0.1
+    logprobs = torch.where(rare, uniform(-9, -4), uniform(-2, 0))
+    signals = {
+        "advantages": torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(10),
+        "old_logprobs": logprobs,
+        "entropies": uniform(0, 0.5),
+        "ref_logprobs": logprobs - 0.1,
+        "max_logprobs": torch.full_like(logprobs, -0.5),
+        "log_kept_mass": uniform(-0.1, -0.01),
+    }
+    return TokenBatch.from_padded(response_mask=torch.ones(20, 40), **{**signals, **changes})
+
+
+def asked(method: TokenObjective, batch: TokenBatch) -> Terms:
+    return make_plan(method, [batch]).terms(batch)
+
+
+def dropped(method: TokenObjective, batch: TokenBatch) -> Tensor:
+    keep = asked(method, batch).keep
+    assert keep is not None
+    return ~keep
+
+
+def weights(method: TokenObjective, batch: TokenBatch) -> Tensor:
+    weight = asked(method, batch).weight
+    assert weight is not None
+    return weight
+
+
+def penalised(method: TokenObjective, batch: TokenBatch) -> Tensor:
+    where = asked(method, batch).penalties[""].where
+    assert where is not None
+    return where
+
+
+def pulled(batch: TokenBatch, *methods: TokenObjective, advantage: bool = True) -> Tensor:
+    """The gradient on each live log-prob, of a policy that chooses between two tokens."""
+    logprobs = batch.old_logprobs.clone().requires_grad_()
+    if not advantage:
+        batch = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
+    entropies = -(logprobs.exp() * logprobs + torch.special.xlog1py(1 - logprobs.exp(), -logprobs.exp()))
+    compose(*methods)(batch, PolicyOutputs(logprobs, entropies, logprobs)).loss.backward()
+    assert logprobs.grad is not None
+    return logprobs.grad
+
+
+def rare_both(batch: TokenBatch) -> None:
+    """S2T drops what STARE boosts: all that it drops, as long as the share is not smaller than that of rare tokens."""
+    drops, boosts = dropped(S2TMask(), batch), weights(STARE(), batch) > 1
+    assert drops.any()
+    assert boosts[drops].all()
+    inner = weights(within(S2TMask(), STARE()), batch) > 1
+    assert not inner[drops].any()
+    assert inner.sum() > (boosts & ~drops).sum()
+
+
+def gate(batch: TokenBatch) -> None:
+    assert asked(STARE(), batch).weight is not None
+    assert asked(STARE(), drawn(entropies=torch.full((20, 40), 0.31))).weight is None
+
+
+def opposite_pulls(batch: TokenBatch) -> None:
+    """Where a reference is surer than the policy, and the policy prefers the token."""
+    surer = drawn(ref_logprobs=torch.full((20, 40), -1e-4))
+    preferred = surer.old_logprobs.exp() > 0.5
+    held = pulled(surer, KLPenalty(), advantage=False)[preferred]
+    paid = pulled(surer, EntropyBonus(), advantage=False)[preferred]
+    assert (held < 0).all()
+    assert (paid > 0).all()
+
+
+def fixed(batch: TokenBatch) -> None:
+    left = ~dropped(S2TMask(), batch)
+    plain, masked = pulled(batch, ConstantLength(length=40)), pulled(batch, ConstantLength(length=40), S2TMask())
+    assert torch.equal(plain[left], masked[left])
+    assert not torch.equal(pulled(batch)[left], pulled(batch, S2TMask())[left])
+
+
+def sure_places(batch: TokenBatch) -> None:
+    boosts = weights(STARE(), batch) > 1
+    assert (boosts & dropped(TopEntropyMask(), batch)).any()
+
+
+def nothing_left(batch: TokenBatch) -> None:
+    old = S2TMask(population="all", quantile=0.8, max_prob=0.1)
+    assert dropped(old, batch).any()
+    assert dropped(TopEntropyMask(), batch)[dropped(old, batch)].all()
+    newer = S2TMask(population="all", quantile=0.9, max_prob=0.1)
+    assert not dropped(TopEntropyMask(), batch)[dropped(newer, batch)].all()
+
+
+def below_its_own(batch: TokenBatch) -> None:
+    spurious = dropped(S2TMask(quantile=0.95), batch)
+    forks = ~dropped(TopEntropyMask(), batch)
+    assert (spurious & forks).any()
+    assert (spurious & ~forks).any()
+
+
+def reach(batch: TokenBatch) -> None:
+    silent = dropped(S2TMask(), batch)
+    assert not pulled(batch, S2TMask())[silent].any()
+    assert pulled(batch, S2TMask(), KLPenalty())[silent].all()
+    assert not pulled(batch, within(S2TMask(), KLPenalty()))[silent].any()
+    for bonus in (EntropyBonus(), AdaptiveEntropy(target_entropy=1.0, initial=0.001)):
+        assert pulled(batch, S2TMask(), bonus)[silent].all()
+
+
+def damped_and_held(batch: TokenBatch) -> None:
+    held = penalised(LpReg(share=0.05, min_p=1e-4), batch)
+    assert ((weights(STARE(variant="C2"), batch) < 1) & held).any()
+
+
+def keeps_its_penalty(batch: TokenBatch) -> None:
+    silent = dropped(TopEntropyMask(), batch) & penalised(LpReg(share=0.05, min_p=1e-4), batch)
+    assert silent.any()
+    assert pulled(batch, TopEntropyMask(), LpReg(share=0.05, min_p=1e-4))[silent].all()
+
+
+def never_meet(batch: TokenBatch) -> None:
+    drops, held = dropped(S2TMask(), batch), penalised(LpReg(share=0.05, min_p=1e-4), batch)
+    assert drops.any()
+    assert held.any()
+    assert not (drops & held).any()
+
+
+def exempt(batch: TokenBatch) -> None:
+    terms = asked(compose(ClipHigher(), LpReg(share=0.05, min_p=1e-4, form="code")), batch)
+    assert terms.bounds is not None
+    assert terms.exempt is not None
+    assert terms.exempt.any()
+
+
+def either(batch: TokenBatch) -> None:
+    control = METHODS.get("random_mask")(share=0.5)  # type: ignore[call-arg]
+    both = dropped(compose(S2TMask(), control), batch)
+    assert torch.equal(both, dropped(S2TMask(), batch) | dropped(control, batch))
+
+
+def pay_twice(batch: TokenBatch) -> None:
+    controller = AdaptiveEntropy(target_entropy=1.0, initial=0.001)
+    one, other = (pulled(batch, bonus, advantage=False) for bonus in (controller, EntropyBonus()))
+    torch.testing.assert_close(pulled(batch, controller, EntropyBonus(), advantage=False), one + other)
+
+
+SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
+    ("s2t", "stare"): [rare_both],
+    ("stare", "entropy_bonus"): [gate],
+    ("stare", "adaptive_entropy"): [gate],
+    ("kl", "entropy_bonus"): [opposite_pulls],
+    ("kl", "adaptive_entropy"): [opposite_pulls],
+    ("constant_length", MASK): [fixed],
+    ("stare", "top_entropy"): [sure_places],
+    ("s2t", "top_entropy"): [nothing_left, below_its_own],
+    ("entropy_bonus", "adaptive_entropy"): [pay_twice],
+    ("s2t", "random_mask"): [either],
+    ("top_entropy", "random_mask"): [either],
+    ("kl", MASK): [reach],
+    ("entropy_bonus", MASK): [reach],
+    ("adaptive_entropy", MASK): [reach],
+    ("stare", "lp_reg"): [damped_and_held],
+    ("lp_reg", "top_entropy"): [keeps_its_penalty],
+    ("s2t", "lp_reg"): [never_meet],
+    ("clip_higher", "lp_reg"): [exempt],
+}
+
+
+def test_every_declared_pair_is_shown_in_numbers() -> None:
+    assert {(one.first, one.second) for one in INTERACTIONS} == SHOWN.keys()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("claim", dict.fromkeys(one for several in SHOWN.values() for one in several))
+def test_what_is_declared_of_a_pair_holds(claim: Callable[[TokenBatch], None], seed: int) -> None:
+    claim(drawn(seed))
+
+
+def test_the_older_s2t_is_inert_only_up_to_the_share_that_top_entropy_drops() -> None:
+    for quantile, share, expected in [(0.8, 0.2, True), (0.7, 0.2, True), (0.9, 0.2, False)]:
+        found = interactions(compose(S2TMask(population="all", quantile=quantile), TopEntropyMask(share=share)))
+        assert ("redundant", "top_entropy silences every token that s2t would drop.") in found or not expected
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("one", INTERACTIONS, ids=lambda one: f"{one.first} and {one.second}")
+def test_the_card_of_one_of_them_names_the_other(one: Any) -> None:
+    names = ("s2t", "top_entropy") if one.second == MASK else (one.second,)
+    for second in names:
+        said = card(METHODS.get(one.first)).sections["Interacts"], card(METHODS.get(second)).sections["Interacts"]
+        assert f"``{second}``" in said[0] or f"``{one.first}``" in said[1]
+
+
+def test_a_clip_on_policy_changes_nothing() -> None:
+    batch = dataclasses.replace(drawn(), live_ratio=True)
+    assert torch.equal(pulled(batch, ClipHigher(low=0.0, high=0.0)), pulled(batch))
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (KLPenalty(), ["kl"]),
+        (KLPenalty(coefficient=0.0), []),
+        (EntropyBonus(), ["entropy_bonus"]),
+        (AdaptiveEntropy(), ["adaptive_entropy"]),
+        (AdaptiveEntropy(high=0.0), []),
+        (LpReg(share=1.0), []),
+        (within(TopEntropyMask(), KLPenalty()), []),
+        (STARE(), []),
+    ],
+    ids=repr,
+)
+def test_who_acts_on_every_token_is_found(method: TokenObjective, expected: list[str]) -> None:
+    assert everywhere(compose(method, S2TMask())) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (S2TMask(), "silenced by `s2t`,"),
+        (TopEntropyMask(denominator="all"), "silenced by `top_entropy`,"),
+        (STARE(variant="C2"), "(advantage 0, stopped"),
+        (STARE(variant="C2", damp=0.0), "silenced by `stare`,"),
+    ],
+    ids=repr,
+)
+def test_who_silences_tokens_is_found(method: TokenObjective, expected: str) -> None:
+    assert expected in "\n".join(costs(compose(method), None))
+
+
+# -- the sections --------------------------------------------------------------------------------------------------
+
+
+def test_the_story_is_told_in_the_order_of_the_loss() -> None:
+    told = story(
+        compose(KLPenalty(), STARE(), S2TMask(), ClipHigher(), TopEntropyMask(denominator="all")), None, "rloo"
+    )
+    heads = [re.fullmatch(r"(\d+)\. \*\*([\w ]+)\.\*\* (?:`(\w+)`)?.*", line) for line in told]
+    assert [one.groups() for one in heads if one] == [
+        ("1", "Advantage", "rloo"),
+        ("2", "Drop", "s2t"),
+        ("3", "Trust region", "clip_higher"),
+        ("4", "Weight", "stare"),
+        ("5", "Weight", "top_entropy"),
+        ("6", "Average", "token_mean"),
+        ("7", "Penalty", "kl"),
+    ]
+    assert "`token_mean`, the default:" in told[5]
+
+
+def test_the_story_covers_every_field_of_terms() -> None:
+    assert STAGES.keys() == {one.name for one in dataclasses.fields(Terms)} - {"report"}
+
+
+def test_s2t_in_words() -> None:
+    told = story(compose(S2TMask(max_prob=0.01, quantile=0.8, population="all"), TokenMean()), None, None)
+    assert told == [
+        "1. **Drop.** `s2t`: Drop a token when its advantage is positive, its probability is below 0.01 and its "
+        "entropy is below the 0.8-quantile over all tokens of the step. It leaves the divisor too.",
+        "2. **Trust region.** None: a token pulls with its ratio times its advantage, however far the ratio has gone.",
+        "3. **Average.** `token_mean`: Average over all tokens of the optimizer step: every token weighs the same.",
+    ]
+
+
+def test_inside_within_it_is_said_among_which_tokens() -> None:
+    told = story(compose(within(S2TMask(), within(TopEntropyMask(), STARE()))), None, None)
+    assert any("`stare`, among the tokens that `s2t` and `top_entropy` keeps: In a step" in line for line in told)
+    assert any("`top_entropy`, among the tokens that `s2t` keeps: Drop" in line for line in told)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_equals_itself(name: str) -> None:
+    recipe = PRESETS[name]
+    objective = compose(recipe.objective)
+    assert recipes(objective, recipe.estimator)[0] == f"- Equals `{name}`: {recipe.about}"
+    assert f"takes the advantage `rloo` instead of `{recipe.estimator}`" in recipes(objective, "rloo")[0]
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (compose(ClipHigher()), "Equals `dapo`"),
+        (compose(ClipHigher(dual_clip=10.0), STARE(damp=0.5, max_boost=2.0)), "Equals `stare`"),
+        (compose(ClipHigher(high=0.3)), "sets `clip_higher.high` to 0.3 instead of 0.28."),
+        (compose(ClipHigher(), KLPenalty()), "Nearest: `dapo`"),
+        (compose(ClipHigher(), KLPenalty()), "This one adds `kl`."),
+        (compose(S2TMask()), "Nearest: `stapo`"),
+        (compose(S2TMask()), "This one lacks `clip_higher`."),
+        (compose(ClipHigher(dual_clip=10.0), S2TMask(), STARE()), "has `stare` on all tokens instead of within `s2t`."),
+        (compose(S2TMask(), S2TMask(max_prob=0.1)), "adds `s2t_1`; adds `s2t_2`"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else repr(one),
+)
+def test_an_objective_is_compared_with_the_recipes(objective: Any, expected: str) -> None:
+    assert expected in recipes(objective, "grpo")[0]
+
+
+def run_of(objective: Any, **parts: Any) -> Any:
+    return load_run({"objective": objective, **parts})
+
+
+def test_of_an_advantage_without_its_deviation_it_is_dr_grpo_that_is_told() -> None:
+    run = run_of(["clip_higher"], advantage={"std": False, "epsilon": 0.1})
+    text = page("x", run.composition, run)
+    assert "takes the advantage `dr_grpo` instead of `grpo`" in text
+    assert "`dr_grpo`: the reward of its response minus the mean of the group." in text
+    assert "advantage.epsilon: nothing is divided by a standard deviation, so it is not read." in text
+
+
+@pytest.mark.parametrize(
+    ("objective", "optimisation", "expected"),
+    [
+        (["clip_higher"], {}, ["clip_higher cannot act: with one optimizer step a rollout the ratio is exactly 1."]),
+        (["clip_higher"], {"old_logprobs": "recompute"}, ["clip_higher cannot act: .* 1 up to rounding"]),
+        (["clip_higher"], {"old_logprobs": "rollout"}, []),
+        (["clip_higher"], {"epochs": 2}, []),
+        ([{"name": "lp_reg", "ratio_cap": 10.0}], {}, ["the cap of the ratio by lp_reg cannot act"]),
+        (["s2t"], {"refresh": "step"}, ["optimisation.refresh = step: .* the same evidence again"]),
+        (["s2t"], {"refresh": "step", "mini_batches": 2}, []),
+    ],
+)
+def test_what_is_idle_in_a_run(objective: Any, optimisation: Any, expected: list[str]) -> None:
+    run = run_of(objective, optimisation=optimisation)
+    found = inert(run.composition, run)
+    assert len(found) == len(expected)
+    assert all(re.match(pattern, text) for pattern, text in zip(expected, found, strict=True))
+
+
+def test_a_group_of_one_and_settings_that_are_not_read() -> None:
+    run = run_of(["s2t"], rollout={"group": 1}, advantage={"estimator": "rloo", "ddof": 0, "std": False})
+    first, *rest = inert(run.composition, run)
+    assert first.startswith("rollout.group = 1: ")
+    assert [text.partition(":")[0] for text in rest] == ["advantage.std", "advantage.ddof"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "optimisation", "expected"),
+    [
+        (["s2t"], {}, 0),
+        (["s2t"], {"mini_batches": 4}, 1),
+        (["s2t", "clip_higher"], {"mini_batches": 4}, 0),
+        (["s2t"], {"scope": "microbatch"}, 1),
+    ],
+)
+def test_what_is_unsafe_in_a_run(objective: Any, optimisation: Any, expected: int) -> None:
+    run = run_of(objective, optimisation=optimisation)
+    found = unsafe(run.composition, run)
+    assert len(found) == expected
+    assert [f"- **Warning:** {text}" for text in found] == idle(run.composition, run)[:expected] or not found
+
+
+def test_settings_at_which_a_method_does_nothing() -> None:
+    found = idle(compose(KLPenalty(coefficient=0.0), STARE(variant="C2", boost=1.0, damp=1.0), S2TMask()), None)
+    assert [line.partition(" does nothing: ")[::2] for line in found] == [
+        ("- " + repr(KLPenalty(coefficient=0.0)), "0 times the estimate; the reference is still evaluated."),
+        ("- " + repr(STARE(variant="C2", boost=1.0, damp=1.0)), "every weight is 1 as long as `step` is 0."),
+    ]
+    assert idle(compose(S2TMask()), None) == ["Nothing is known to be idle or unsafe."]
+
+
+@pytest.mark.parametrize(
+    ("optimisation", "expected"),
+    [
+        ({}, ["Forward passes beyond sampling and the loss: one a rollout of the reference model.", "which learns"]),
+        (
+            {"epochs": 2, "mini_batches": 2},
+            ["4 optimizer step(s) a rollout of 16 x 8 responses", "one a rollout for the old log-probs", "it is older"],
+        ),
+        (
+            {"refresh": "step", "scope": "microbatch"},
+            ["one an optimizer step for fresh evidence", "at the start of each", "of each micro-batch alone"],
+        ),
+    ],
+)
+def test_what_a_run_costs(optimisation: Any, expected: list[str]) -> None:
+    run = run_of(["s2t", "kl"], optimisation=optimisation)
+    text = "\n".join(costs(run.composition, run))
+    for one in [*expected, "State, saved with the checkpoint: none."]:
+        assert one.replace("which learns", "which is the one that learns") in text
+    assert "`kl` acts on every token" in text
+
+
+def test_hosts_name_signals_that_exist() -> None:
+    assert all(one.gives <= SIGNALS.keys() and one.live <= {"entropies", "log_kept_mass"} for one in HOSTS)
+
+
+def test_what_a_host_does_not_hand_over() -> None:
+    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(S2TMask(), EntropyBonus()))[6:]}
+    assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole step"
+    assert rows["subclass of `GRPOTrainer`, `_compute_loss`"] == "nothing"
+    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[6:]}
+    assert set(rows.values()) == {"nothing"}
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs ``rlstab explain`` in an empty folder: code, output with its folds taken out, errors."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["explain", *arguments])
+        out, err = capsys.readouterr()
+        return code, " ".join(out.split()), err
+
+    return run
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_explained(shown: Any, name: str) -> None:
+    code, out, err = shown("--preset", name)
+    assert (code, err) == (0, "")
+    assert f"preset {name}" in out
+    assert f"Objective {objective_hash(PRESETS[name].objective)}." in out
+    assert f"Equals {name}:" in out
+    assert "`" not in out
+    assert "None" not in out.replace("Trust region. None:", "")
+
+
+def test_names_and_a_file_that_says_the_same(shown: Any) -> None:
+    Path("f.yaml").write_text("objective: [s2t, {preset: dapo}]\n")
+    named, filed = shown("s2t, dapo")[1], shown("f.yaml")[1]
+    assert named.replace("s2t, dapo", "f.yaml", 1) == filed
+    assert "Nearest: stapo" in named
+
+
+def test_a_file_goes_before_a_name(shown: Any) -> None:
+    Path("s2t").write_text("kl")
+    assert "Add 0.001 times the KL divergence" in shown("s2t")[1]
+
+
+def test_a_run_with_its_hash_and_what_set_changes(shown: Any) -> None:
+    Path("f.yaml").write_text("objective: s2t\nseed: 1\n")
+    run = load_run("f.yaml", {"optimisation.epochs": 3})
+    _, out, _ = shown("f.yaml", "--set", "optimisation.epochs=3")
+    assert f"Objective {objective_hash(run.composition)}, run {run_hash(run)}." in out
+    assert "Warning: 3 optimizer steps a rollout and no method with bounds" in out
+
+
+def test_markdown_is_what_a_page_is(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "kl", "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert out == page("kl", compose(KLPenalty()), None)
+    assert out.startswith("# kl\n\nObjective `")
+    assert out.count("\n## ") == 6
+    assert "``" not in out
+    assert max(line.count("|") for line in out.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["none.yaml"],
+         "ConfigError: none.yaml: cannot be read: no such file or directory. Give the path of a YAML file.\n"),
+        (["bad.yaml"], "ConfigError: bad.yaml:2: rollout.grop: unknown key 'grop'. Did you mean 'group'?\n"),
+        (["stra"], "ConfigError: objective.0.name: no method is called 'stra'. Did you mean 'stare'?\n"),
+        (["token_mean,sequence_mean"],
+         "Conflict: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly "
+         "one.\n  Remove one of them. (Weights, masks and penalties combine freely.)\n"),
+        (["--preset", "dappo"], "UnknownName: no preset is called 'dappo'. Did you mean 'dapo'?\n"),
+    ],
+)  # fmt: skip
+def test_a_wrong_source_ends_with_code_2_and_its_error(shown: Any, arguments: list[str], expected: str) -> None:
+    Path("bad.yaml").write_text("objective: s2t\nrollout: {grop: 1}\n")
+    assert shown(*arguments) == (2, "", expected)
+
+
+def test_the_console_is_the_one_given() -> None:
+    told = io.StringIO()
+    explain("s2t", {}, Console(file=told, width=80))
+    assert "Drop a token when" in told.getvalue()
