@@ -1,4 +1,4 @@
-"""The command line: ``rlstab train | check | explain | bench | schema | list | cards``."""
+"""The command line: ``rlstab train | check | explain | bench | report | view | schema | list | cards``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(command=_explain)
 
     schema = commands.add_parser("schema", help="write the JSON Schema of run files, for editors")
+    schema.add_argument("--of", choices=("run", "bench"), default="run", help="which files (run)")
     schema.add_argument("--out", help="file to write; standard output without it")
     schema.set_defaults(command=_schema)
 
@@ -62,6 +63,24 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--retry", action="store_true", help="make failed runs again")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; print the runs and how much work they are")
     bench.set_defaults(command=_bench)
+
+    view = commands.add_parser("view", help="show traced tokens, and what each method did to them, on a page")
+    view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
+    view.add_argument("--out", help="page to write (view.html in the run folder)")
+    view.add_argument("--terminal", action="store_true", help="print a few responses instead")
+    view.add_argument("--step", type=int, help="only this rollout")
+    view.add_argument("--limit", type=int, help="responses, those of the largest influence (2000; in a terminal 8)")
+    view.add_argument("--tokenizer", metavar="FOLDER", help="gives texts to a file that has only token ids")
+    view.set_defaults(command=_view)
+
+    report = commands.add_parser("report", help="compare finished runs: one HTML file, figures, Markdown tables")
+    report.add_argument("runs", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
+    report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
+    report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
+    report.add_argument("--markdown", metavar="FILE.md", help="write the comparison as Markdown")
+    report.add_argument("--metric", action="append", default=[], metavar="NAME", help="such as eval/mean (all)")
+    report.add_argument("--baseline", metavar="METHOD", help="compare with this method instead of each bench's base")
+    report.set_defaults(command=_report)
 
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
@@ -129,8 +148,43 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def _view(options: argparse.Namespace) -> int:
+    from rlstab.report import view
+
+    if not options.terminal:
+        path = view.write_view(
+            options.source, options.out, step=options.step, limit=options.limit, tokenizer=options.tokenizer
+        )
+        print(path)
+        return 0
+    from rich.console import Console
+
+    from rlstab.report.terminal import show
+
+    limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
+    show(view.choose(view.read_tokens(options.source, options.tokenizer), options.step, limit), Console())
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from rlstab.report.build import make_report
+
+    make_report(
+        options.runs,
+        out=options.out,
+        export=options.export,
+        markdown_file=options.markdown,
+        metrics=options.metric,
+        baseline=options.baseline,
+    )
+    return 0
+
+
 def _schema(options: argparse.Namespace) -> int:
-    from rlstab.config import json_schema
+    if options.of == "bench":
+        from rlstab.bench.schema import bench_schema as json_schema
+    else:
+        from rlstab.config import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:

@@ -192,11 +192,11 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
         f"`{leaf.method.name}` ({', '.join(one)})" for leaf in walk(objective) if (one := leaf.method.init_state())
     ]
     lines.append(f"- State, saved with the checkpoint: {'; '.join(state) or 'none'}.")
-    deciding = _listed(leaf.method.name for leaf in walk(objective) if measures(leaf.method))
+    deciding = dict.fromkeys(leaf.method.name for leaf in walk(objective) if measures(leaf.method))
     if deciding:
         lines.append(
-            f"- {deciding} decide by statistics over the whole optimizer step, all micro-batches and ranks, before the "
-            f"first backward pass. {_refresh(run)} {_scope(run)}"
+            f"- {_listed(iter(deciding))} {'decides' if len(deciding) == 1 else 'decide'} by statistics over the whole "
+            f"optimizer step, all micro-batches and ranks, before the first backward pass. {_refresh(run)}{_scope(run)}"
         )
     return lines
 
@@ -298,7 +298,7 @@ def _refresh(run: RunConfig | None) -> str:
 
 def _scope(run: RunConfig | None) -> str:
     return (
-        "`scope: microbatch`: no, of each micro-batch alone." if run and run.optimisation.scope == "microbatch" else ""
+        " `scope: microbatch`: no, of each micro-batch alone." if run and run.optimisation.scope == "microbatch" else ""
     )
 
 
@@ -390,7 +390,10 @@ def pairs(objective: Composition) -> list[str]:
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """Methods that do nothing at their settings or in the run, and what makes the run unsafe."""
     found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) if run else [])]
-    found += [f"- {text}" for text in (inert(objective, run) if run else [])]
+    if run:
+        found += [f"- {text}" for text in inert(objective, run)]
+    elif "bounds" in objective.writes:
+        found.append("- The trust region acts only with several optimizer steps a rollout: with one the ratio is 1.")
     found += [
         f"- {leaf.method!r} does nothing: {why}"
         for leaf in walk(objective)

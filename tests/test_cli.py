@@ -14,7 +14,8 @@ from rlstab.cli import main
 from rlstab.config import json_schema, load_objective, load_run, objective_hash, run_hash
 from rlstab.presets import PRESETS
 
-EXAMPLES = sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))
+FOLDER = Path(rlstab.__file__).parents[1] / "examples"
+EXAMPLES = sorted({*FOLDER.glob("*.yaml")} - {*FOLDER.glob("bench_*.yaml")})
 
 
 @pytest.fixture

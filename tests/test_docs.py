@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 import rlstab
 from rlstab import zoo
+from rlstab.bench.file import load_bench
 from rlstab.config import RunConfig, json_schema, load_objective, load_run
 from rlstab.core.registry import Registry
 from tests.train.runs import go, small
@@ -103,7 +104,10 @@ def test_every_method_and_preset_is_in_the_readme() -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda file: file.name)
 def test_every_example_loads(file: Path) -> None:
-    if "model" in yaml.safe_load(file.read_text()):
+    data = yaml.safe_load(file.read_text())
+    if "base" in data:
+        load_bench(file)
+    elif "model" in data:
         load_run(file)
     else:
         load_objective(file)

@@ -518,6 +518,7 @@ def test_settings_at_which_a_method_does_nothing() -> None:
         ("- " + repr(STARE(variant="C2", boost=1.0, damp=1.0)), "every weight is 1 as long as `step` is 0."),
     ]
     assert idle(compose(S2TMask()), None) == ["Nothing is known to be idle or unsafe."]
+    assert "with one the ratio is 1" in idle(compose(ClipHigher()), None)[0]
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,8 @@ class Policy:
                 f"'{self.tokenizer.name_or_path}' does not support gradient checkpointing. Set "
                 f"optimisation.gradient_checkpointing to false and lower optimisation.micro_batch_size."
             )
-        self.model.gradient_checkpointing_enable()
+        newer = getattr(self.model, "activation_checkpointing_enable", None)  # its name in later versions
+        (newer or self.model.gradient_checkpointing_enable)()
 
     @contextmanager
     def _checkpointed(self) -> Iterator[None]:

@@ -1,0 +1,352 @@
+"""A bench file: methods x settings x seeds over one base run.
+
+::
+
+    name: entropy
+    base: countdown.yaml                  # or the run itself
+    methods:
+      grpo: {name: clip_higher, high: 0.2}
+      dapo: {preset: dapo}
+      slow: {objective: [clip_higher, s2t], set: {optimisation.lr: 1.0e-4}}
+    settings:
+      lr-1e-4: {optimisation.lr: 1.0e-4}
+      lr-2e-4: {optimisation.lr: 2.0e-4}
+    seeds: 5
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue, WithJsonSchema
+
+from rlstab.bench.part import part, placed
+from rlstab.bench.stack import ablations
+from rlstab.config.document import Document, Place, shown
+from rlstab.config.objectives import digest
+from rlstab.config.run import Positive, RunConfig, Settings, build_run, run_hash
+from rlstab.core.errors import ConfigError, RlstabError, did_you_mean
+
+#: A name is a folder too.
+NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
+
+#: The setting of a bench without settings.
+DEFAULT = "default"
+
+#: What an error lists of the runs in which it happens.
+SHOWN = 4
+
+Seeds = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "uniqueItems": True},
+            ]
+        }
+    ),
+]
+
+
+class BenchFile(Settings):
+    """What a bench file may hold."""
+
+    name: str = Field(description="letters, digits and _ . + -; the folder is runs/<name>")
+    out: str | None = Field(None, description="folder of the bench; null is runs/<name>")
+    base: Any = Field(description="a run, or the path of a run file from the folder of this file")
+    methods: dict[str, Any] = Field({}, description="objectives by name, or {objective: ..., set: {key: value}}")
+    baseline: str | None = Field(None, description="what the others are compared with; null is the first method")
+    settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
+    seeds: Seeds = Field(5, description="how many, from 0; or a list")
+    workers: Positive | None = Field(None, description="runs at a time, one thread each; null is one a CPU")
+    stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
+    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
+        None, description="what to make of the stack; null is both"
+    )
+    keep_checkpoints: bool = Field(False, description="keep the final checkpoint of a finished run")
+
+
+class MethodEntry(Settings):
+    """A method with settings of the run beside its objective."""
+
+    objective: Any = Field(None, description="as in a run file; without it the base's")
+    set: dict[str, JsonValue] = Field({}, description="values by dotted key, such as optimisation.lr")
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """One run of a bench.
+
+    Attributes:
+        config: the whole run; ``tracking.out`` is its folder.
+    """
+
+    setting: str
+    method: str
+    seed: int
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """``setting/method/seed-0``, also its place under ``runs/``."""
+        return run_name(self.setting, self.method, self.seed)
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept."""
+        return Path(self.config.tracking.out)
+
+    @cached_property
+    def hash(self) -> str:
+        """See :func:`rlstab.config.run_hash`."""
+        return run_hash(self.config)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A checked bench.
+
+    Attributes:
+        out: its folder.
+        moved: whether this is another folder than the file says.
+        source: the file that it came from, or empty.
+        baseline: name of the method that the others are compared with.
+        workers: runs at a time.
+        keep_checkpoints: whether a finished run keeps its final checkpoint.
+        runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
+        resolved: the file with the base in place, the stack expanded and the seeds listed; loads to the same bench.
+    """
+
+    name: str
+    out: Path
+    moved: bool
+    source: str
+    baseline: str
+    methods: tuple[str, ...]
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...]
+    workers: int
+    keep_checkpoints: bool
+    runs: tuple[BenchRun, ...]
+    resolved: Mapping[str, Any]
+
+    @cached_property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits over all its runs and the baseline."""
+        return digest([self.baseline, [[one.setting, one.method, one.seed, one.hash] for one in self.runs]])
+
+
+def run_name(setting: str, method: str, seed: int) -> str:
+    """What a run is called, and its place under ``runs/``."""
+    return f"{setting}/{method}/seed-{seed}"
+
+
+def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None = None) -> Bench:
+    """A checked bench: the stack expanded, every run of it loaded.
+
+    Args:
+        source: path of a YAML file, or the mapping that it would hold (``base`` is then relative to this folder).
+        out: another folder than the file says.
+
+    Raises:
+        ConfigError: every mistake of the file and of its runs, with file and line.
+    """
+    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
+    if not isinstance(document.data, Mapping):
+        raise document.error((), "a bench is a mapping with the keys name, base, methods, settings, seeds, ...")
+    file = document.validate(BenchFile, dict(document.data))
+    assert isinstance(file, BenchFile)
+    base = _base(document, file, Path(document.name).parent)
+    methods = _methods(document, file, base)
+    settings = {name: _values(document, ("settings", name)) for name in file.settings} or {DEFAULT: {}}
+    for kind in ("methods", "settings"):
+        for name in getattr(file, kind):
+            _check_name(document, (kind, name), name)
+    _check_name(document, ("name",), file.name)
+    seeds = _seeds(document, file.seeds)
+    baseline = file.baseline or next(iter(methods))
+    if baseline not in methods:
+        raise document.error(("baseline",), f"no method is called '{baseline}'. {did_you_mean(baseline, methods)}")
+    folder = Path(out or file.out or f"runs/{file.name}")
+    loaded = _load_all(document, base, methods, settings)
+    runs = tuple(
+        BenchRun(setting, method, seed, _seeded(loaded[setting, method], folder, setting, method, seed))
+        for seed in seeds
+        for setting in settings
+        for method in methods
+    )
+    resolved = {
+        "name": file.name,
+        "out": str(folder),
+        "base": base.data,
+        "methods": {
+            name: {"objective": one.objective.data, "set": {key: value.data for key, value in one.set.items()}}
+            for name, one in methods.items()
+        },
+        "baseline": baseline,
+        "settings": {name: {key: value.data for key, value in found.items()} for name, found in settings.items()},
+        "seeds": list(seeds),
+        "workers": file.workers,
+        "keep_checkpoints": file.keep_checkpoints,
+    }
+    return Bench(
+        name=file.name,
+        out=folder,
+        moved=out is not None,
+        source=document.name,
+        baseline=baseline,
+        methods=tuple(methods),
+        settings=tuple(settings),
+        seeds=seeds,
+        workers=file.workers or _processors(),
+        keep_checkpoints=file.keep_checkpoints,
+        runs=runs,
+        resolved=json.loads(json.dumps(resolved)),  # nothing shared, which YAML would write as an alias
+    )
+
+
+@dataclass(frozen=True)
+class _Method:
+    objective: Document
+    set: dict[str, Document]
+
+
+def _base(document: Document, file: BenchFile, folder: Path) -> Document:
+    if isinstance(file.base, Mapping):
+        return part(document, ("base",))
+    if not isinstance(file.base, str):
+        text = f"expected a run, or the path of a run file, not {shown(file.base)}."
+        raise document.error(("base",), text)
+    try:
+        found = Document.read(folder / file.base)
+    except ConfigError as error:
+        raise document.error(("base",), str(error)) from error
+    if not isinstance(found.data, Mapping):
+        raise found.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
+    return found
+
+
+def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _Method]:
+    own = part(base, ("objective",)) if "objective" in base.data else None
+    found = {name: _method(document, name, own) for name in file.methods}
+    if file.ablate and not file.stack:
+        raise document.error(("ablate",), "there is no stack to ablate. List its methods under `stack`.")
+    if file.stack:
+        for name, objective in ablations(document, own, file.ablate or "both").items():
+            if name in found:
+                raise document.error(("methods", name), "the stack makes a method of this name too. Rename this one.")
+            found[name] = _Method(objective, {})
+    if not found:
+        raise document.error(("methods",), "nothing to compare. Name objectives under `methods`, or list a `stack`.")
+    return found
+
+
+def _method(document: Document, name: str, own: Document | None) -> _Method:
+    place = ("methods", name)
+    entry = document.data["methods"][name]
+    if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
+        return _Method(part(document, place), {})
+    checked = document.validate(MethodEntry, dict(entry), place)
+    assert isinstance(checked, MethodEntry)
+    if "objective" in entry:
+        objective = part(document, (*place, "objective"))
+    elif own is not None:
+        objective = own
+    else:
+        raise document.error(place, "the key `objective` is missing, and the base has none to take instead.")
+    return _Method(objective, _values(document, (*place, "set")) if checked.set else {})
+
+
+def _values(document: Document, place: Place) -> dict[str, Document]:
+    """Values by dotted key; keys that a bench decides itself are refused."""
+    here = part(document, place)
+    return {key: part(here, (_free(document, key, (*place, key)),)) for key in here.data}
+
+
+def _free(document: Document, key: str, place: Place) -> str:
+    head, _, rest = key.partition(".")
+    if head == "seed":
+        raise document.error(place, "the bench gives each run its seed. List them under `seeds`.")
+    if head == "objective":
+        raise document.error(place, "an objective is a method of the bench. Name it under `methods`.")
+    if head == "tracking":
+        raise document.error(place, "the bench decides where its runs are kept. Set tracking in the base.")
+    if head == "model" and rest != "reference":
+        raise document.error(place, "all runs of a bench start from one model. Set it in the base.")
+    if not rest and head in RunConfig.model_fields.keys() - {"task"}:
+        raise document.error(place, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")
+    return key
+
+
+def _check_name(document: Document, place: Place, name: str) -> None:
+    if not NAME.fullmatch(name):
+        text = f"{shown(name)} cannot name a folder. Use letters, digits and _ . + -, and no dot in front."
+        raise document.error(place, text)
+
+
+def _seeds(document: Document, seeds: Any) -> tuple[int, ...]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
+        return tuple(range(seeds))
+    if not isinstance(seeds, list | tuple) or not seeds:
+        raise document.error(("seeds",), f"expected how many, at least 1, or a list of seeds, not {shown(seeds)}.")
+    for index, seed in enumerate(seeds):
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+            text = f"expected a whole number of at least 0 and below 2^32, not {shown(seed)}."
+            raise document.error(("seeds", index), text)
+        if seed in seeds[:index]:
+            raise document.error(("seeds", index), f"the seed {seed} stands twice. Remove one of them.")
+    return tuple(seeds)
+
+
+def _load_all(
+    document: Document,
+    base: Document,
+    methods: Mapping[str, _Method],
+    settings: Mapping[str, Mapping[str, Document]],
+) -> dict[tuple[str, str], RunConfig]:
+    """Every run, less its seed; all mistakes at once."""
+    loaded: dict[tuple[str, str], RunConfig] = {}
+    problems: dict[str, list[str]] = {}
+    for setting, values in settings.items():
+        for name, method in methods.items():
+            try:
+                both = sorted(values.keys() & method.set.keys())
+                if both:
+                    text = f"the method '{name}' sets {both[0]} too. Leave it to one of them."
+                    raise document.error(("settings", setting, both[0]), text)
+                run = placed(base, "objective", method.objective)
+                for key, value in {**method.set, **values}.items():
+                    run = placed(run, key, value)
+                loaded[setting, name] = build_run(run)
+            except RlstabError as error:
+                problems.setdefault(str(error), []).append(f"{setting}/{name}")
+    if problems:
+        raise ConfigError("\n".join(_problem(*one, len(methods) * len(settings)) for one in problems.items()))
+    return loaded
+
+
+def _problem(text: str, places: list[str], total: int) -> str:
+    if len(places) == total:
+        return text
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return f"{text}\n  in {', '.join(places[:SHOWN])}{more}"
+
+
+def _seeded(run: RunConfig, folder: Path, setting: str, method: str, seed: int) -> RunConfig:
+    given = "checkpoint_every" in run.tracking.model_fields_set
+    changes: dict[str, Any] = {"out": str(folder / "runs" / run_name(setting, method, seed))}
+    if not given:  # runs of a bench are short, and a finished one needs no checkpoint
+        changes["checkpoint_every"] = 0
+    return run.model_copy(update={"seed": seed, "tracking": run.tracking.model_copy(update=changes)})
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,157 @@
+"""Worker processes: start one for a run, see how it ended."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rlstab.bench.file import Bench, BenchRun
+from rlstab.bench.record import read_record, update_record, write_record
+from rlstab.bench.worker import Order, last_lines
+
+#: One thread a run: two such runs side by side do more than one run on two threads.
+ONE_THREAD = {
+    f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "RAYON")
+} | {"TOKENIZERS_PARALLELISM": "false"}
+
+#: What starts a worker.
+COMMAND = [sys.executable, "-m", "rlstab.bench.worker"]
+
+#: Seconds that a worker has to leave by itself before it is killed.
+PATIENCE = 10.0
+
+LOG = "worker.log"
+
+
+class Worker:
+    """A process that makes one run."""
+
+    def __init__(self, run: BenchRun, order: Order) -> None:
+        self.run = run
+        with (run.folder / LOG).open("ab") as log:
+            self._process = subprocess.Popen(
+                COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **ONE_THREAD},
+            )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(order.line())
+            self._process.stdin.flush()
+        except OSError:  # it died at once; how it ended says why
+            pass
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def ended(self) -> bool:
+        """Whether the process is gone. A death without a word is recorded as a failure."""
+        code = self._process.poll()
+        if code is None:
+            return False
+        self.dismiss()
+        record = read_record(self.run.folder)
+        if record is None or record.get("status") not in ("finished", "failed"):
+            log = (self.run.folder / LOG).read_text(encoding="utf-8", errors="replace")
+            text = last_lines(f"{log.rstrip()}\nthe worker {_how(code)}")
+            update_record(self.run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
+        return True
+
+    def stop(self) -> None:
+        """Ask it to leave, and kill it if it does not."""
+        self.dismiss()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def dismiss(self) -> None:
+        """Ask it to leave."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except OSError:  # what was not yet written has no reader
+            pass
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def start(bench: Bench, run: BenchRun, *, resume: bool) -> Worker:
+    """Start a run, in an empty folder or from the checkpoint that is there."""
+    before = (read_record(run.folder) or {}) if resume else {"seconds": 0.0, "cpu_seconds": 0.0}
+    if not resume and run.folder.exists():
+        shutil.rmtree(run.folder)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {
+        "bench": bench.name,
+        "setting": run.setting,
+        "method": run.method,
+        "seed": run.seed,
+        "status": "running",
+        "error": None,
+        "seconds": None,
+        "cpu_seconds": None,
+        "command": command(bench, run),
+        "run_hash": run.hash,
+    }
+    write_record(run.folder, record)
+    config = run.config.model_dump(mode="json")
+    return Worker(run, Order(config, resume, bench.keep_checkpoints, before.get("seconds"), before.get("cpu_seconds")))
+
+
+def command(bench: Bench, run: BenchRun | None = None) -> str:
+    """What to type to make a bench, or one run of it in another folder, again."""
+    parts = ["rlstab", "bench", bench.source or str(bench.out / "bench.yaml")]
+    if run:
+        parts += ["--only", run.name, "--out", "runs/again"]
+    elif bench.moved:
+        parts += ["--out", str(bench.out)]
+    return shlex.join(parts)
+
+
+def go(
+    bench: Bench, queue: Sequence[tuple[BenchRun, bool]], workers: int, poll: float
+) -> Iterator[tuple[list[Worker], list[Worker]]]:
+    """Make the runs of a queue, so many at a time; after each look, those that run and those that have just ended.
+
+    Args:
+        bench: to which they belong.
+        queue: runs in order, each with whether it continues from a checkpoint.
+        workers: at a time.
+        poll: seconds between looks.
+    """
+    waiting, running = list(queue), list[Worker]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                run, resume = waiting.pop(0)
+                running.append(start(bench, run, resume=resume))
+            done = [one for one in running if one.ended()]
+            running = [one for one in running if one not in done]
+            yield running, done
+            if running and not done:
+                time.sleep(poll)
+    finally:
+        for one in running:
+            one.dismiss()
+        for one in running:
+            one.stop()

@@ -1,0 +1,121 @@
+"""One run in a process of its own, which ends with the process that started it.
+
+The order is a line of JSON on standard input. Standard input then stays open for as long as the parent lives: its end
+ends the worker, however the parent died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlstab.bench.record import update_record
+from rlstab.core.errors import RlstabError
+
+#: Lines of an error that are kept.
+LINES = 12
+
+#: Exit code of a worker whose parent is gone.
+ORPHANED = 3
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is told.
+
+    Attributes:
+        run: a resolved run.
+        resume: continue from its checkpoint.
+        keep_checkpoints: after it finished.
+        seconds: wall time of the attempts before, or None where it is not known.
+        cpu_seconds: likewise.
+    """
+
+    run: dict[str, Any]
+    resume: bool
+    keep_checkpoints: bool
+    seconds: float | None
+    cpu_seconds: float | None
+
+    def line(self) -> bytes:
+        """As a line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class _Clock:
+    """Time that the run took, with the attempts before."""
+
+    def __init__(self, order: Order) -> None:
+        self._before, self._start = order, time.perf_counter()
+
+    def read(self) -> dict[str, float | None]:
+        """``seconds`` of wall time and ``cpu_seconds``, user and system, of all threads of this process."""
+        before, wall, used = self._before, time.perf_counter() - self._start, time.process_time()
+        return {
+            "seconds": None if before.seconds is None else round(before.seconds + wall, 3),
+            "cpu_seconds": None if before.cpu_seconds is None else round(before.cpu_seconds + used, 3),
+        }
+
+
+def main() -> int:
+    """Read the order, train, record how it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return ORPHANED
+    order = Order(**json.loads(line))
+    folder = Path(order.run["tracking"]["out"])
+    clock, writing = _Clock(order), threading.Lock()
+    threading.Thread(target=_leave_with_parent, args=(folder, clock, writing), daemon=True).start()
+    error = _train(order)
+    with writing:
+        status = "finished" if error is None else "failed"
+        update_record(folder, status=status, error=error, **clock.read())
+        if error is None and not order.keep_checkpoints:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        sys.stderr.flush()
+        os._exit(0 if error is None else 1)  # the thread still waits for the parent
+
+
+def _train(order: Order) -> str | None:
+    """The last lines of the error, if there was one."""
+    try:
+        import torch
+
+        from rlstab.config import load_run
+        from rlstab.train.loop import train
+
+        torch.set_num_threads(1)
+        train(load_run(order.run), resume=order.resume)
+    except RlstabError as error:
+        traceback.print_exc()
+        return last_lines(f"{type(error).__name__}: {error}")
+    except Exception:
+        traceback.print_exc()
+        return last_lines(traceback.format_exc())
+    return None
+
+
+def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock) -> None:
+    sys.stdin.buffer.read()
+    with writing:
+        update_record(folder, **clock.read())
+        os._exit(ORPHANED)
+
+
+def last_lines(text: str) -> str:
+    """The end of a text, where an error says what it is."""
+    return "\n".join(text.strip().splitlines()[-LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

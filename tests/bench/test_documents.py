@@ -1,0 +1,84 @@
+"""Bench files in the documents and examples load; their keys are explained; the schema takes what loads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from rlstab.bench.file import BenchFile, MethodEntry, load_bench
+from rlstab.bench.schema import bench_schema
+from rlstab.cli import main
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "how-to" / "compare.md").read_text(), flags=re.DOTALL)
+EXAMPLES = sorted((ROOT / "examples").glob("bench_*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = bench_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_page_shows_what_it_says(validator: Any) -> None:
+    first, stack = (yaml.safe_load(text) for text in BLOCKS)
+    assert len(load_bench(first).runs) == 4 * 2 * 3
+    table = (ROOT / "docs" / "how-to" / "compare.md").read_text()
+    for how in ("leave_one_out", "add_one_in"):
+        listed = ", ".join(f"`{name}`" for name in load_bench({**stack, "ablate": how}).methods)
+        assert f"| `{how}` | {listed} |" in table
+    for one in (first, stack):
+        assert list(validator.iter_errors(one)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"), [("entropy", 6 * 5), ("stability", 6 * 3 * 3), ("spurious", 4 * 12), ("smoke", 3 * 2)]
+)
+def test_the_examples_are_as_large_as_they_say(validator: Any, name: str, runs: int) -> None:
+    (file,) = [one for one in EXAMPLES if one.stem == f"bench_{name}"]
+    assert len(load_bench(file).runs) == runs
+    assert list(validator.iter_errors(yaml.safe_load(file.read_text()))) == []
+
+
+def test_clips_agree_where_methods_are_compared() -> None:
+    """In (a) and (b) only what a method adds differs from the baseline."""
+    for name in ("entropy", "stability"):
+        bench = load_bench(ROOT / "examples" / f"bench_{name}.yaml")
+        clips = {one.method: one.config.composition.keyed.get("clip_higher") for one in bench.runs}
+        base = clips[bench.baseline]
+        assert {method for method, clip in clips.items() if clip != base} <= {"clip_higher", "no_clip"}
+
+
+def test_every_key_is_explained() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text().partition("\n## Bench files\n")[2]
+    keys = {*BenchFile.model_fields, *MethodEntry.model_fields}
+    assert {key for key in keys if f"`{key}`" not in text} == set()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sedes": 3},
+        {"seeds": 0},
+        {"methods": {"a/b": "s2t"}},
+        {"methods": {"a": {"objective": "s2t", "sets": {}}}},
+        {"base": {"optimisation": {"lrr": 1.0}}},
+        {"ablate": "all"},
+    ],
+)
+def test_the_schema_refuses(validator: Any, wrong: dict[str, Any]) -> None:
+    good = {"name": "x", "base": {"optimisation": {"lr": 1.0}}, "methods": {"a": "s2t"}}
+    assert list(validator.iter_errors(good)) == []
+    assert list(validator.iter_errors({**good, **wrong})) != []
+
+
+def test_the_command_writes_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--of", "bench"]) == 0
+    assert json.loads(capsys.readouterr().out) == bench_schema()

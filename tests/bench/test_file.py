@@ -1,0 +1,252 @@
+"""Bench files: what they expand to, and what is said about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstab.bench.file import Bench, load_bench
+from rlstab.config import load_run, run_hash
+from rlstab.config.document import dump
+from rlstab.core.errors import ConfigError
+from tests.bench.benches import tiny
+
+HEAD = "name: x\nbase: {objective: clip_higher}\n"
+
+
+def loaded(tmp_path: Path, text: str) -> Bench:
+    (tmp_path / "b.yaml").write_text(text)
+    return load_bench(tmp_path / "b.yaml")
+
+
+def mistakes(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, text)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def methods(tmp_path: Path, text: str) -> dict[str, list[str]]:
+    """Names of the parts of each method."""
+    bench = loaded(tmp_path, text)
+    return {one.method: list(one.config.composition.keyed) for one in bench.runs if one.seed == 0}
+
+
+def test_runs_come_seed_by_seed(tmp_path: Path) -> None:
+    settings = {"slow": {"optimisation.lr": 1e-4}, "fast": {"optimisation.lr": 1e-2}}
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, settings=settings, seeds=[3, 1]))
+    assert [one.name for one in bench.runs] == [
+        f"{setting}/{method}/seed-{seed}" for seed in (3, 1) for setting in ("slow", "fast") for method in ("a", "b")
+    ]
+    last = bench.runs[-1]
+    assert (last.config.seed, last.config.optimisation.lr, list(last.config.composition.keyed)) == (1, 1e-2, ["s2t"])
+    assert last.folder == tmp_path / "runs" / "fast" / "b" / "seed-1"
+    assert (bench.baseline, bench.workers) == ("a", 2)
+
+
+def test_without_settings_there_is_one(tmp_path: Path) -> None:
+    assert load_bench(tiny(tmp_path, {"a": "clip_higher"})).runs[0].name == "default/a/seed-0"
+
+
+def test_a_run_is_that_of_its_run_file(tmp_path: Path) -> None:
+    file = tiny(tmp_path, {"a": {"objective": {"preset": "dr_grpo"}, "set": {"optimisation.epochs": 2}}}, seeds=[7])
+    (run,) = load_bench(file).runs
+    alone = load_run({**file["base"], "objective": {"preset": "dr_grpo"}, "seed": 7}, {"optimisation.epochs": 2})
+    assert run.hash == run_hash(alone)
+    assert run.config.advantage.estimator == "dr_grpo"
+
+
+def test_the_base_may_be_a_file_beside(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "base.yaml").write_text(
+        "objective: s2t\noptimisation: {steps: 9}\ntracking: {out: elsewhere}\n"
+    )
+    bench = loaded(tmp_path, "name: x\nbase: runs/base.yaml\nmethods: {own: {}, other: stare}\nseeds: 1\n")
+    own, other = (one.config for one in bench.runs)
+    assert (list(own.composition.keyed), list(other.composition.keyed)) == (["s2t"], ["stare"])
+    assert own.optimisation.steps == 9
+    assert own.tracking.out == "runs/x/runs/default/own/seed-0"
+
+
+def test_checkpoints_are_off_unless_the_base_wants_them(tmp_path: Path) -> None:
+    file = tiny(tmp_path, {"a": "s2t"})
+    assert load_bench(file).runs[0].config.tracking.checkpoint_every == 0
+    file["base"]["tracking"] = {"checkpoint_every": 7}
+    assert load_bench(file).runs[0].config.tracking.checkpoint_every == 7
+
+
+def test_the_resolved_file_loads_to_the_same_bench(tmp_path: Path) -> None:
+    text = f"{HEAD}stack: [s2t, {{name: stare, share: 0.2}}]\nsettings: {{a: {{optimisation.lr: 1e-4}}}}\nseeds: 2\n"
+    bench = loaded(tmp_path, text)
+    resolved = dump(dict(bench.resolved))
+    assert "stack" not in resolved
+    again = loaded(tmp_path, resolved)
+    assert (again.hash, again.resolved) == (bench.hash, bench.resolved)
+
+
+def test_the_hash_knows_every_run(tmp_path: Path) -> None:
+    file = tiny(tmp_path, {"a": "s2t", "b": "stare"})
+    changes: list[dict[str, Any]] = [{"seeds": 2}, {"baseline": "b"}, {"settings": {"x": {"optimisation.lr": 1e-5}}}]
+    hashes = {load_bench({**file, **one}).hash for one in [{}, *changes]}
+    assert len(hashes) == 4
+    assert load_bench({**file, "workers": 1}, out=tmp_path / "other").hash in hashes
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("leave_one_out", ["base", "all", "all-minus-s2t", "all-minus-stare", "all-minus-kl"]),
+        ("add_one_in", ["base", "all", "base-plus-s2t", "base-plus-stare", "base-plus-kl"]),
+    ],
+)
+def test_a_stack_is_taken_apart(tmp_path: Path, how: str, found: list[str]) -> None:
+    made = methods(tmp_path, f"{HEAD}stack: [s2t, {{name: stare}}, kl]\nablate: {how}\n")
+    assert list(made) == found
+    assert made["base"] == ["clip_higher"]
+    assert made["all"] == ["clip_higher", "kl", "s2t", "stare"]
+    if how == "add_one_in":
+        assert made["base-plus-stare"] == ["clip_higher", "stare"]
+    else:
+        assert made["all-minus-stare"] == ["clip_higher", "kl", "s2t"]
+
+
+def test_a_stack_of_two_makes_nothing_twice(tmp_path: Path) -> None:
+    made = methods(tmp_path, f"{HEAD}stack: [s2t, stare]\nablate: both\n")
+    assert list(made) == ["base", "all", "base-plus-s2t", "base-plus-stare"]
+
+
+def test_a_stack_without_a_base_stands_alone(tmp_path: Path) -> None:
+    made = methods(tmp_path, "name: x\nbase: {}\nstack: [{preset: dapo}, s2t]\n")
+    assert made == {
+        "all": ["clip_higher", "s2t", "token_mean"],
+        "base-plus-dapo": ["clip_higher", "token_mean"],
+        "base-plus-s2t": ["s2t"],
+    }
+
+
+def test_a_stack_stands_beside_methods(tmp_path: Path) -> None:
+    bench = loaded(tmp_path, f"{HEAD}methods: {{dapo: {{preset: dapo}}}}\nstack: [s2t]\n")
+    assert bench.methods == ("dapo", "base", "all")
+    assert bench.baseline == "dapo"
+
+
+ONE = f"{HEAD}methods: {{a: s2t}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "b.yaml:1: a bench is a mapping with the keys name, base, methods, settings, seeds, ..."),
+        (f"{ONE}sedes: 3\n", "b.yaml:4: sedes: unknown key 'sedes'. Did you mean 'seeds'?"),
+        ("base: {}\n", "b.yaml:1: the setting `name` is missing; it has no default."),
+        (
+            "name: a/b\nbase: {}\nmethods: {a: s2t}\n",
+            "b.yaml:1: name: 'a/b' cannot name a folder. Use letters, digits and _ . + -, and no dot in front.",
+        ),
+        (
+            f"{HEAD}methods:\n  ..: s2t\n",
+            "b.yaml:4: methods...: '..' cannot name a folder. Use letters, digits and _ . + -, and no dot in front.",
+        ),
+        (f"{HEAD}methods: {{1: s2t}}\n", "b.yaml:3: methods: the key 1 is not text. Put it in quotes."),
+        (
+            HEAD,
+            "b.yaml:1: methods: nothing to compare. Name objectives under `methods`, or list a `stack`.",
+        ),
+        (f"{HEAD}methods: {{a: s3t}}\n", "b.yaml:3: objective.name: no method is called 's3t'. Did you mean 's2t'?"),
+        (
+            f"{HEAD}methods:\n  a: {{objectve: s2t}}\n",
+            "b.yaml:4: methods.a.objectve: unknown key 'objectve'. Did you mean 'objective'?",
+        ),
+        (
+            "name: x\nbase: {}\nmethods:\n  a: {set: {optimisation.lr: 1.0}}\n",
+            "b.yaml:4: methods.a: the key `objective` is missing, and the base has none to take instead.",
+        ),
+        (
+            f"{HEAD}methods: {{a: s2t}}\nbaseline: b\n",
+            "b.yaml:4: baseline: no method is called 'b'. Known: a.",
+        ),
+        (f"{HEAD}ablate: both\n", "b.yaml:3: ablate: there is no stack to ablate. List its methods under `stack`."),
+        (
+            f"{HEAD}stack: [s2t]\nablate: all\n",
+            "b.yaml:4: ablate: expected 'leave_one_out', 'add_one_in' or 'both', not 'all'.",
+        ),
+        (
+            f"{HEAD}stack:\n  - s2t\n  - {{name: s2t}}\n",
+            "b.yaml:5: stack.1: two methods of the stack are called 's2t'. Remove one of them.",
+        ),
+        (
+            f"{HEAD}methods: {{all: s2t}}\nstack: [s2t]\n",
+            "b.yaml:3: methods.all: the stack makes a method of this name too. Rename this one.",
+        ),
+        (f"{ONE}seeds: 0\n", "b.yaml:4: seeds: expected how many, at least 1, or a list of seeds, not 0."),
+        (f"{ONE}seeds: [1, 1]\n", "b.yaml:4: seeds.1: the seed 1 stands twice. Remove one of them."),
+        (
+            f"{ONE}seeds: [-1]\n",
+            "b.yaml:4: seeds.0: expected a whole number of at least 0 and below 2^32, not -1.",
+        ),
+        (f"{ONE}workers: 0\n", "b.yaml:4: workers: expected a number of at least 1, not 0."),
+        (
+            "name: x\nbase: 3\nmethods: {a: s2t}\n",
+            "b.yaml:2: base: expected a run, or the path of a run file, not 3.",
+        ),
+        (
+            "name: x\nbase: no.yaml\nmethods: {a: s2t}\n",
+            "b.yaml:2: base: no.yaml: cannot be read: no such file or directory. Give the path of a YAML file.",
+        ),
+        (
+            f"{ONE}settings:\n  fast: {{optimisation.lrr: 1.0}}\n",
+            "b.yaml:5: optimisation.lrr: unknown key 'lrr'. Did you mean 'lr'?",
+        ),
+        (
+            f"{ONE}settings:\n  fast: {{seed.x: 1}}\n",
+            "b.yaml:5: settings.fast.seed.x: the bench gives each run its seed. List them under `seeds`.",
+        ),
+        (
+            f"{ONE}settings:\n  fast: {{model.name: other}}\n",
+            "b.yaml:5: settings.fast.model.name: all runs of a bench start from one model. Set it in the base.",
+        ),
+        (
+            f"{ONE}settings:\n  fast: {{objective: s2t}}\n",
+            "b.yaml:5: settings.fast.objective: an objective is a method of the bench. Name it under `methods`.",
+        ),
+        (
+            f"{ONE}settings:\n  fast: {{tracking.out: x}}\n",
+            "b.yaml:5: settings.fast.tracking.out: the bench decides where its runs are kept. Set tracking in the "
+            "base.",
+        ),
+        (
+            f"{ONE}settings:\n  fast: {{optimisation: {{lr: 1.0}}}}\n",
+            "b.yaml:5: settings.fast.optimisation: this would replace all of optimisation. Write dotted keys, for "
+            "example optimisation.KEY.",
+        ),
+        (
+            f"{ONE}settings:\n  fast: {{task.name.x: 1}}\n".replace("{objective", "{task: {name: chain}, objective"),
+            "b.yaml:5: task.name.x: task.name is not a mapping.",
+        ),
+        (
+            f"{HEAD}methods:\n  a: {{objective: s2t, set: {{optimisation.lr: 1.0}}}}\n"
+            "settings: {fast: {optimisation.lr: 2.0}}\n",
+            "b.yaml:5: settings.fast.optimisation.lr: the method 'a' sets optimisation.lr too. Leave it to one of "
+            "them.",
+        ),
+    ],
+)
+def test_a_mistake_is_pointed_at(tmp_path: Path, text: str, said: str) -> None:
+    assert mistakes(tmp_path, text) == said
+
+
+def test_all_mistakes_come_at_once_each_with_its_runs(tmp_path: Path) -> None:
+    text = (
+        "name: x\nbase: {rollout: {prompts: 4}}\n"
+        "methods:\n  a: [clip_higher, {name: lp_reg, ratio_cap: 5.0}]\n  b: s2t\n"
+        "settings:\n  one: {}\n  three: {optimisation.mini_batches: 3}\n"
+    )
+    assert mistakes(tmp_path, text).splitlines() == [
+        "b.yaml:4: objective: 'clip_higher' and 'lp_reg' both define the bounds; a composition has exactly one.",
+        "  Remove one of them. (Weights, masks and penalties combine freely.)",
+        "  in one/a, three/a",
+        "b.yaml:8: optimisation.mini_batches: 3 mini-batches do not divide the 4 prompts of a rollout. Choose another "
+        "number here, or another rollout.prompts.",
+        "  in three/b",
+    ]

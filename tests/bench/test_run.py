@@ -1,0 +1,285 @@
+"""Benches that run: what is skipped, continued, made anew, recorded; and workers that leave with their parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from rlstab.bench import pool
+from rlstab.bench.file import load_bench
+from rlstab.bench.pool import Worker
+from rlstab.bench.run import dry_run, plan_of, run_bench
+from rlstab.bench.screen import Screen, clock
+from rlstab.bench.worker import ORPHANED
+from rlstab.cli import main
+from rlstab.config.document import dump
+from rlstab.core.errors import ConfigError
+from tests.bench.benches import console, pretend, printed, record, tiny
+
+
+def test_real_workers_finish_or_fail_and_the_rest_goes_on(tmp_path: Path) -> None:
+    settings = {"good": {}, "bad": {"task": {"name": "jsonl", "path": "no.jsonl"}}}
+    bench = load_bench(tiny(tmp_path, {"grpo": "clip_higher"}, settings=settings))
+    where = console()
+    assert run_bench(bench, console=where) == 1
+    good, bad = record(tmp_path, "good/grpo/seed-0"), record(tmp_path, "bad/grpo/seed-0")
+    assert (good["status"], good["error"], good["run_hash"]) == ("finished", None, bench.runs[0].hash)
+    assert 0 < good["cpu_seconds"] < 600
+    assert good["seconds"] > 0
+    folder = bench.runs[0].folder
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    assert json.loads((folder / "run.json").read_text())["threads"] == 1
+    assert not (folder / "checkpoints").exists()
+    assert bad["status"] == "failed"
+    assert bad["error"].startswith("DataError: no.jsonl")
+    assert "failed bad/grpo/seed-0: DataError: no.jsonl" in printed(where)
+    assert printed(where).endswith(f"{tmp_path}: 1 of 2 runs finished, 1 failed\n")
+    about = json.loads((tmp_path / "bench.json").read_text())
+    assert (about["name"], about["base"], about["hash"], about["threads"]) == ("tiny", "grpo", bench.hash, 1)
+    assert load_bench(tmp_path / "bench.yaml").hash == bench.hash
+
+
+def test_finished_runs_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, seeds=2))
+    assert run_bench(bench, console=console()) == 0
+    started = json.loads((tmp_path / "bench.json").read_text())["started"]
+    monkeypatch.setattr(pool, "COMMAND", ["never started"])
+    where = console()
+    assert run_bench(bench, console=where) == 0
+    assert printed(where) == f"{tmp_path}: 4 of 4 runs finished\n"
+    assert json.loads((tmp_path / "bench.json").read_text())["started"] == started
+
+
+def test_lines_say_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    where = console()
+    run_bench(load_bench(tiny(tmp_path, {"a": "clip_higher"})), console=where)
+    assert printed(where).splitlines() == [
+        "start  default/a/seed-0",
+        "[1/1] default/a/seed-0  reward 0.500  entropy 0.250  held out   1 CPU-seconds",
+        f"{tmp_path}: 1 of 1 runs finished",
+    ]
+
+
+def test_seed_0_of_everything_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    where = console()
+    run_bench(load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, seeds=2)), workers=1, console=where)
+    started = [line.split()[-1] for line in printed(where).splitlines() if line.startswith("start")]
+    assert started == [f"default/{method}/seed-{seed}" for seed in (0, 1) for method in "ab"]
+
+
+def test_changed_runs_need_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    file = tiny(tmp_path, {"a": "clip_higher", "b": "s2t"})
+    run_bench(load_bench(file), console=console())
+    changed = load_bench({**file, "methods": {"a": "clip_higher", "b": {"name": "s2t", "max_prob": 0.5}}})
+    with pytest.raises(ConfigError) as caught:
+        run_bench(changed, console=console())
+    assert str(caught.value) == (
+        f"{tmp_path} holds 1 finished runs with other settings than this has now: default/b/seed-0. Make them again "
+        f"with --overwrite, or keep them and give another folder with --out."
+    )
+    assert record(tmp_path, "default/b/seed-0")["run_hash"] == load_bench(file).runs[1].hash
+    where = console()
+    assert run_bench(changed, overwrite=True, console=where) == 0
+    assert "start  default/a/seed-0" not in printed(where)
+    assert record(tmp_path, "default/b/seed-0")["run_hash"] == changed.runs[1].hash
+
+
+def test_failures_are_kept_until_a_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    bench = load_bench(tiny(tmp_path, {"fail": "clip_higher", "die": "s2t", "good": "stare"}))
+    assert run_bench(bench, console=console()) == 1
+    assert record(tmp_path, "default/fail/seed-0")["error"] == "ValueError: bad luck"
+    died = record(tmp_path, "default/die/seed-0")
+    assert (died["status"], died["error"]) == ("failed", "about to die\nthe worker ended with code 7")
+    assert died["cpu_seconds"] is None
+    assert record(tmp_path, "default/good/seed-0")["status"] == "finished"
+    where = console()
+    assert run_bench(bench, console=where) == 1
+    assert "start" not in printed(where)
+    assert f"{tmp_path / 'bench.yaml'} --retry" in printed(where)
+    assert run_bench(bench, retry=True, only=["default/fail"], console=where) == 1
+    assert printed(where).count("start  default/fail/seed-0") == 1
+    assert "start  default/die" not in printed(where)
+
+
+def test_a_killed_worker_is_a_failure_with_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    see = Screen.see
+
+    def kill(screen: Screen, running: Sequence[Worker], ended: Sequence[Worker]) -> None:
+        for one in running:
+            os.kill(one.pid, signal.SIGKILL)
+        see(screen, running, ended)
+
+    monkeypatch.setattr(Screen, "see", kill)
+    assert run_bench(load_bench(tiny(tmp_path, {"hang": "clip_higher"})), console=console()) == 1
+    assert record(tmp_path, "default/hang/seed-0")["error"] == "the worker was ended by SIGKILL"
+
+
+def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t", "c": "stare"}))
+    run_bench(bench, console=console())
+    for run, seconds in zip(bench.runs, (10.0, 10.0, None), strict=True):
+        values = {**record(tmp_path, run.name), "status": "running", "cpu_seconds": seconds}
+        (run.folder / "bench.json").write_text(json.dumps(values))
+        if run.method != "b":
+            (run.folder / "checkpoints" / "step-000001").mkdir(parents=True)
+    assert [one.method for one in plan_of(bench.runs, overwrite=False, retry=False).resumed] == ["a", "c"]
+    assert run_bench(bench, console=console()) == 0
+    resumed = {one.method: (one.folder / "resumed").read_text() for one in bench.runs}
+    assert resumed == {"a": "True", "b": "False", "c": "True"}
+    used = {one.method: record(tmp_path, one.name)["cpu_seconds"] for one in bench.runs}
+    assert used == {"a": 11.0, "b": 1.0, "c": None}
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]"])
+def test_a_damaged_record_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    pretend(monkeypatch)
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher"}))
+    run_bench(bench, console=console())
+    (bench.runs[0].folder / "bench.json").write_text(damage)
+    assert run_bench(bench, console=console()) == 0
+    assert record(tmp_path, "default/a/seed-0")["status"] == "finished"
+
+
+def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    pids: list[int] = []
+
+    def interrupt(screen: Screen, running: Sequence[Worker], ended: Sequence[Worker]) -> None:
+        pids.extend(one.pid for one in running)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Screen, "see", interrupt)
+    (tmp_path / "b.yaml").write_text(dump(tiny(tmp_path / "out", {"hang": "clip_higher"}, seeds=2)))
+    where = console()
+    assert run_bench(load_bench(tmp_path / "b.yaml"), console=where) == 130
+    assert printed(where) == f"stopped; 0 of 2 runs finished. Continue with: rlstab bench {tmp_path / 'b.yaml'}\n"
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert record(tmp_path / "out", "default/hang/seed-0")["status"] == "running"
+
+
+def test_two_processes_do_not_run_one_bench(tmp_path: Path) -> None:
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher"}))
+    with filelock.FileLock(tmp_path / ".lock"), pytest.raises(ConfigError) as caught:
+        run_bench(bench, console=console())
+    text = f"{tmp_path} is being run by another process. Wait for it, or give another folder with --out."
+    assert str(caught.value) == text
+
+
+def test_a_worker_leaves_when_its_parent_is_gone(tmp_path: Path) -> None:
+    (run,) = load_bench(tiny(tmp_path, {"a": "clip_higher"})).runs
+    run.folder.mkdir(parents=True)
+    (run.folder / "bench.json").write_text('{"status": "running"}')
+    program = "import rlstab.bench.worker as w, time; w._train = lambda order: time.sleep(60); w.main()"
+    order = {"run": run.config.model_dump(mode="json"), "resume": True, "keep_checkpoints": False}
+    line = json.dumps({**order, "seconds": 5.0, "cpu_seconds": 3.0}) + "\n"
+    done = subprocess.run([sys.executable, "-c", program], input=line.encode(), timeout=300, check=False)
+    assert done.returncode == ORPHANED
+    left = record(tmp_path, run.name)
+    assert left["status"] == "running"
+    assert left["seconds"] >= 5.0
+    assert left["cpu_seconds"] > 3.0
+
+
+def test_only_takes_patterns(tmp_path: Path) -> None:
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, seeds=2))
+    where = console()
+    dry_run(bench, only=["*/b", "default/a/seed-1"], console=where)
+    rows = [line.replace("│", " ").split() for line in printed(where).splitlines() if "│" in line]
+    assert rows == [
+        ["default", "a", "1", "0", "2", "2", "32"],
+        ["default", "b", "2", "0", "4", "4", "64"],
+        ["all", "3", "0", "6", "6", "96"],
+    ]
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ConfigError) as caught:
+        dry_run(bench, only=["default/c"])
+    assert str(caught.value) == (
+        "--only default/c: no run matches. Give setting/method or setting/method/seed-0, with * for any. Settings: "
+        "default. Methods: a, b."
+    )
+
+
+def test_the_command_makes_one_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pretend(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    Path("b.yaml").write_text(dump(tiny(Path("out"), {"a": "clip_higher", "b": "s2t"}, seeds=2)))
+    assert main(["bench", "b.yaml"]) == 0
+    command = record(Path("out"), "default/b/seed-1")["command"]
+    assert command == "rlstab bench b.yaml --only default/b/seed-1 --out runs/again"
+    assert main(command.split()[1:]) == 0
+    assert [path.parent.name for path in Path("runs/again").rglob("metrics.jsonl")] == ["seed-1"]
+    again = record(Path("runs/again"), "default/b/seed-1")
+    assert again["run_hash"] == record(Path("out"), "default/b/seed-1")["run_hash"]
+    assert main(["bench", "b.yaml", "--workers", "0"]) == 2
+    assert "--workers 0: expected a number of at least 1." in capsys.readouterr().err
+
+
+def test_the_table_of_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    settings = {"x": {}, "y": {}}
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher", "fail": "s2t"}, settings=settings, seeds=2))
+    where = console()
+    where._force_terminal = True
+    assert run_bench(bench, console=where) == 1
+    shown = printed(where)
+    assert "4/8 finished" in shown
+    assert "2 failed" in shown
+    assert "ValueError: bad luck" in shown
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(41.6, "42 s"), (185, "3 min 05 s"), (4800, "1 h 20 min")])
+def test_times_are_read_by_people(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.slow
+def test_a_killed_bench_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    file = tiny(tmp_path / "cut", {"a": ["clip_higher", "s2t"]})
+    file["base"] |= {"optimisation": {"steps": 30, "lr": 1e-3}, "tracking": {"checkpoint_every": 2}}
+    (tmp_path / "b.yaml").write_text(dump({**file, "keep_checkpoints": True}))
+    bench = load_bench(tmp_path / "b.yaml")
+    parent = subprocess.Popen([sys.executable, "-m", "rlstab.cli", "bench", str(tmp_path / "b.yaml")])
+    checkpoints = bench.runs[0].folder / "checkpoints"
+    while not any(checkpoints.glob("step-*")):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    time.sleep(3)
+    before = record(bench.out, bench.runs[0].name)
+    assert before["status"] == "running"
+    assert before["cpu_seconds"] > 0
+    left = sorted(path.name for path in checkpoints.glob("step-*"))
+    time.sleep(3)
+    assert sorted(path.name for path in checkpoints.glob("step-*")) == left  # nobody trains on
+    assert "step-000030" not in left
+    assert run_bench(bench, console=console()) == 0
+    whole = load_bench(tmp_path / "b.yaml", out=tmp_path / "whole")
+    assert run_bench(whole, console=console()) == 0
+
+    def metrics(folder: Path) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in one.items() if not key.startswith("seconds/")} for one in lines]
+
+    assert metrics(bench.runs[0].folder) == metrics(whole.runs[0].folder)
+    assert (checkpoints / "step-000030").exists()
