@@ -6,12 +6,17 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-slow coverage lint cards format clean
+.PHONY: train compare test test-slow coverage check-speed lint cards format clean
 
 # 200 rollouts of GRPO with a composed objective, about a minute; ends with a table and a picture. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
 train: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/rlstab train examples/countdown.yaml --overwrite
+
+# three methods x two seeds and a report on them, about two minutes on two cores
+compare: $(VENV)/.installed
+	$(BIN)/rlstab bench examples/bench_smoke.yaml
+	$(BIN)/rlstab report runs/smoke --out runs/smoke/report
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
@@ -23,6 +28,10 @@ test-slow: $(VENV)/.installed-dev
 coverage: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/core tests/zoo tests/testing \
 		--cov=rlstab/core --cov=rlstab/zoo --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=98
+
+# the goals that hold on any machine, by CPU-seconds and ratios; under a minute
+check-speed: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,138 +1,288 @@
-"""What signals cost from hidden states: rlstab against the plain log-softmax of all logits.
+"""What signals cost from hidden states, forward and backward, where a share of the rows has a loss.
 
-    python benchmarks/head.py --preset S --dtype float32,bfloat16 --repeat 5 --json head.json
+    python -m benchmarks head --preset S --json
+    python -m benchmarks head --preset A --dtype bfloat16 --live 0.2 --against naive,trl,trl-logits,liger --json
 
-One forward and backward of log-probs (with a gradient) and entropies (without), where a share of the rows has a loss:
-1, 0.2, 0.05 and 0. Times are CPU seconds of the process, the least of the repetitions; cases take turns and change
-places, because shared machines are noisy: differences under 10 % are noise. `G` is a time over that of a bare product
-of hidden states and weight in the same run: on any machine, a dense pass that keeps its logits needs 3, one that
-makes them again 4, and one that leaves out silent rows 1 + 3 * live.
+Modes: `fwd` signals without gradient (log-probs, entropies; ours the largest log-prob too), `fwd+sum_p_sq` one signal
+more (ours), `bwd` our backward alone, `fwdbwd` both, entropies without gradient, `fwdbwd-entropy` entropy in the loss,
+`frozen` a head without gradient, `memory` the peak of `fwdbwd` in a fresh process, `error` the gradient's distance from
+float64. `G` is a time over that of a bare product of hidden states and weight in the same run: a dense pass that keeps
+its logits needs 3, one that makes them again 4, and one that leaves out silent rows 1 + 3 * live.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import os
-import platform
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
+from benchmarks.heads import (
+    HEADS,
+    Inputs,
+    Law,
+    Problem,
+    assert_heads_agree,
+    inputs,
+    installed,
+    step,
+    weights_of,
+)
+from benchmarks.protocol import Case, Run, child, error, interleave, listed, measured, parser
 from rlstab.signals import token_signals
 
-#: tokens, width, vocabulary
-PRESETS = {"S": (512, 256, 8192), "A": (2048, 576, 49152)}
-LIVE = (1.0, 0.2, 0.05, 0.0)
-GEMM = "bare product"
-
-Pass = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def naive(hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    logprobs = (hidden @ weight.T).float().log_softmax(-1)
-    fixed = logprobs.detach()
-    return logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(fixed.exp() * fixed).sum(-1)
-
-
-def ours(hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    found = token_signals(hidden, weight, ids)
-    assert found.logprobs is not None
-    assert found.entropies is not None
-    return found.logprobs, found.entropies.detach()
+#: tokens, width, vocabulary. S and M are for `check`, E fits a float64 reference, 1 is a single token.
+PRESETS = {
+    "S": (512, 256, 8192),
+    "A": (2048, 576, 49152),
+    "B": (2048, 1024, 151936),
+    "C": (8192, 576, 49152),
+    "E": (512, 576, 16384),
+    "M": (4096, 64, 16384),
+    "1": (1, 576, 49152),
+}
+OWN = "rlstab"
+TIMED = ("fwd", "fwd+sum_p_sq", "bwd", "fwdbwd", "fwdbwd-entropy", "frozen")
+MODES = (*TIMED, "memory", "error")
+OWN_ONLY = {"fwd+sum_p_sq", "bwd"}
+FORWARD = {"logprobs", "entropies", "max_logprobs"}
 
 
-def inputs(preset: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a mean entropy of 3 to 4 nats."""
-    tokens, width, words = PRESETS[preset]
-    draw = torch.Generator().manual_seed(0)
-    hidden = torch.randn(tokens, width, generator=draw) * 4 / math.sqrt(width)
-    weight = torch.randn(words, width, generator=draw)
-    ids = torch.randint(words, (tokens,), generator=draw)
-    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), ids
+@dataclass(frozen=True)
+class Key:
+    """What tells one case of a run from another."""
+
+    case: str
+    mode: str
+    live: float | None
+    rows: str = "random"
+
+    def alike(self, other: Key) -> bool:
+        """The same work, so a ratio says something."""
+        return (self.mode, self.live, self.rows) == (other.mode, other.live, other.rows)
+
+    def __str__(self) -> str:
+        return f"{self.case} {self.mode}" + ("" if self.live is None else f", live {self.live:g}, {self.rows}")
 
 
-def step(law: Pass, given: tuple[Tensor, Tensor, Tensor], weights: Tensor) -> tuple[Tensor, ...]:
-    values = law(*given)
-    return (*values, *torch.autograd.grad((values[0] * weights).sum(), given[:2]))
+def cases(
+    laws: dict[str, Law],
+    trainable: Inputs,
+    frozen: Inputs,
+    problem: Problem,
+    modes: list[str],
+    lives: list[float],
+    blocks: bool = True,
+) -> Iterator[tuple[Key, Case]]:
+    """All that take turns."""
+    for mode in (one for one in TIMED if one in modes):
+        if mode in ("fwd", "fwd+sum_p_sq"):
+            needs = FORWARD | ({"sum_p_sq"} if mode == "fwd+sum_p_sq" else set())
+            yield Key(OWN, mode, None), _signals(trainable, needs)
+            ones = weights_of(problem, 1.0)
+            for name, law in laws.items():
+                if mode == "fwd" and name != OWN and HEADS[name].entropy:
+                    yield Key(name, mode, None), _forward(law, trainable, ones)
+            continue
+        for live in lives:
+            for rows in ("random", "block") if blocks else ("random",):
+                weights = weights_of(problem, live, block=rows == "block")
+                for name, law in laws.items():
+                    if name != OWN and (mode in OWN_ONLY or rows == "block"):
+                        continue
+                    if (rows == "block" and not 0 < live < 1) or (mode == "fwdbwd-entropy" and not HEADS[name].entropy):
+                        continue
+                    key = Key(name, mode, live, rows)
+                    if mode == "bwd":
+                        yield key, _backward(law, trainable, weights)
+                    else:
+                        given = frozen if mode == "frozen" else trainable
+                        yield key, _both(law, given, weights, mode == "fwdbwd-entropy")
 
 
-def agree(given: tuple[Tensor, Tensor, Tensor], weights: Tensor) -> None:
-    """Both give the same before anything is timed."""
-    for mine, theirs in zip(step(ours, given, weights), step(naive, given, weights), strict=True):
-        distance = (mine.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-30)
-        allowed = 1e-4 if given[0].dtype == torch.float32 else 2e-2
-        assert distance <= allowed, f"the passes disagree by {distance:.1e}"
+def _signals(given: Inputs, needs: set[str]) -> Case:
+    return Case(torch.no_grad()(lambda _: token_signals(given.hidden, given.weight, given.ids, needs=needs)))
 
 
-def measure(preset: str, dtype: torch.dtype, repeat: int) -> dict[str, list[float]]:
-    given = inputs(preset, dtype)
-    order = torch.randperm(given[2].numel(), generator=torch.Generator().manual_seed(1))
-    cases: dict[str, Callable[[], Any]] = {
-        GEMM: lambda: given[0].detach() @ given[1].detach().T,
+def _forward(law: Law, given: Inputs, weights: torch.Tensor) -> Case:
+    return Case(torch.no_grad()(lambda _: law(given, weights, False)))
+
+
+def _backward(law: Law, given: Inputs, weights: torch.Tensor) -> Case:
+    return Case(lambda loss: torch.autograd.grad(loss, given.trained), lambda: law(given, weights, False)[0])
+
+
+def _both(law: Law, given: Inputs, weights: torch.Tensor, entropy: bool) -> Case:
+    return Case(lambda _: step(law, given, weights, entropy=entropy))
+
+
+def time_heads(
+    run: Run,
+    preset: str,
+    problem: Problem,
+    laws: dict[str, Law],
+    modes: list[str],
+    lives: list[float],
+    repeat: int,
+    *,
+    blocks: bool = True,
+) -> None:
+    """The timed modes of one shape and dtype; agreement first."""
+    trainable, frozen = inputs(problem), inputs(problem, frozen=True)
+    for mode, given, entropy in (
+        ("fwdbwd", trainable, False),
+        ("fwdbwd-entropy", trainable, True),
+        ("frozen", frozen, False),
+    ):
+        if mode in modes or mode == "fwdbwd":
+            assert_heads_agree(laws, given, entropy=entropy)
+    all_cases = dict(cases(laws, trainable, frozen, problem, modes, lives, blocks))
+    if not all_cases:
+        return
+    hidden, weight = trainable.hidden.detach(), trainable.weight.detach()
+    keys = {str(key): key for key in all_cases}
+    times, units = interleave(
+        {str(key): case for key, case in all_cases.items()}, repeat, lambda: torch.mm(hidden, weight.t())
+    )
+    for name, values in measured(times, units).items():
+        key = keys[name]
+        values["ratio_to"] = {keys[o].case: ratio for o, ratio in values["ratio_to"].items() if key.alike(keys[o])}
+        run.add(**_about(preset, problem, key), **values)
+
+
+def _about(preset: str, problem: Problem, key: Key) -> dict[str, Any]:
+    return {
+        "case": key.case,
+        "preset": preset,
+        "shape": problem.shape,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "live": key.live,
+        "mode": key.mode,
+        "rows": key.rows,
+        "handicap": HEADS[key.case].handicap,
     }
-    for live in LIVE:
-        weights = (order < round(live * order.numel())).float()
-        agree(given, weights)
-        for law in (naive, ours):
-            cases[f"{law.__name__}, live {live:g}"] = lambda law=law, weights=weights: step(law, given, weights)
-    for law in (naive, ours):
-        cases[f"{law.__name__}, no gradient"] = torch.no_grad()(lambda law=law: law(*given))
-    times: dict[str, list[float]] = {name: [] for name in cases}
-    names = list(cases)
-    cases[GEMM]()  # the others have run
-    for turn in range(repeat):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.process_time()
-            cases[name]()
-            times[name].append(time.process_time() - start)
-    return times
 
 
-def rows(times: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """A row a case: least time, G, and the median over turns of its ratio to the plain path of the same run."""
-    unit = min(times[GEMM])
+def weigh(run: Run, preset: str, problem: Problem, heads: list[str], live: float) -> None:
+    """Peak memory of a forward and backward, each head in a process of its own."""
+    for head in heads:
+        found = child(
+            "benchmarks.memory",
+            {
+                "head": head,
+                "tokens": problem.tokens,
+                "width": problem.width,
+                "words": problem.words,
+                "dtype": str(problem.dtype).removeprefix("torch."),
+                "live": live,
+                "frozen": False,
+                "threads": torch.get_num_threads(),
+            },
+        )
+        run.add(**_about(preset, problem, Key(head, "memory", live)), **found)
+
+
+def err(run: Run, preset: str, problem: Problem, laws: dict[str, Law]) -> None:
+    """Relative L2 distance of both gradients from float64 on the same inputs, all rows live."""
+    given, weights = inputs(problem), weights_of(problem, 1.0)
+    truth = step(HEADS["naive"].load(), given.to(torch.float64), weights.double())
+    for name, law in laws.items():
+        found = step(law, given, weights)
+        distances = [error(a, b, relative=True) for a, b in zip(found.gradients, truth.gradients, strict=True)]
+        run.add(
+            **_about(preset, problem, Key(name, "error", 1.0)),
+            hidden_error=distances[0],
+            weight_error=distances[1],
+            gradient_error=max(distances),
+        )
+
+
+def table(run: Run) -> None:
+    """Everything that was found, a table for each shape and dtype."""
+    groups = dict.fromkeys((one["preset"], tuple(one["shape"]), one["dtype"]) for one in run.records)
+    columns = (
+        ("CPU s", "cpu_s", ".3f"),
+        ("wall s", "wall_s", ".3f"),
+        ("G", "g_units", ".2f"),
+        ("it / rlstab", "over_own", ".2f"),
+        ("MiB", "peak_mib", ".0f"),
+        ("beyond grads", "workspace_mib", ".0f"),
+        ("grad error", "gradient_error", ".2e"),
+    )
+    for preset, shape, dtype in groups:
+        own = [one for one in run.records if (one["preset"], one["dtype"]) == (preset, dtype)]
+        drawn = Table("mode", "live", "case", title=f"{preset}: {' x '.join(map(str, shape))}, {dtype}")
+        there = {name for one in own for name, value in one.items() if value} | {
+            "over_own" for one in own if one.get("ratio_to")
+        }
+        shown = [column for column in columns if column[1] in there]
+        for title, *_ in shown:
+            drawn.add_column(title, justify="right")
+        for one in sorted(own, key=lambda one: (MODES.index(one["mode"]), -(one["live"] or 0), one["rows"])):
+            ratio = one.get("ratio_to", {}).get(OWN)
+            values = {**one, "over_own": 1 / ratio if ratio else None}
+            live = "-" if one["live"] is None else f"{one['live']:g}{' block' if one['rows'] == 'block' else ''}"
+            cells = ("" if values.get(name) is None else f"{values[name]:{form}}" for _, name, form in shown)
+            drawn.add_row(one["mode"], live, one["case"], *cells)
+        run.console.print(drawn)
+    for name in dict.fromkeys(one["case"] for one in run.records if one["handicap"]):
+        run.console.print(f"{name}: {HEADS[name].handicap}", highlight=False)
+
+
+def rows_differ(run: Run, allowed: float = 0.1) -> list[str]:
+    """Where a block of live rows costs more or less than as many random ones; both times are least CPU-seconds."""
     found = []
-    for name, seconds in times.items():
-        other = times[name.replace("ours", "naive")]
-        ratio = statistics.median(b / a for a, b in zip(seconds, other, strict=True))
-        found.append({"case": name, "cpu_s": min(seconds), "g": min(seconds) / unit, "naive_over_it": ratio})
+    for one in run.records:
+        if one["rows"] == "block":
+            same = ("case", "preset", "dtype", "live", "mode")
+            twin = next(o for o in run.records if o["rows"] == "random" and all(o[n] == one[n] for n in same))
+            apart = one["cpu_s"] / twin["cpu_s"] - 1
+            if abs(apart) > allowed:
+                found.append(
+                    f"{one['preset']} {one['dtype']} {one['mode']}, live {one['live']:g}: a block of rows costs "
+                    f"{apart:+.0%} of random ones; rule 5 allows {allowed:.0%}"
+                )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="S", help="comma-separated: " + ", ".join(PRESETS))
-    parser.add_argument("--dtype", default="float32,bfloat16")
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    console, results = Console(), []
-    console.print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}, "
-        f"load {os.getloadavg()[0]:.1f}"
-    )
-    for preset in options.preset.split(","):
-        for dtype in options.dtype.split(","):
-            tokens, width, words = PRESETS[preset]
-            found = rows(measure(preset, getattr(torch, dtype), options.repeat))
-            table = Table("case", title=f"{preset}: {tokens} tokens x {width} x {words}, {dtype}")
-            for title in ("CPU s", "G", "naive / it"):
-                table.add_column(title, justify="right")
-            for row in found:
-                table.add_row(row["case"], f"{row['cpu_s']:.3f}", f"{row['g']:.2f}", f"{row['naive_over_it']:.2f}")
-            console.print(table)
-            results.append({"preset": preset, "dtype": dtype, "repeat": options.repeat, "rows": found})
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    arguments = parser(__doc__, repeat=5)
+    arguments.add_argument("--preset", default="S", help="comma-separated: " + ", ".join(PRESETS))
+    arguments.add_argument("--n", type=int, help="tokens, instead of a preset")
+    arguments.add_argument("--d", type=int, help="width, instead of a preset")
+    arguments.add_argument("--v", type=int, help="vocabulary, instead of a preset")
+    arguments.add_argument("--dtype", default="float32,bfloat16")
+    arguments.add_argument("--live", default="0,0.05,0.2,1", help="shares of rows with a loss")
+    arguments.add_argument("--mode", default="fwd,fwdbwd", help="comma-separated: " + ", ".join(MODES))
+    arguments.add_argument("--against", default="naive", help="comma-separated: " + ", ".join(list(HEADS)[1:]))
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    run = Run("head", options.json)
+    run.say()
+    modes, lives = listed(options.mode), [float(one) for one in listed(options.live)]
+    unknown = [one for one in modes if one not in MODES]
+    if unknown:
+        arguments.error(f"no mode is called '{unknown[0]}'. Known: {', '.join(MODES)}.")
+    laws = installed([OWN, *listed(options.against)], run.console.print)
+    own_shape = (options.n, options.d, options.v)
+    if any(own_shape) and not all(own_shape):
+        arguments.error("--n, --d and --v go together.")
+    shapes = {"own": own_shape} if all(own_shape) else {name: PRESETS[name] for name in listed(options.preset)}
+    for preset, shape in shapes.items():
+        for dtype in listed(options.dtype):
+            problem = Problem(*shape, getattr(torch, dtype))
+            if set(modes) & set(TIMED):
+                time_heads(run, preset, problem, laws, modes, lives, options.repeat)
+            if "memory" in modes:
+                for live in lives:
+                    weigh(run, preset, problem, list(laws), live)
+            if "error" in modes:
+                err(run, preset, problem, laws)
+    table(run)
+    for line in rows_differ(run):
+        run.console.print(f"[yellow]{line}[/]")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Performance measured by one protocol: see benchmarks/README.md."""

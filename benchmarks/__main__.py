@@ -1,0 +1,37 @@
+"""`python -m benchmarks NAME ...`, from the root of a clone; `python -m benchmarks NAME --help` says what it takes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+# read once, when torch starts its threads: a waiting thread that spins would be counted as work
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+NAMES = {
+    "head": "signals from the vocabulary head, forward and backward, against other heads",
+    "modules": "the methods of the zoo on top of the head, against a plain GRPO loss",
+    "quantile": "exact quantiles of a whole step against torch.quantile",
+    "e2e": "forward and backward of a whole model of 134.5M parameters",
+    "throughput": "whole training steps against TRL's GRPOTrainer",
+    "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
+    "report": "all goals from the results that are kept, and docs/performance.md",
+    "split": "how much gradients move when a step is cut into micro-batches",
+    "mutation": "would the tests notice a change?",
+}
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        known = "\n".join(f"  {name:<12}{about}" for name, about in NAMES.items())
+        print(f"python -m benchmarks NAME ...\n\n{known}")
+        sys.exit(0 if sys.argv[1:] in ([], ["-h"], ["--help"]) else 2)
+    name = sys.argv[1]
+    sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
+    importlib.import_module(f"benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

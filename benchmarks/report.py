@@ -1,0 +1,152 @@
+"""All goals, from the results that are kept: prints them, and writes the tables of docs/performance.md.
+
+    python -m benchmarks report
+
+A value is that of the newest run that has both sides of its ratio, and of its worst shape and dtype. Where an earlier
+run has one too, a change for the worse by more than 15 % is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.goals import SMALL, Found, Goal, evaluate, load
+from benchmarks.heads import HEADS
+from benchmarks.protocol import RESULTS, ROOT, Record, read
+
+PAGE = ROOT / "docs" / "performance.md"
+REGRESSION = 0.15
+WORDS = {"aim": "aim reached", "must": "must reached", "missed": "**missed**", "unmeasured": "not measured"}
+Row = tuple[str, ...]
+
+
+def goal_rows(goals: list[Goal], records: list[Record]) -> list[Row]:
+    """Cells of the table of goals."""
+    counted = [one for one in records if one.get("preset") not in SMALL]
+    rows = []
+    for goal in goals:
+        found, before = evaluate(goal, counted), evaluate(goal, counted, back=1)
+        verdict = WORDS[goal.judge(found.value if found else None)]
+        sign = "≥" if goal.better == "higher" else "≤"
+        rows.append(
+            (
+                goal.row,
+                goal.says,
+                f"{sign} {goal.limits.must:g}",
+                f"{sign} {goal.limits.aim:g}",
+                _measured(found),
+                _change(goal, found, before),
+                f"{verdict}: {goal.unmeasured}" if goal.unmeasured else verdict,
+            )
+        )
+    return rows
+
+
+def _measured(found: Found | None) -> str:
+    if found is None:
+        return "-"
+    if len(found.values) < 2:
+        return f"{found.value:.3g}"
+    low, high = min(found.values.values()), max(found.values.values())
+    return f"{found.value:.3g} ({found.where}; all: {low:.3g} to {high:.3g})"
+
+
+def _change(goal: Goal, found: Found | None, before: Found | None) -> str:
+    """The earlier value of the same comparison, marked where the new one is worse by more than 15 %."""
+    if found is None or before is None or found.where not in before.values:
+        return ""
+    old = before.values[found.where]
+    worse = (old / found.value if goal.better == "higher" else found.value / old) - 1
+    return f"{old:.3g}{' **regression**' if worse > REGRESSION else ''}"
+
+
+def head_rows(records: list[Record]) -> list[Row]:
+    """Every head at 20 % live rows: CPU-seconds, G, and peak memory, of the newest runs."""
+    newest: dict[tuple[str, str, str], dict[str, Record]] = {}
+    for one in records:
+        if one["benchmark"] == "head" and one["live"] == 0.2 and one["rows"] == "random" and one["preset"] not in SMALL:
+            newest.setdefault((one["preset"], one["dtype"], one["case"]), {})[one["mode"]] = one
+    rows = []
+    order = list(HEADS)
+    for preset, dtype, case in sorted(newest, key=lambda key: (key[:2], order.index(key[2]))):
+        modes = newest[preset, dtype, case]
+        timed, weighed = modes.get("fwdbwd"), modes.get("memory")
+        some = timed or weighed
+        if some is not None:
+            rows.append(
+                (
+                    f"{preset}: {' x '.join(map(str, some['shape']))}",
+                    dtype,
+                    case,
+                    f"{timed['cpu_s']:.2f}" if timed else "",
+                    f"{timed['g_units']:.2f}" if timed else "",
+                    f"{weighed['peak_mib']:.0f}" if weighed else "",
+                    HEADS[case].handicap,
+                )
+            )
+    return rows
+
+
+def runs_used(records: list[Record]) -> list[str]:
+    """What the newest run of each benchmark was measured with, a line each."""
+    newest = {one["benchmark"]: one for one in records if one.get("preset") not in SMALL}
+    return [
+        f"- `{name}`, {one['date'][:10]}: {one['machine']}, {one['threads']} thread(s), "
+        f"{', '.join(f'{package} {version}' for package, version in one['versions'].items())}; commit "
+        f"{one['commit']}, seed {one['seed']}"
+        for name, one in sorted(newest.items())
+    ]
+
+
+def markdown(titles: Row, rows: Iterable[Row]) -> str:
+    """A table."""
+    lines = [titles, tuple("---" for _ in titles), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def fill(page: str, name: str, text: str) -> str:
+    """The page with what stands between two comments replaced.
+
+    Raises:
+        ValueError: it has no such place.
+    """
+    start, end = f"<!-- {name}: written by `python -m benchmarks report` -->", f"<!-- end of {name} -->"
+    if start not in page or end not in page:
+        raise ValueError(f"the page has no place for '{name}': expected the lines {start} and {end}.")
+    before, _, rest = page.partition(start)
+    return f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+
+
+def write(page: Path, goals: list[Goal], records: list[Record]) -> None:
+    """The generated parts of the page."""
+    text = page.read_text(encoding="utf-8")
+    titles = ("row", "goal", "must", "aim", "measured", "before", "verdict")
+    text = fill(text, "goals", markdown(titles, goal_rows(goals, records)))
+    titles = ("shape", "dtype", "head", "CPU s", "G", "peak MiB", "handicap")
+    heads = head_rows(records)
+    text = fill(text, "heads", markdown(titles, heads) if heads else "Not measured yet.")
+    text = fill(text, "runs", "\n".join(runs_used(records)) or "None yet.")
+    page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--results", type=Path, default=RESULTS)
+    arguments.add_argument("--page", type=Path, default=PAGE)
+    options = arguments.parse_args()
+    goals, records = load(), read(options.results)
+    drawn = Table("row", "goal", "must", "aim", "measured", "before", "verdict")
+    for row in goal_rows(goals, records):
+        drawn.add_row(*map(escape, row))
+    Console().print(drawn)
+    write(options.page, goals, records)
+
+
+if __name__ == "__main__":
+    main()

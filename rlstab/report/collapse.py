@@ -1,0 +1,237 @@
+"""Has a run collapsed? Detectors with stated definitions, on bins of ten rollouts.
+
+The thresholds are choices, made before any benchmark was run with them. What they react to was seen in trials of the
+tiny countdown policy: plain GRPO loses two thirds of its entropy in 500 rollouts while it still improves; a learning
+rate that is too high ends in a reward near 0, dead groups and a gradient near 0, while entropy stays or *rises*; only
+without a trust region did gradient norms spike, at forty times their mean. So no single curve tells a collapse, and
+each detector stands for itself. ``collapsed`` in tables and sweeps is the fall of the reward, or a run that ended
+because the trainer refused its steps for NaN or Inf; one that failed for another reason says nothing of its method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlstab.report.bins import EMPTY, binned, weights
+from rlstab.report.model import RunRecord
+from rlstab.report.outcomes import last_tenth
+
+#: Entropy has collapsed below this share of its first ten rollouts: well beyond the 0.3 that plain GRPO came to.
+ENTROPY_FLOOR = 0.25
+#: ... or below so many nats a token: nearly all tokens are then certain, whatever the start was.
+ENTROPY_LEAST = 0.02
+#: Entropy has blown up above this multiple of its first ten rollouts; where the learning rate was fatal it rose by 1.3.
+ENTROPY_CEILING = 1.5
+#: The reward has fallen if it ends below this share of its peak: noise of a peak and habit of a plateau lie above it.
+REWARD_KEPT = 0.7
+#: ... by at least so many times the noise of a bin.
+REWARD_NOISE = 3.0
+#: A norm above so many times the median so far is a spike; clipping at 1.0 hides it from the weights, not from here.
+SPIKE = 10.0
+#: Groups are dead if this share has no spread; ordinary runs stay at half.
+DEAD = 0.9
+#: ... unless the reward is so high that the groups are solved instead.
+SOLVED = 0.9
+#: Responses are cut off if fewer than this share end by themselves ...
+ENDED = 0.9
+#: ... and it is at least so much less than at the start.
+ENDED_DROP = 0.1
+#: Bins below which a curve is too short to judge.
+MIN_BINS = 3
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What one detector says of one run.
+
+    Attributes:
+        detector: its name, a key of :data:`DETECTORS`.
+        fired: whether its definition holds; None if the run lacks the metric or is too short.
+        step: last rollout of the first bin where it does; None if it did not fire.
+        value: what is compared with the threshold, at its worst or at the end as the definition says.
+        text: the value in words, or why nothing can be said.
+    """
+
+    detector: str
+    fired: bool | None
+    step: int | None
+    value: float | None
+    text: str
+
+
+#: What each detector means.
+DEFINITIONS = {
+    "reward_fall": (
+        f"training reward over the last tenth below {REWARD_KEPT} x its best ten rollouts, the drop above "
+        f"{REWARD_NOISE:g} x the noise of ten rollouts"
+    ),
+    "entropy_floor": (
+        f"token entropy of ten rollouts below {ENTROPY_FLOOR} x that of the first ten, or below {ENTROPY_LEAST} nats"
+    ),
+    "entropy_blow_up": f"token entropy of ten rollouts above {ENTROPY_CEILING} x that of the first ten",
+    "gradient_spikes": f"a gradient norm above {SPIKE:g} x the median so far of the mean norm of ten rollouts",
+    "dead_groups": (
+        f"more than {DEAD} of the groups without any spread of reward over the last tenth, at a reward below {SOLVED}"
+    ),
+    "truncation": (
+        f"fewer than {ENDED} of the responses end by themselves over the last tenth, {ENDED_DROP} less than at first"
+    ),
+    "refused_steps": "an optimizer step refused for NaN or Inf",
+    "below_start": "training reward over the last tenth below that of the policy at the start",
+}
+
+TITLES = {
+    "reward_fall": "reward fall",
+    "entropy_floor": "entropy floor",
+    "entropy_blow_up": "entropy blow-up",
+    "gradient_spikes": "gradient spikes",
+    "dead_groups": "dead groups",
+    "truncation": "truncation",
+    "refused_steps": "refused steps",
+    "below_start": "ends below start",
+}
+
+
+def detect(run: RunRecord) -> list[Detection]:
+    """What every detector says of a run, finished or not."""
+    return [detector(run) for detector in DETECTORS.values()]
+
+
+def collapsed(run: RunRecord) -> bool:
+    """Whether its reward fell, or it failed over NaN or Inf."""
+    diverged = run.status == "failed" and "NonFinite" in (run.error or "")
+    return diverged or reward_fall(run).fired is True
+
+
+def reward_fall(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["reward_fall"]``. Noise: median absolute difference of neighbouring bins, as a deviation."""
+    steps, values = binned(run, "reward/mean")
+    end = last_tenth(run, "reward/mean")
+    if len(values) < MIN_BINS or end is None:
+        return _unknown("reward_fall", "reward/mean", len(values))
+    place = int(values.argmax())
+    peak = float(values[place])
+    # differences of two independent values vary by the square root of two more than each; 1.4826 for normal noise
+    noise = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)
+    low = (values < REWARD_KEPT * peak) & (np.arange(len(values)) > place)
+    fired = bool(peak > 0 and end < REWARD_KEPT * peak and peak - end > REWARD_NOISE * noise and low.any())
+    share = end / peak if peak > 0 else 1.0
+    return Detection(
+        "reward_fall",
+        fired,
+        _first(steps, low) if fired else None,
+        share,
+        f"ends at {end:.3g}, {share:.2f} x its peak of {peak:.3g} at rollout {steps[place]}",
+    )
+
+
+def entropy_floor(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["entropy_floor"]``."""
+    steps, values = binned(run, "tokens/entropy")
+    if len(values) < MIN_BINS:
+        return _unknown("entropy_floor", "tokens/entropy", len(values))
+    low = values < max(ENTROPY_FLOOR * values[0], ENTROPY_LEAST)
+    share = float(values.min() / values[0]) if values[0] > 0 else 0.0
+    text = f"lowest {values.min():.3g} nats, {share:.2f} x its start"
+    return Detection("entropy_floor", bool(low.any()), _first(steps, low), share, text)
+
+
+def entropy_blow_up(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["entropy_blow_up"]``."""
+    steps, values = binned(run, "tokens/entropy")
+    if len(values) < MIN_BINS:
+        return _unknown("entropy_blow_up", "tokens/entropy", len(values))
+    high = values > ENTROPY_CEILING * max(float(values[0]), ENTROPY_LEAST)
+    share = float(values.max() / max(float(values[0]), ENTROPY_LEAST))
+    text = f"highest {values.max():.3g} nats, {share:.2f} x its start"
+    return Detection("entropy_blow_up", bool(high.any()), _first(steps, high), share, text)
+
+
+def gradient_spikes(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["gradient_spikes"]``. The value is the largest multiple; the text counts bins with one."""
+    means = dict(zip(*(one.tolist() for one in binned(run, "gradient/norm")), strict=True))
+    steps, found = run.largest.get("gradient/largest_norm", EMPTY)
+    largest = {step: value for step, value in zip(steps.tolist(), found.tolist(), strict=True) if step in means}
+    if len(largest) < MIN_BINS:
+        return _unknown("gradient_spikes", "gradient/largest_norm", len(largest))
+    # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
+    steps = np.array(list(largest), dtype=np.int64)
+    medians = np.array([np.median([means[one] for one in largest if one <= step]) for step in steps.tolist()])
+    multiples = np.array(list(largest.values())) / np.maximum(medians, np.finfo(np.float64).tiny)
+    high = multiples > SPIKE
+    text = f"{int(high.sum())} of {len(high)} tens of rollouts; the largest norm is {multiples.max():.3g} x the median"
+    return Detection("gradient_spikes", bool(high.any()), _first(steps, high), float(multiples.max()), text)
+
+
+def dead_groups(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["dead_groups"]``. The step is the first from which the share stays above."""
+    steps, values = binned(run, "reward/dead_groups")
+    end, reward = last_tenth(run, "reward/dead_groups"), last_tenth(run, "reward/mean")
+    if len(values) < MIN_BINS or end is None or reward is None:
+        return _unknown("dead_groups", "reward/dead_groups", len(values))
+    fired = end > DEAD and reward < SOLVED
+    below = np.flatnonzero(values <= DEAD)
+    since = steps[min(int(below[-1]) + 1, len(steps) - 1)] if len(below) else steps[0]
+    text = f"{end:.2f} of the groups at the end, at reward {reward:.3g}"
+    if end > DEAD and not fired:
+        text += ": solved"
+    return Detection("dead_groups", fired, int(since) if fired else None, end, text)
+
+
+def truncation(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["truncation"]``."""
+    steps, values = binned(run, "response/ended")
+    end = last_tenth(run, "response/ended")
+    if len(values) < MIN_BINS or end is None:
+        return _unknown("truncation", "response/ended", len(values))
+    low = (values < ENDED) & (values <= values[0] - ENDED_DROP)
+    fired = bool(end < ENDED and end <= values[0] - ENDED_DROP and low.any())
+    text = f"{end:.2f} end by themselves at the end, {values[0]:.2f} at first"
+    return Detection("truncation", fired, _first(steps, low) if fired else None, end, text)
+
+
+def refused_steps(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["refused_steps"]``. A run without the metric has none: it is written only when counted."""
+    steps, values = binned(run, "steps/refused")
+    count = float((values * weights(run, steps)).sum()) if len(values) else 0.0
+    bad = values > 0
+    return Detection("refused_steps", bool(bad.any()), _first(steps, bad), round(count), f"{round(count)} steps")
+
+
+def below_start(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["below_start"]``. The start is the evaluation before any step, else the first ten rollouts."""
+    steps, values = binned(run, "reward/mean")
+    end = last_tenth(run, "reward/mean")
+    if len(values) < MIN_BINS or end is None:
+        return _unknown("below_start", "reward/mean", len(values))
+    first = run.evaluations[0] if run.evaluations else {}
+    evaluated = first.get("step") == 0 and "eval/mean" in first
+    start = first["eval/mean"] if evaluated else float(values[0])
+    low = values < start
+    text = f"ends at {end:.3g}, began at {start:.3g} ({'held out' if evaluated else 'first ten rollouts'})"
+    return Detection("below_start", end < start, _first(steps, low) if end < start else None, end - start, text)
+
+
+DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {
+    "reward_fall": reward_fall,
+    "entropy_floor": entropy_floor,
+    "entropy_blow_up": entropy_blow_up,
+    "gradient_spikes": gradient_spikes,
+    "dead_groups": dead_groups,
+    "truncation": truncation,
+    "refused_steps": refused_steps,
+    "below_start": below_start,
+}
+
+
+def _first(steps: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:
+    return int(steps[where.argmax()]) if where.any() else None
+
+
+def _unknown(detector: str, metric: str, bins: int) -> Detection:
+    why = f"{metric} is missing" if not bins else f"too short: {bins} tens of rollouts, and it takes {MIN_BINS}"
+    return Detection(detector, None, None, None, why)

@@ -1,0 +1,228 @@
+"""Everything a report says, computed once: HTML and Markdown print the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlstab.core.errors import ReportError, did_you_mean
+from rlstab.report.collapse import DETECTORS, Detection, collapsed, detect
+from rlstab.report.inert import Inert, inert_methods
+from rlstab.report.model import Loaded, RunRecord
+from rlstab.report.outcomes import Outcome, chosen_outcomes, outcome_of
+from rlstab.report.overlap import Overlap, overlaps_of
+from rlstab.report.statistics import Estimate, Paired, against_base, summary
+from rlstab.report.sweep import Sweep, sweeps_of
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one outcome.
+
+    Attributes:
+        values: by seed, finished runs only.
+        summary: interquartile mean over the seeds.
+        paired: against the base; None for the base itself, and where there is none.
+    """
+
+    values: dict[int, float]
+    summary: Estimate
+    paired: Paired | None
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """The detectors over the runs of one method, unfinished and failed ones too.
+
+    Attributes:
+        runs: all of them.
+        failed: of them.
+        collapsed: whose reward fell, or that failed over NaN or Inf.
+        fired: by detector, in how many it fired.
+        judged: by detector, of how many it could say anything.
+        detections: by seed, what each said.
+    """
+
+    runs: int
+    failed: int
+    collapsed: int
+    fired: dict[str, int]
+    judged: dict[str, int]
+    detections: dict[int, list[Detection]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The methods of one setting of one bench.
+
+    Attributes:
+        bench: its name; None for runs made by ``rlstab train``.
+        setting: its name.
+        base: method that the others are compared with; None if it is not there.
+        methods: the base first, the others by name.
+        runs: by method, those that the curves are drawn from.
+        cells: by method and outcome.
+        collapses: by method.
+        notes: what is missing in this table, and why.
+    """
+
+    bench: str | None
+    setting: str
+    base: str | None
+    methods: list[str]
+    runs: dict[str, list[RunRecord]]
+    cells: dict[tuple[str, str], Cell]
+    collapses: dict[str, Collapse]
+    notes: list[str]
+
+    @property
+    def title(self) -> str:
+        """Bench and setting, without what says nothing."""
+        parts = [self.bench or "", self.setting if self.setting != "default" or not self.bench else ""]
+        return ", ".join(one for one in parts if one)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a report is made of.
+
+    Attributes:
+        loaded: runs, what was left out, notes on what was read.
+        baseline: asked for by name; None where each bench's own base, or the first method, is taken.
+        outcomes: the columns, the main one first.
+        tables: one a setting of a bench, swept settings by their value.
+        inert: methods that never acted.
+        overlaps: tokens that several methods touched, where traces exist.
+        sweeps: of benches whose settings differ in one number.
+        notes: on reading, and on what is missing in the tables.
+    """
+
+    loaded: Loaded
+    baseline: str | None
+    outcomes: list[Outcome]
+    tables: list[Table]
+    inert: list[Inert]
+    overlaps: list[Overlap]
+    sweeps: list[Sweep]
+    notes: list[str]
+
+
+def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[str] = ()) -> Comparison:
+    """Compute everything.
+
+    Args:
+        loaded: from :func:`rlstab.report.records.load_runs`.
+        baseline: method to compare with; None takes each bench's base, else ``grpo``, else the first by name.
+        metrics: outcomes instead of those of :func:`rlstab.report.outcomes.known_outcomes`; any metric can be one.
+
+    Raises:
+        ReportError: no run has this method or metric.
+    """
+    known = {run.method for run in loaded.runs}
+    if baseline is not None and baseline not in known:
+        raise ReportError(f"--baseline {baseline}: no run has this method. {did_you_mean(baseline, known)}")
+    outcomes = chosen_outcomes(loaded.runs, metrics)
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    for run in loaded.runs:
+        groups.setdefault((run.bench or "", run.setting), []).append(run)
+    sweeps = sweeps_of(loaded.runs)
+    swept = {(sweep.bench, point.setting): point.value for sweep in sweeps for point in sweep.points}
+    order = sorted(groups, key=lambda group: (group[0], swept.get(group, 0.0), group[1]))
+    tables = [_table(groups[group], baseline, outcomes) for group in order]
+    overlaps, unread = overlaps_of(loaded.runs)
+    return Comparison(
+        loaded=loaded,
+        baseline=baseline,
+        outcomes=outcomes,
+        tables=tables,
+        inert=inert_methods(loaded.runs),
+        overlaps=overlaps,
+        sweeps=sweeps,
+        notes=[*loaded.notes, *(note for table in tables for note in table.notes), *unread],
+    )
+
+
+def _table(runs: Sequence[RunRecord], baseline: str | None, outcomes: Sequence[Outcome]) -> Table:
+    by_method: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, []).append(run)
+    base = _base(runs, baseline)
+    methods = sorted(by_method, key=lambda one: (one != base, one))
+    first = runs[0]
+    where = Table(first.bench, first.setting, base, [], {}, {}, {}, []).title
+    cells: dict[tuple[str, str], Cell] = {}
+    notes = _absent(where, runs, baseline, base)
+    finished = [run for run in runs if run.status == "finished"]
+    missing: dict[tuple[RunRecord, ...], list[str]] = {}
+    for outcome in outcomes:
+        values = {method: _values(by_method[method], outcome.name) for method in methods}
+        others = {method: one for method, one in values.items() if method != base}
+        paired = against_base(others, values[base]) if base is not None else {}
+        for method in methods:
+            cells[method, outcome.name] = Cell(values[method], summary(values[method]), paired.get(method))
+        lacking = tuple(one for one in finished if one.seed not in values[one.method])
+        if lacking:
+            missing.setdefault(lacking, []).append(outcome.name)
+    for lacking, names in missing.items():
+        which = ", ".join(f"{one.method} seed {one.seed}" for one in lacking)
+        which = "every finished run" if len(lacking) == len(finished) else f"{which}, left out there"
+        notes.append(f"{where}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing in {which}.")
+    seeds = {method: {run.seed for run in by_method[method] if run.status == "finished"} for method in methods}
+    unpaired = {method: sorted(own ^ seeds[base]) for method, own in seeds.items()} if base is not None else {}
+    if any(unpaired.values()):
+        which = ", ".join(f"{method} {', '.join(map(str, one))}" for method, one in unpaired.items() if one)
+        notes.append(
+            f"{where}: differences are by seed; seeds that only the method or only {base} has finished: {which}."
+        )
+    return Table(
+        bench=first.bench,
+        setting=first.setting,
+        base=base,
+        methods=methods,
+        runs={method: by_method[method] for method in methods},
+        cells=cells,
+        collapses={method: _collapse(by_method[method]) for method in methods},
+        notes=notes,
+    )
+
+
+def _base(runs: Sequence[RunRecord], baseline: str | None) -> str | None:
+    methods = sorted({run.method for run in runs})
+    if baseline is not None:
+        return baseline if baseline in methods else None
+    named = sorted({run.base for run in runs if run.base is not None})
+    return next((one for one in [*named, "grpo"] if one in methods), methods[0])
+
+
+def _absent(where: str, runs: Sequence[RunRecord], baseline: str | None, base: str | None) -> list[str]:
+    """What takes no part in the outcomes. A run that failed may have failed because of its method."""
+    notes = []
+    if baseline is not None and base is None:
+        notes.append(f"{where}: holds no {baseline}, so nothing is compared there.")
+    elif base is not None and runs[0].base not in (None, base) and baseline is None:
+        notes.append(f"{where}: its base {runs[0].base} is not there; {base} is taken instead.")
+    out = [f"{run.method} seed {run.seed} ({run.status})" for run in runs if run.status != "finished"]
+    if out:
+        notes.append(
+            f"{where}: outcomes are of finished runs and leave out {', '.join(out)}; collapse counts do not. What "
+            f"fails may fail because of its method: read them together."
+        )
+    return notes
+
+
+def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
+    found = {run.seed: outcome_of(run, name) for run in runs}
+    return {seed: value for seed, value in sorted(found.items()) if value is not None}
+
+
+def _collapse(runs: Sequence[RunRecord]) -> Collapse:
+    detections = {run.seed: detect(run) for run in runs}
+    every = [one for found in detections.values() for one in found]
+    return Collapse(
+        runs=len(runs),
+        failed=sum(run.status == "failed" for run in runs),
+        collapsed=sum(collapsed(run) for run in runs),
+        fired={name: sum(one.detector == name and one.fired is True for one in every) for name in DETECTORS},
+        judged={name: sum(one.detector == name and one.fired is not None for one in every) for name in DETECTORS},
+        detections=detections,
+    )

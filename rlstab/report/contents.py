@@ -1,0 +1,282 @@
+"""A comparison as what the page shows: texts for the template, numbers for the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlstab.report import payload
+from rlstab.report.bins import WIDTH
+from rlstab.report.collapse import DEFINITIONS, TITLES
+from rlstab.report.comparison import Comparison, Table
+from rlstab.report.differences import lines
+from rlstab.report.findings import findings, listed
+from rlstab.report.metric_names import axis
+from rlstab.report.numbers import NOTHING, setting
+from rlstab.report.palette import Look, looks
+from rlstab.report.panels import panels_of
+from rlstab.report.tables import about, collapse_table, overlap_table, result_table, sweep_table
+
+HOW_TABLES = (
+    "The interquartile mean leaves out the lowest and the highest quarter of the seeds; its interval is a BCa "
+    "bootstrap over seeds. Differences are paired by seed: their mean, with Student's t interval. P(higher) is the "
+    "share of seeds won. Intervals are at 95 %, each for itself; the words hold for all methods of one table together "
+    "(Holm), not over several tables. Higher says nothing about better."
+)
+HOW_CURVES = (
+    "Mean over seeds. Where runs have stopped the mean is over those that go on, and ends where fewer than half do. "
+    "Sampled metrics are means over {width} rollouts a point; evaluations are drawn as measured."
+)
+HOW_OVERLAP = (
+    "1: the two touched the very same tokens; 0: no token in common. In brackets: tokens touched. From the token "
+    "traces of the runs."
+)
+
+
+def looks_of(comparison: Comparison) -> dict[str, Look]:
+    """Every compared method with its look, in the order of the tables, a base first."""
+    methods = list(dict.fromkeys(method for table in comparison.tables for method in table.methods))
+    bases = [table.base for table in comparison.tables if table.base is not None]
+    # with several bases no one of them is the neutral one of all figures, so the most usual is
+    base = max(bases, key=bases.count) if bases else None
+    return looks(sorted(methods, key=lambda one: one != base), base)
+
+
+def contents(comparison: Comparison) -> dict[str, Any]:
+    """The context of ``page.html``."""
+    look_of = looks_of(comparison)
+    tables = _tables(comparison)
+    panels = panels_of(comparison.loaded.runs)
+    base = next((name for name, look in look_of.items() if look.colour == 0), None)
+    found = {
+        "title": _title(comparison, list(look_of), base),
+        "what": _what(comparison, len(look_of)),
+        "findings": findings(comparison),
+        "settings": _settings(tables),
+        "methods": [
+            {"key": f"m{index}", "name": name, "look": look, "base": name == base}
+            for index, (name, look) in enumerate(look_of.items())
+        ],
+        "outcomes": [{"name": one.name, "title": one.title} for one in comparison.outcomes],
+        "tables": [
+            {"setting": key, **result_table(table, outcome, look_of, alone=len(tables) == 1)}
+            for key, table in tables.items()
+            for outcome in comparison.outcomes
+        ],
+        "how_tables": HOW_TABLES,
+        "how_curves": HOW_CURVES.format(width=WIDTH),
+        "how_overlap": HOW_OVERLAP,
+        "choices": [{"name": name, "title": axis(name).title} for name in panels.choices],
+        "panels": {
+            "learning": panels.learning,
+            "trajectory": panels.trajectory,
+            "gradients": _titled(panels.gradients),
+            "shares": _titled(panels.shares),
+            "own": [{"name": name, "metrics": _own(name, metrics)} for name, metrics in panels.own.items()],
+        },
+        "inert": _inert(comparison, tables),
+        "sweeps": [sweep_table(one, look_of) for one in comparison.sweeps],
+        "overlaps": [
+            {"setting": _place(tables, one.bench, one.setting), **overlap_table(one)} for one in comparison.overlaps
+        ],
+        "collapses": [
+            {"setting": key, **collapse_table(table, look_of, alone=len(tables) == 1)} for key, table in tables.items()
+        ],
+        "definitions": [
+            ("collapsed", "the reward fell, or the run failed over NaN or Inf"),
+            *((TITLES[name], text) for name, text in DEFINITIONS.items()),
+        ],
+        "left_out": [{"path": one.path, "why": one.why} for one in comparison.loaded.left_out],
+        "notes": comparison.notes,
+        "about": about(comparison),
+        "configs": [{"setting": key, "methods": _configs(table, look_of)} for key, table in tables.items()],
+        "runs": [
+            {
+                "setting": run.setting,
+                "method": run.method,
+                "seed": run.seed,
+                "status": run.status,
+                "hash": str(run.about.get("run_hash", NOTHING)),
+                "minutes": NOTHING if run.seconds is None else f"{run.seconds / 60:.1f}",
+                "command": run.command or "",
+            }
+            for run in comparison.loaded.runs
+        ],
+    }
+    shown = {
+        "results": "Results",
+        "curves": "Learning curves",
+        "trajectory": "Entropy against reward" if panels.trajectory else "",
+        "gradients": "Gradient norms" if panels.gradients else "",
+        "sweep": "Sweep" if comparison.sweeps else "",
+        "touched": "What each method touched",
+        "overlap": "Overlap" if comparison.overlaps else "",
+        "collapse": "Collapse",
+        "left-out": "Left out, notes" if comparison.loaded.left_out or comparison.notes else "",
+        "again": "Run it again",
+    }
+    return {**found, "contents": [(id, name) for id, name in shown.items() if name]}
+
+
+def data(comparison: Comparison) -> dict[str, Any]:
+    """What ``page.js`` draws."""
+    look_of = looks_of(comparison)
+    keys = {name: f"m{index}" for index, name in enumerate(look_of)}
+    tables = _tables(comparison)
+    panels = panels_of(comparison.loaded.runs)
+    used = [*panels.choices, *(name for some in panels.own.values() for name in some)]
+    return {
+        "methods": [
+            {
+                "key": keys[name],
+                "name": name,
+                "base": look.colour == 0,
+                "colour": look.colour,
+                "dash": look.dash,
+                "mark": look.marker,
+            }
+            for name, look in look_of.items()
+        ],
+        "settings": _settings(tables),
+        "outcomes": {one.name: one.title for one in comparison.outcomes},
+        "metrics": {name: {"title": axis(name).title, "zero": axis(name).zero} for name in used},
+        "sweeps": _sweeps(comparison, keys),
+        **payload.curves(
+            {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
+        ),
+    }
+
+
+def _tables(comparison: Comparison) -> dict[str, Table]:
+    """The settings by their key on the page; those of a sweep in the order of its values."""
+    values = {(one.bench, point.setting): point.value for one in comparison.sweeps for point in one.points}
+    benches = list(dict.fromkeys(table.bench for table in comparison.tables))
+    ordered = sorted(
+        comparison.tables,
+        key=lambda table: (benches.index(table.bench), values.get((table.bench or "", table.setting), 0.0)),
+    )
+    return {f"s{index}": table for index, table in enumerate(ordered)}
+
+
+def _settings(tables: Mapping[str, Table]) -> list[dict[str, str]]:
+    one_bench = len({table.bench for table in tables.values()}) == 1
+    return [
+        {"key": key, "name": (table.setting if one_bench else table.title) or "all runs"}
+        for key, table in tables.items()
+    ]
+
+
+def _title(comparison: Comparison, methods: Sequence[str], base: str | None) -> str:
+    benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
+    head = f"{listed(benches)}: " if benches else ""
+    others = [name for name in methods if name != base]
+    if not others or base is None:
+        return f"{head}{listed(methods)}"
+    return f"{head}{listed(others) if len(others) <= 3 else f'{len(others)} methods'} against {base}"
+
+
+def _what(comparison: Comparison, methods: int) -> str:
+    runs = comparison.loaded.runs
+    seeds = sorted({run.seed for run in runs})
+    counts = [
+        f"{count} {status}"
+        for status in ("finished", "unfinished", "failed")
+        if (count := sum(run.status == status for run in runs))
+    ]
+    rollouts = {run.planned or run.rollouts for run in runs}
+    length = f"{min(rollouts)} to {max(rollouts)}" if len(rollouts) > 1 else f"{min(rollouts)}"
+    parts = [
+        _counted(methods, "method"),
+        _counted(len(comparison.tables), "setting"),
+        _counted(len(seeds), "seed"),
+        f"{_counted(len(runs), 'run')} ({', '.join(counts)})",
+        f"{length} rollouts a run",
+    ]
+    return " · ".join(parts)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _titled(metrics: Sequence[str]) -> list[dict[str, str]]:
+    return [{"name": name, "title": axis(name).title} for name in metrics]
+
+
+def _own(method: str, metrics: Sequence[str]) -> list[dict[str, str]]:
+    return [{"name": name, "title": name.removeprefix(f"{method}/")} for name in metrics]
+
+
+def _inert(comparison: Comparison, tables: Mapping[str, Table]) -> list[dict[str, str]]:
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for one in comparison.inert:
+        some = "" if len(one.seeds) == one.runs else f" ({len(one.seeds)} of {one.runs} runs)"
+        key = _place(tables, one.bench, one.setting)
+        found.setdefault((key, one.part, one.why), []).append(one.method + some)
+    return [
+        {"setting": key, "part": part, "methods": listed(methods), "why": why}
+        for (key, part, why), methods in found.items()
+    ]
+
+
+def _place(tables: Mapping[str, Table], bench: str | None, setting: str) -> str:
+    return next(key for key, table in tables.items() if (table.bench, table.setting) == (bench, setting))
+
+
+def _configs(table: Table, look_of: Mapping[str, Look]) -> list[dict[str, Any]]:
+    configs = {name: next((run.config for run in table.runs[name] if run.config), None) for name in table.methods}
+    base = configs.get(table.base) if table.base is not None else None
+    found = []
+    for name, config in configs.items():
+        hashes = dict.fromkeys(
+            str(run.about["objective_hash"]) for run in table.runs[name] if "objective_hash" in run.about
+        )
+        parts = [f"objective {', '.join(hashes)}"] if hashes else []
+        marked = [] if config is None else lines(config, config if base is None else base)
+        changed = sum(line.kind != "same" for line in marked)
+        if config is None:
+            parts.append("no configuration was found")
+        elif name == table.base:
+            parts.append("the base")
+        elif base is not None:
+            parts.append(f"{_counted(changed, 'line')} differ{'s' * (changed == 1)} from {table.base}")
+        found.append({"name": name, "look": look_of[name], "about": "; ".join(parts), "lines": marked})
+    return found
+
+
+def _sweeps(comparison: Comparison, keys: Mapping[str, str]) -> list[dict[str, Any]]:
+    tables = {(table.bench, table.setting): table for table in comparison.tables}
+    found = []
+    for one in comparison.sweeps:
+        methods: dict[str, Any] = {}
+        for name, highest in one.highest.items():
+            points = [point for point in one.points if point.method == name]
+            cells = [tables[one.bench, point.setting].cells for point in points]
+            methods[keys[name]] = {
+                "x": [point.value for point in points],
+                "stable": [point.stable for point in points],
+                "collapsed": [f"{point.collapsed} of {point.runs}" for point in points],
+                "highest": highest,
+                "outcomes": {
+                    outcome.name: [
+                        [(summary := some[name, outcome.name].summary).value, summary.low, summary.high]
+                        for some in cells
+                    ]
+                    for outcome in comparison.outcomes
+                },
+            }
+        values = one.values
+        # a range of more than a factor of four, or steps that grow: rates are tried by factors
+        log = values[0] > 0 and values[-1] / values[0] >= 4
+        labels = [setting(value) for value in values]
+        found.append(
+            {
+                "key": one.key,
+                "values": values,
+                "labels": labels,
+                "log": log,
+                "span": values[-1] - values[0],
+                "methods": methods,
+            }
+        )
+    return found

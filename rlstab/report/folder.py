@@ -1,0 +1,182 @@
+"""A run folder, as ``rlstab train`` and ``rlstab bench`` leave it, to a record: whatever state it is in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from rlstab.report.bins import highest
+from rlstab.report.model import Curve, LeftOut, RunRecord, Status, objective_names, rounded, setting_of
+
+#: Any of them makes a folder a run folder.
+FILES = ("metrics.jsonl", "config.yaml", "run.json")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds one run: by its own files, or by what a bench wrote about a run that never began."""
+    return any((folder / name).is_file() for name in FILES) or "seed" in (read_json(folder / "bench.json")[0] or {})
+
+
+def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunRecord | LeftOut:
+    """One run.
+
+    Args:
+        folder: of the run.
+        bench: ``bench.json`` of the bench that it belongs to.
+    """
+    whole = bench or {}
+    remarks: list[str] = []
+    config = _config(folder / "config.yaml", remarks)
+    about = _json(folder / "run.json", remarks)
+    place = _json(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
+    records = _lines(folder / "metrics.jsonl", remarks)
+    named = isinstance(place.get("method"), str)
+    method = place["method"] if named else "+".join(objective_names(config))
+    if not method:
+        return LeftOut(str(folder), "neither config.yaml nor bench.json says what was trained: " + "; ".join(remarks))
+    failed = place.get("status") == "failed"
+    if not records and not failed:
+        return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
+    metrics, evaluations, seconds = _split(records)
+    rollouts = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
+    planned = setting_of(config, "optimisation.steps")
+    status: Status = "failed" if failed else "finished"
+    if not failed and (not isinstance(planned, int) or rollouts < planned):
+        status = "unfinished"
+    seed = place.get("seed", config.get("seed", 0))
+    return RunRecord(
+        bench=_text(place.get("bench")) or _text(whole.get("name")),
+        setting=_text(place.get("setting")) or "default",
+        method=method,
+        seed=seed if isinstance(seed, int) else 0,
+        status=status,
+        error=_text(place.get("error")),
+        path=str(folder),
+        config=config,
+        about=about,
+        command=_text(place.get("command")) or _text(about.get("command")),
+        cpu_seconds=_number(place.get("cpu_seconds")),
+        seconds=_number(place.get("seconds")),
+        evaluations=evaluations,
+        metrics=metrics,
+        largest={
+            name: highest(curve, rollouts)
+            for name, curve in metrics.items()
+            if name.rpartition("/")[2].startswith("largest")
+        },
+        seconds_by_phase=seconds,
+        base=_text(whole.get("base")),
+        bench_command=_text(whole.get("command")),
+        remarks=tuple(remarks),
+    )
+
+
+def read_json(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The mapping in a JSON file, or None with the reason."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, f"{path.name} is missing"
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        return None, f"{path.name} cannot be read: {_first(error)}"
+    return (data, "") if isinstance(data, dict) else (None, f"{path.name} is not a mapping")
+
+
+def _json(path: Path, remarks: list[str]) -> dict[str, Any]:
+    data, why = read_json(path)
+    if data is None:
+        remarks.append(why)
+    return data or {}
+
+
+def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        remarks.append(f"{path.name} is missing")
+        return {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        remarks.append(f"{path.name} cannot be read: {_first(error)}")
+        return {}
+    if not isinstance(data, dict):
+        remarks.append(f"{path.name} is not a mapping")
+        return {}
+    return data
+
+
+def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
+    """Records by step. A run that was continued may have written a step twice; the later one counts."""
+    try:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        remarks.append(f"{path.name} is missing")
+        return {}
+    except OSError as error:
+        remarks.append(f"{path.name} cannot be read: {_first(error)}")
+        return {}
+    *lines, rest = text.split("\n")
+    if rest.strip():
+        remarks.append(f"the last line of {path.name} is cut off")
+    found: dict[int, dict[str, Any]] = {}
+    damaged = 0
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            record = None
+        step = record.get("step") if isinstance(record, dict) else None
+        if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
+            found.setdefault(step, {}).update(record)
+        else:
+            damaged += 1
+    if damaged:
+        remarks.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name}")
+    return dict(sorted(found.items()))
+
+
+def _split(
+    records: Mapping[int, Mapping[str, Any]],
+) -> tuple[dict[str, Curve], list[dict[str, float]], dict[str, float]]:
+    """Curves, evaluations, and mean seconds by phase."""
+    counted = {name for record in records.values() for name in record if name.startswith("steps/")}
+    points: dict[str, list[tuple[int, float]]] = {}
+    seconds: dict[str, list[float]] = {}
+    evaluations: list[dict[str, float]] = []
+    for step, record in records.items():
+        evaluation: dict[str, float] = {}
+        # a count is written only where there was something to count
+        for name, raw in {**dict.fromkeys(counted, 0), **record}.items():
+            value = _number(raw)
+            if name == "step" or value is None:
+                continue
+            if name.startswith("eval/"):
+                evaluation[name] = rounded(value)
+            elif name.startswith("seconds/"):
+                seconds.setdefault(name, []).append(value)
+            elif step:
+                points.setdefault(name, []).append((step, value))
+        if evaluation:
+            evaluations.append({"step": step, **evaluation})
+    curves = {
+        name: (np.array([step for step, _ in one], np.int64), np.array([value for _, value in one], np.float64))
+        for name, one in points.items()
+    }
+    return curves, evaluations, {name: rounded(math.fsum(one) / len(one)) for name, one in seconds.items()}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _first(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

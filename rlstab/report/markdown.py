@@ -1,0 +1,230 @@
+"""A comparison as Markdown: for terminals, issues, and the pages of a project. Every number comes from the runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES
+from rlstab.report.comparison import Cell, Comparison, Table
+from rlstab.report.model import RunRecord, setting_of
+from rlstab.report.statistics import CONFIDENCE, MIN_SEEDS, Estimate
+from rlstab.report.sweep import Sweep
+
+#: Settings of a run that a reader wants to know first, and how they are told.
+FRAME = {
+    "task.name": "task {}",
+    "model.name": "model {}",
+    "optimisation.steps": "rollouts {}",
+    "rollout.prompts": "prompts a rollout {}",
+    "rollout.group": "responses a prompt {}",
+    "optimisation.epochs": "epochs {}",
+    "optimisation.mini_batches": "mini-batches {}",
+    "optimisation.lr": "learning rate {}",
+}
+
+
+def markdown(comparison: Comparison, *, title: str = "Comparison", command: str | None = None) -> str:
+    """The whole page.
+
+    Args:
+        comparison: from :func:`rlstab.report.comparison.compare`.
+        title: first heading.
+        command: that makes the page again.
+    """
+    parts = [f"# {title}", *_opening(comparison, command)]
+    for table in comparison.tables:
+        parts += _table(comparison, table)
+    for sweep in comparison.sweeps:
+        parts += _sweep(sweep)
+    parts += _inert(comparison) + _overlaps(comparison) + _missing(comparison) + _again(comparison)
+    return "\n\n".join(parts) + "\n"
+
+
+def _opening(comparison: Comparison, command: str | None) -> list[str]:
+    percent = f"{100 * CONFIDENCE:g} %"
+    parts = []
+    if command:
+        parts.append("Written by this command from what the runs recorded; no number is typed by hand.")
+        parts.append(_shell([command]))
+    parts.append(
+        f"How to read it. Values are interquartile means over seeds (the lowest and highest quarter cut off, in whole "
+        f"seeds), with {percent} bootstrap intervals. Differences are means over the seeds that a method and its base "
+        f"share, with Student's t intervals. P(higher) is the share of those seeds in which the method ends above its "
+        f"base, ties half. Intervals are each for itself; what stands in words holds at {percent} for all methods of "
+        f"one setting and outcome together (Holm), not over several outcomes. *No visible difference* does not mean "
+        f"equal: the interval says how large a difference could have stayed hidden. Fewer than {MIN_SEEDS} seeds give "
+        f"no interval, and bootstrap intervals of few are too narrow: in simulations with normal values they hold the "
+        f"truth in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict rests on them."
+    )
+    outcomes = _list(f"{one.name}: {one.text}" for one in comparison.outcomes)
+    return [*parts, f"Outcomes, each of finished runs:\n\n{outcomes}"]
+
+
+def _table(comparison: Comparison, table: Table) -> list[str]:
+    parts = [f"## {_text(table.title)}"]
+    every = [run for runs in table.runs.values() for run in runs]
+    frame = _frame(every)
+    if frame:
+        parts.append(frame)
+    rows = []
+    for outcome in comparison.outcomes:
+        shown = outcome.name
+        for method in table.methods:
+            cell = table.cells[method, outcome.name]
+            if cell.values:
+                rows.append([shown, _text(method), *_cells(cell, base=method == table.base)])
+                shown = ""
+    base = f"difference to {_text(table.base)}" if table.base else "difference"
+    if rows:
+        parts.append(_list(_in_words(comparison, table)))
+        parts.append(_grid(["outcome", "method", "seeds", "value", base, "P(higher)", "in words"], rows))
+    else:
+        parts.append("No run of this setting has finished: there is nothing to compare.")
+    heads = ["method", "runs", "failed", "collapsed", *(TITLES[name] for name in DETECTORS)]
+    counts = [
+        [
+            _text(method),
+            str(one.runs),
+            str(one.failed),
+            str(one.collapsed),
+            *(f"{one.fired[name]} of {one.judged[name]}" for name in DETECTORS),
+        ]
+        for method, one in table.collapses.items()
+    ]
+    parts.append("Runs in which a detector of collapse fired, of those it could judge:\n\n" + _grid(heads, counts))
+    return parts
+
+
+def _cells(cell: Cell, *, base: bool) -> list[str]:
+    value = [str(len(cell.values)), _estimate(cell.summary)]
+    if cell.paired is None:
+        return [*value, "", "", "base" if base else ""]
+    said = cell.paired.verdict + (f" ({cell.paired.remark})" if cell.paired.remark else "")
+    return [*value, _estimate(cell.paired.difference, sign=True), _estimate(cell.paired.wins), _text(said)]
+
+
+def _in_words(comparison: Comparison, table: Table) -> Iterable[str]:
+    """One sentence an outcome, from the verdicts; plain text."""
+    for outcome in comparison.outcomes:
+        said: dict[str, list[str]] = {}
+        for method in table.methods:
+            paired = table.cells[method, outcome.name].paired
+            if paired is not None and table.cells[method, outcome.name].values:
+                said.setdefault(paired.verdict, []).append(method)
+        if said:
+            told = "; ".join(f"{verdict}: {', '.join(methods)}" for verdict, methods in sorted(said.items()))
+            yield f"{outcome.name} against {table.base}: {told}."
+
+
+def _sweep(sweep: Sweep) -> list[str]:
+    rows = []
+    for method, highest in sweep.highest.items():
+        points = {one.value: one for one in sweep.points if one.method == method}
+        row = [_text(method), "none" if highest is None else f"{highest:g}"]
+        for value in sweep.values:
+            one = points.get(value)
+            row.append("" if one is None else f"{one.collapsed}, {one.below_start}, {one.unknown} of {one.runs}")
+        rows.append(row)
+    return [
+        f"## {_text(sweep.bench)}: highest stable {_text(sweep.key)}",
+        "Stable: no seed collapsed, none ended below the reward it began with, all finished; there and at every lower "
+        "value tried. Counts: collapsed, ended below the start, not to be judged, of how many seeds.",
+        _grid(["method", "highest stable", *(f"{value:g}" for value in sweep.values)], rows),
+    ]
+
+
+def _inert(comparison: Comparison) -> list[str]:
+    if not comparison.inert:
+        return []
+    found: dict[str, list[str]] = {}
+    for one in comparison.inert:
+        where = ", ".join(part for part in (one.bench, one.setting) if part)
+        found.setdefault(one.text, []).append(f"{one.method} ({where})")
+    return ["## Methods that never acted", _list(f"{why}: {', '.join(who)}" for why, who in found.items())]
+
+
+def _overlaps(comparison: Comparison) -> list[str]:
+    parts = ["## Overlap between methods"] if comparison.overlaps else []
+    for one in comparison.overlaps:
+        where = ", ".join(part for part in (one.bench, one.setting) if part)
+        rows = [
+            [_text(name), str(count), *("" if value is None else f"{value:.2f}" for value in row)]
+            for name, count, row in zip(one.names, one.touched, one.matrix, strict=True)
+        ]
+        parts.append(f"{_text(where)}: tokens that both touched over tokens that either did; {_text(one.compared)}.")
+        parts.append(_grid(["method", "tokens", *(_text(name) for name in one.names)], rows))
+    return parts
+
+
+def _missing(comparison: Comparison) -> list[str]:
+    parts = []
+    if comparison.loaded.left_out:
+        parts += ["## Left out", _list(f"{one.path}: {one.why}" for one in comparison.loaded.left_out)]
+    if comparison.notes:
+        parts += ["## Notes", _list(comparison.notes)]
+    return parts
+
+
+def _again(comparison: Comparison) -> list[str]:
+    runs = comparison.loaded.runs
+    benches = list(dict.fromkeys(run.bench_command for run in runs if run.bench_command))
+    single = [run.command for run in runs if run.command and not run.bench_command]
+    versions = [
+        f"{what}: {', '.join(sorted({str(run.about[what]) for run in runs if what in run.about}))}"
+        for what in ("rlstab", "torch", "transformers", "python", "device", "machine")
+        if any(what in run.about for run in runs)
+    ]
+    hashes: dict[tuple[str, str], None] = {}
+    for run in runs:
+        hashes[run.method, str(run.about.get("objective_hash", ""))] = None
+    cost = sum(run.cpu_seconds or 0 for run in runs)
+    parts = ["## Make it again"]
+    if benches or single:
+        parts.append(_shell([*benches, *single]))
+    if cost:
+        versions.append(f"{cost / 3600:.1f} CPU hours of {len(runs)} runs together")
+    parts.append(_list(versions))
+    parts.append(_grid(["method", "objective hash"], [[_text(method), found] for method, found in hashes]))
+    parts.append("Definitions of collapse:\n\n" + _list(f"{TITLES[name]}: {DEFINITIONS[name]}" for name in DETECTORS))
+    return parts
+
+
+def _frame(runs: Sequence[RunRecord]) -> str:
+    """What all runs of a setting share."""
+    told = []
+    for path, words in FRAME.items():
+        values = {repr(setting_of(run.config, path)): setting_of(run.config, path) for run in runs if run.config}
+        found = next(iter(values.values()), None)
+        if len(values) == 1 and found is not None:
+            told.append(words.format(_text(str(found))))
+    seeds = sorted({run.seed for run in runs})
+    return f"In all runs: {', '.join(told)}. Seeds {', '.join(map(str, seeds))}." if told else ""
+
+
+def _estimate(one: Estimate, *, sign: bool = False) -> str:
+    if one.value is None:
+        return ""
+    form = "+.3g" if sign else ".3g"
+    interval = "" if one.low is None or one.high is None else f" [{one.low:{form}}, {one.high:{form}}]"
+    return f"{one.value:{form}}{interval}"
+
+
+def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _list(items: Iterable[str]) -> str:
+    return "\n".join(f"- {_text(item)}" for item in items)
+
+
+def _shell(commands: Iterable[str]) -> str:
+    lines = "\n".join(re.sub(r"\s+", " ", one).replace("```", "") for one in commands)
+    return f"```sh\n{lines}\n```"
+
+
+def _text(data: str) -> str:
+    """Names, paths and errors are data: nothing in them makes markup, ends a cell or begins a line."""
+    plain = re.sub(r"\s+", " ", data).strip()
+    return re.sub(r"([\\|<>`*\[\]])", r"\\\1", plain)

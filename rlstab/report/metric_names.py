@@ -1,0 +1,74 @@
+"""What metrics are called on axes, and where their axis begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TITLES = {
+    "reward/mean": "reward, sampled",
+    "reward/dead_groups": "groups without an advantage, share",
+    "eval/mean": "held out, sampled mean",
+    "eval/greedy": "held out, greedy",
+    "eval/entropy": "held out, entropy in nats a token",
+    "eval/length": "held out, tokens a response",
+    "eval/ended": "held out, responses that ended, share",
+    "tokens/entropy": "entropy, nats a token",
+    "tokens/kept": "tokens kept, share",
+    "tokens/live": "live tokens, share",
+    "response/length": "tokens a response",
+    "response/ended": "responses that ended, share",
+    "gradient/norm": "gradient norm, mean",
+    "gradient/largest_norm": "gradient norm, largest",
+    "ratio/mean": "ratio, mean",
+    "ratio/clipped_high": "clipped above, share",
+    "ratio/clipped_low": "clipped below, share",
+    "ratio/clipped_dual": "clipped by the dual bound, share",
+    "lr": "learning rate",
+}
+#: Axes that do not begin at zero: what has no natural zero, or stays near another value.
+_FREE = ("ratio/mean", "loss", "length", "threshold", "value", "coefficient", "boost", "kept")
+#: In the order in which a reader looks for them; others follow by name.
+FIRST = (
+    "reward/mean",
+    "eval/mean",
+    "eval/greedy",
+    "eval/pass@",
+    "tokens/entropy",
+    "eval/entropy",
+    "response/length",
+    "eval/length",
+    "response/ended",
+    "eval/ended",
+    "reward/dead_groups",
+    "tokens/live",
+    "tokens/kept",
+    "gradient/norm",
+    "gradient/largest_norm",
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How a metric is shown: its title, and whether its axis begins at zero."""
+
+    title: str
+    zero: bool
+
+
+def axis(metric: str) -> Axis:
+    """The axis of any metric; unknown ones are called by their own name."""
+    last = metric.rpartition("/")[2]
+    title = f"held out, {last}" if last.startswith("pass@") else metric
+    return Axis(_TITLES.get(metric, title), not any(metric == one or last == one for one in _FREE))
+
+
+def in_order(metrics: set[str]) -> list[str]:
+    """Those a reader looks for first stand first; ``pass@4`` before ``pass@16``."""
+
+    def place(name: str) -> tuple[int, int, str]:
+        stem, at, _ = name.partition("@")
+        found = [index for index, one in enumerate(FIRST) if one == stem + at]
+        number = name.rpartition("@")[2]
+        return (found[0] if found else len(FIRST), int(number) if number.isdecimal() else 0, name)
+
+    return sorted(metrics, key=place)

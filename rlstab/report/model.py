@@ -1,0 +1,147 @@
+"""What is known about a run once it has ended: the records that everything in ``report`` works on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
+WIDTH = 10
+
+#: Steps (int64) and values (float64), of equal length.
+Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+Status: TypeAlias = Literal["finished", "unfinished", "failed"]
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """One run.
+
+    Attributes:
+        bench: name of its bench; None for a run made by ``rlstab train``.
+        setting: name of its setting, ``default`` where there is none.
+        method: name of what is compared.
+        seed: pairs runs across methods.
+        status: ``finished``, ``unfinished`` (fewer rollouts than ``optimisation.steps``) or ``failed``.
+        error: last lines of what a failed run raised.
+        path: of its folder, or ``FILE:LINE`` of a results file.
+        config: the resolved run; empty if its file is missing or damaged.
+        about: ``run.json``: hashes, versions, machine; empty likewise.
+        command: makes the run again.
+        cpu_seconds: of its process.
+        seconds: wall time.
+        evaluations: records with ``eval/*`` and ``step``, first to last; floats of 6 significant digits.
+        metrics: curves by name, without ``eval/*`` and ``seconds/*``.
+        bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
+        largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
+        seconds_by_phase: mean wall seconds a rollout.
+        base: method that the bench compares with.
+        bench_command: makes the whole bench again.
+        remarks: what of this run could not be read, and why.
+    """
+
+    bench: str | None
+    setting: str
+    method: str
+    seed: int
+    status: Status
+    error: str | None
+    path: str
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    command: str | None
+    cpu_seconds: float | None
+    seconds: float | None
+    evaluations: list[dict[str, float]]
+    metrics: dict[str, Curve]
+    bin_width: int = 1
+    largest: dict[str, Curve] = field(default_factory=dict)
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
+    base: str | None = None
+    bench_command: str | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def objective(self) -> list[str]:
+        """Names of the methods; one that stands several times is numbered, as in its metrics."""
+        return objective_names(self.config)
+
+    @property
+    def rollouts(self) -> int:
+        """Last rollout with metrics; 0 without any."""
+        return max((int(steps[-1]) for steps, _ in self.metrics.values() if len(steps)), default=0)
+
+    @property
+    def planned(self) -> int | None:
+        """Rollouts that the configuration asks for."""
+        found = setting_of(self.config, "optimisation.steps")
+        return found if isinstance(found, int) else None
+
+    @property
+    def title(self) -> str:
+        """Bench, setting, method and seed, for texts."""
+        return " ".join([*([self.bench] if self.bench else []), self.setting, self.method, f"seed {self.seed}"])
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something that was found and cannot be used.
+
+    Attributes:
+        path: where it lies.
+        why: reason, in words.
+    """
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """All that was read.
+
+    Attributes:
+        runs: by bench, setting, method, seed.
+        left_out: what could not be used.
+        notes: what to know about the rest: unfinished or damaged runs, mixed versions.
+    """
+
+    runs: list[RunRecord]
+    left_out: list[LeftOut]
+    notes: list[str]
+
+
+def objective_names(config: Mapping[str, Any]) -> list[str]:
+    """Names of the methods of a resolved run, numbered where one stands several times."""
+    items = config.get("objective")
+    if not isinstance(items, list):
+        return []
+    names = [str(item["name"]) for item in items if isinstance(item, Mapping) and "name" in item]
+    several = {name for name, count in Counter(names).items() if count > 1}
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(f"{name}_{seen[name]}" if name in several else name)
+    return found
+
+
+def setting_of(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of a resolved run; None where there is none."""
+    value: Any = config
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value
+
+
+def rounded(value: float) -> float:
+    """To the 6 significant digits of a results file."""
+    return float(f"{value:.6g}")

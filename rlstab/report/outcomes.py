@@ -1,0 +1,122 @@
+"""What a run is judged by: one number a run, each with its definition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlstab.core.errors import ReportError, did_you_mean
+from rlstab.report.bins import binned, weights
+from rlstab.report.model import RunRecord
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One number of a run.
+
+    Attributes:
+        name: such as ``eval/mean`` or ``reward/area``.
+        title: for headings.
+        text: its definition.
+        unit: such as ``nats``; empty for rewards and shares.
+    """
+
+    name: str
+    title: str
+    text: str
+    unit: str = ""
+
+
+def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
+    """Those that at least one of the runs can have, the main one first."""
+    runs = list(runs)
+    evaluated = {name for run in runs for one in run.evaluations for name in one}
+    ks = sorted(int(name.rpartition("@")[2]) for name in evaluated if re.fullmatch(r"eval/pass@\d+", name))
+    found = [
+        Outcome("eval/mean", "held-out mean", "mean reward of sampled responses to held-out prompts, last evaluation"),
+        *(
+            Outcome(
+                f"eval/pass@{k}", f"pass@{k}", f"share of held-out prompts solved by one of {k} samples, at the end"
+            )
+            for k in ks
+        ),
+        Outcome("eval/greedy", "greedy", "mean reward of greedy responses to held-out prompts, last evaluation"),
+        Outcome("eval/entropy", "entropy", "mean token entropy of the sampled held-out responses at the end", "nats"),
+        Outcome("reward/area", "area", "area under the training curve: mean of reward/mean over all rollouts"),
+        Outcome("reward/best", "best", "highest mean of reward/mean over ten rollouts; noise alone raises it"),
+        Outcome("reward/last", "last tenth", "mean of reward/mean over the last tenth of the rollouts, in whole tens"),
+    ]
+    trained = any("reward/mean" in run.metrics for run in runs)
+    return [one for one in found if (trained if one.name.startswith("reward/") else one.name in evaluated)]
+
+
+def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
+    """The named ones; a metric of ``metrics.jsonl`` stands for its mean over the last tenth of the rollouts.
+
+    Raises:
+        ReportError: no run has it.
+    """
+    runs = list(runs)
+    known = {one.name: one for one in known_outcomes(runs)}
+    if not names:
+        return list(known.values())
+    metrics = {name for run in runs for name in run.metrics}
+    evaluated = {name for run in runs for one in run.evaluations for name in one if name != "step"}
+    found = []
+    for name in dict.fromkeys(names):
+        if name in known:
+            found.append(known[name])
+        elif name in evaluated:
+            found.append(Outcome(name, name, f"{name} of the last evaluation"))
+        elif name in metrics:
+            found.append(Outcome(name, name, f"mean of {name} over the last tenth of the rollouts, in whole tens"))
+        else:
+            known_names = {*known, *metrics, *evaluated}
+            raise ReportError(f"--metric {name}: no run has it. {did_you_mean(name, known_names)}")
+    return found
+
+
+def outcome_of(run: RunRecord, name: str) -> float | None:
+    """The number of a finished run; None if it was not measured, or the run did not end."""
+    if run.status != "finished":
+        return None
+    if name in DERIVED:
+        return DERIVED[name](run)
+    if name.startswith("eval/"):
+        # an evaluation before the end is not that of the end
+        last = run.evaluations[-1] if run.evaluations else {}
+        return last.get(name) if last.get("step") == run.rollouts else None
+    return last_tenth(run, name)
+
+
+def last_tenth(run: RunRecord, name: str) -> float | None:
+    """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
+    steps, values = binned(run, name)
+    if not len(values):
+        return None
+    inside = steps > run.rollouts - max(1, run.rollouts // 10)
+    if not inside.any():
+        return None
+    return float(np.average(values[inside], weights=weights(run, steps)[inside]))
+
+
+def _area(run: RunRecord) -> float | None:
+    steps, values = binned(run, "reward/mean")
+    return float(np.average(values, weights=weights(run, steps))) if len(values) else None
+
+
+def _best(run: RunRecord) -> float | None:
+    steps, values = binned(run, "reward/mean")
+    # the last bin may hold a few rollouts only, whose mean is noisier
+    whole = weights(run, steps) == weights(run, steps).max() if len(values) else values
+    return float(values[whole].max()) if len(values) else None
+
+
+DERIVED: dict[str, Callable[[RunRecord], float | None]] = {
+    "reward/area": _area,
+    "reward/best": _best,
+    "reward/last": lambda run: last_tenth(run, "reward/mean"),
+}

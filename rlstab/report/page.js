@@ -1,0 +1,263 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
+  const state = { setting: data.settings[0].key, outcome: null, off: new Set(), seeds: false, band: "quartiles", smooth: 1, print: false };
+  const DASHES = ["solid", "dash", "dot"];
+  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x"];
+
+  // plotly reads a few tags and entities in its texts: what comes from runs must not be read so
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const faded = (hex, alpha) => `rgba(${[1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)).join(",")},${alpha})`;
+  const number = (value) => (value === null || value === undefined ? "none" : String(Number(value.toPrecision(3))));
+
+  // ---- theme
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const stored = (value) => {
+    try {
+      if (value !== undefined) localStorage.setItem("rlstab-theme", value);
+      return localStorage.getItem("rlstab-theme");
+    } catch {
+      return null; // a browser may forbid storage to files
+    }
+  };
+  const theme = () => (state.print ? "light" : stored.now || (dark.matches ? "dark" : "light"));
+  stored.now = stored();
+  function paint() {
+    root.dataset.theme = theme();
+    const button = document.getElementById("theme");
+    button.textContent = theme() === "dark" ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Switch to the ${button.textContent.toLowerCase()} theme`);
+  }
+
+  // ---- numbers
+  const moving = (values, reach) =>
+    values.map((_, at) => {
+      if (values[at] === null) return null;
+      const near = values.slice(Math.max(0, at - reach), at + reach + 1).filter((one) => one !== null);
+      return near.reduce((sum, one) => sum + one, 0) / near.length;
+    });
+  const at = (sorted, share) => {
+    const place = share * (sorted.length - 1), low = Math.floor(place), high = Math.ceil(place);
+    return sorted[low] + (sorted[high] - sorted[low]) * (place - low);
+  };
+  // mean and band over seeds; a point needs half of them, else those that go on would speak for all
+  function summary(seeds, log) {
+    const mean = [], low = [], high = [];
+    for (let i = 0; i < seeds[0].length; i++) {
+      const values = seeds.map((one) => one[i]).filter((one) => one !== null && (!log || one > 0)).sort((a, b) => a - b);
+      const enough = values.length * 2 >= seeds.length && values.length > 0;
+      const middle = log ? at(values, 0.5) : values.reduce((sum, one) => sum + one, 0) / values.length;
+      mean.push(enough ? middle : null);
+      const [from, to] = state.band === "quartiles" ? [0.25, 0.75] : [0, 1];
+      low.push(enough ? at(values, from) : null);
+      high.push(enough ? at(values, to) : null);
+    }
+    return { mean, low, high };
+  }
+  function curve(metric, method) {
+    const found = data.curves[state.setting]?.[method.key]?.[metric];
+    if (!found) return null;
+    const sampled = !metric.startsWith("eval/");
+    const reach = sampled ? (state.smooth - 1) / 2 : 0;
+    return { x: data.grids[found.grid], seeds: found.seeds.map((one) => (reach ? moving(one, reach) : one)), names: found.names, sampled };
+  }
+
+  // ---- figures
+  const shown = () => data.methods.filter((one) => !state.off.has(one.key));
+  const colour = (method) => variable(`--m${method.colour}`);
+  function layout(x, y) {
+    const axis = { tickformat: "~g", gridcolor: variable("--grid"), linecolor: variable("--faint"), zeroline: false, ticks: "outside", ticklen: 4, tickcolor: variable("--faint"), automargin: true, fixedrange: false };
+    return {
+      font: { family: variable("--sans"), size: 12, color: variable("--soft") },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 46, r: 16, t: 10, b: 38 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
+      hoverlabel: { bgcolor: variable("--raised"), bordercolor: variable("--faint"), font: { color: variable("--ink"), family: variable("--sans"), size: 12 }, namelength: 40 },
+      xaxis: { ...axis, showgrid: false, showline: true, ...x }, yaxis: { ...axis, ...y },
+    };
+  }
+  const longest = () => Math.max(1, ...Object.values(data.curves[state.setting] ?? {}).flatMap((one) => Object.values(one)).map((one) => data.grids[one.grid].at(-1)));
+  function curves(panel) {
+    const metric = panel.dataset.metric, about = data.metrics[metric], log = panel.dataset.log === "true", traces = [], said = [];
+    for (const method of shown()) {
+      const found = curve(metric, method);
+      if (!found) continue;
+      const name = plain(method.name), over = summary(found.seeds, log);
+      const line = { color: colour(method), width: method.base ? 2.4 : 2, dash: DASHES[method.dash] };
+      const kept = found.x.map((_, i) => i).filter((i) => over.mean[i] !== null);
+      if (!kept.length) continue;
+      if (found.seeds.length > 1 && state.band !== "none" && !state.seeds) {
+        const back = [...kept].reverse();
+        traces.push({ x: [...kept, ...back].map((i) => found.x[i]), y: [...kept.map((i) => over.high[i]), ...back.map((i) => over.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
+      }
+      if (state.seeds && found.seeds.length > 1)
+        found.seeds.forEach((one, index) => traces.push({ x: found.x, y: one, mode: "lines", line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
+      traces.push({ x: found.x, y: over.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.mark] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
+      said.push(`${method.name} ends at ${number(over.mean[kept.at(-1)])}`);
+    }
+    const means = traces.filter((one) => one.meta.part === "mean").flatMap((one) => one.y).filter((one) => one !== null);
+    if (panel.closest("#touched-figures") && means.length && means.every((one) => one === 0)) return { traces: [], said, why: "0 throughout, for every method." };
+    const decades = log && means.length ? Math.log10(Math.max(...means) / Math.min(...means)) : 0;
+    const y = log ? { type: "log", dtick: decades > 1.5 ? 1 : decades > 0.5 ? "D2" : "D1" } : { rangemode: about?.zero ? "tozero" : "normal" };
+    if (panel.closest(".small")) y.nticks = 5;
+    return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, range: [0, 1.015 * longest()] }, y), said };
+  }
+  function trajectory() {
+    const traces = [], said = [];
+    for (const method of shown()) {
+      const across = curve("tokens/entropy", method), up = curve("reward/mean", method);
+      if (!across || !up) continue;
+      const name = plain(method.name), line = { color: colour(method), width: 1.6, dash: DASHES[method.dash] };
+      const points = up.x.map((_, i) => i).filter((i) => i < across.x.length && across.x[i] === up.x[i]);
+      if (state.seeds)
+        up.seeds.forEach((one, k) => {
+          const other = across.seeds[across.names.indexOf(up.names[k])];
+          if (other) traces.push({ x: points.map((i) => other[i]), y: points.map((i) => one[i]), mode: "lines", line: { color: faded(line.color, 0.3), width: 1 }, hoverinfo: "skip", meta: { method: method.key, part: "seed" } });
+        });
+      const x = summary(across.seeds).mean, y = summary(up.seeds).mean, end = points.filter((i) => x[i] !== null && y[i] !== null).at(-1);
+      if (end === undefined) continue;
+      const last = points.map((i) => i === end);
+      traces.push({
+        x: points.map((i) => x[i]), y: points.map((i) => y[i]), mode: "lines+markers", line, name, customdata: points.map((i) => up.x[i]),
+        marker: { color: line.color, symbol: SYMBOLS[method.mark], size: last.map((one) => (one ? 11 : 4)), opacity: last.map((one) => (one ? 1 : 0.7)), line: { color: variable("--paper"), width: last.map((one) => (one ? 1.5 : 0)) } },
+        hovertemplate: "rollout %{customdata}<br>entropy %{x:.3~g} nats<br>reward %{y:.3~g}", meta: { method: method.key, part: "mean" },
+      });
+      said.push(`${method.name} ends at entropy ${number(x[end])}, reward ${number(y[end])}`);
+    }
+    return { traces, layout: { ...layout({ title: { text: "entropy, nats a token", standoff: 6 }, showgrid: true }, { title: { text: "reward, sampled", standoff: 8 } }), hovermode: "closest" }, said };
+  }
+  function sweep(panel) {
+    const one = data.sweeps[Number(panel.dataset.sweep)], traces = [], said = [], logs = one.log, outcome = data.outcomes[state.outcome] ?? "";
+    panel.querySelector(".title").textContent = `${outcome} over ${one.key}`;
+    const many = shown().filter((method) => one.methods[method.key]);
+    many.forEach((method, index) => {
+      const points = one.methods[method.key], values = points.outcomes[state.outcome] ?? [], name = plain(method.name), line = { color: colour(method), width: 2, dash: DASHES[method.dash] };
+      // methods side by side, so that their intervals do not cover each other
+      const shift = index - (many.length - 1) / 2;
+      const x = points.x.map((value) => (logs ? value * 1.012 ** shift : value + (shift * one.span) / 150));
+      const y = values.map(([value]) => value);
+      if (y.every((value) => value === null)) return;
+      traces.push({
+        x, y, mode: "lines+markers", line, name,
+        customdata: values.map(([, low, high], i) => [plain(one.labels[one.values.indexOf(points.x[i])]), low === null ? "no interval" : `[${number(low)}, ${number(high)}]`, plain(points.collapsed[i])]),
+        error_y: { type: "data", symmetric: false, array: values.map(([value, , high]) => (high === null ? 0 : high - value)), arrayminus: values.map(([value, low]) => (low === null ? 0 : value - low)), thickness: 1.2, width: 0, color: line.color },
+        marker: { size: 7, symbol: points.stable.map((good) => (good ? SYMBOLS[method.mark] : `${SYMBOLS[method.mark]}-open`)), line: { width: 1.6, color: line.color } },
+        hovertemplate: "%{customdata[0]}: %{y:.3~g} %{customdata[1]}<br>collapsed %{customdata[2]}", meta: { method: method.key, part: "mean" },
+      });
+      const top = points.x.indexOf(points.highest);
+      if (top >= 0 && y[top] !== null) traces.push({ x: [x[top]], y: [y[top]], mode: "markers", marker: { size: 18, symbol: "circle-open", color: line.color, line: { width: 2 } }, hoverinfo: "skip", meta: { method: method.key, part: "highest" } });
+      said.push(`${method.name}: highest stable ${points.highest === null ? "none" : one.labels[one.values.indexOf(points.highest)]}`);
+    });
+    const ticks = { tickvals: one.values, ticktext: one.labels.map(plain) };
+    const why = traces.length || state.off.size ? undefined : "No run of the sweep has this outcome.";
+    return { traces, why, layout: { ...layout({ type: logs ? "log" : "linear", title: { text: plain(one.key), standoff: 6 }, ...ticks }, { rangemode: "tozero", title: { text: plain(outcome), standoff: 8 } }), hovermode: "closest" }, said };
+  }
+  const DRAW = { curve: curves, trajectory, sweep };
+
+  function legend(panel, traces) {
+    const drawn = new Set(traces.map((one) => one.meta.method));
+    const place = panel.querySelector(".legend");
+    place.replaceChildren(...data.methods.filter((one) => drawn.has(one.key)).map((method) => {
+      const item = document.createElement("span");
+      const swatch = document.querySelector(`.chip[data-method="${CSS.escape(method.key)}"] svg`)?.cloneNode(true);
+      item.append(...(swatch ? [swatch] : []), method.name);
+      return item;
+    }));
+  }
+  function draw(panel) {
+    const plot = panel.querySelector(".plot");
+    const { traces, layout: over, said, why } = DRAW[panel.dataset.figure](panel);
+    const title = panel.querySelector(".title")?.textContent || panel.querySelector("select")?.selectedOptions[0]?.textContent || "";
+    legend(panel, traces);
+    if (!traces.length) {
+      if (plot.data) Plotly.purge(plot);
+      const note = document.createElement("p");
+      note.className = "absent";
+      note.textContent = why ?? (state.off.size ? "No method that is switched on has this in this setting." : "Not recorded in this setting.");
+      plot.classList.add("empty");
+      plot.replaceChildren(note);
+      plot.setAttribute("aria-label", `${title}: ${note.textContent}`);
+      return;
+    }
+    plot.classList.remove("empty");
+    if (!plot.data) plot.replaceChildren();
+    over.width = state.print ? (panel.closest(".small") ? 325 : 670) : plot.clientWidth;
+    over.height = plot.clientHeight;
+    plot.setAttribute("aria-label", `${title}. ${said.join("; ")}.`);
+    Plotly.react(plot, traces, over, { displayModeBar: false, responsive: false, showTips: false });
+  }
+  const panels = all("figure[data-figure]");
+  // small panels of methods that do not run in this setting would be empty frames
+  function relevant(panel) {
+    const optional = panel.closest("[data-own]");
+    if (!optional) return true;
+    const any = data.methods.some((method) => data.curves[state.setting]?.[method.key]?.[panel.dataset.metric]);
+    panel.hidden = !any;
+    return any;
+  }
+  function redraw() {
+    for (const panel of panels) if (relevant(panel)) draw(panel);
+    for (const group of all("[data-own]")) group.hidden = all("figure", group).every((one) => one.hidden);
+  }
+
+  // ---- controls
+  function select() {
+    for (const one of all("[data-setting]")) one.hidden = one.dataset.setting !== state.setting || (one.dataset.outcome !== undefined && one.dataset.outcome !== state.outcome);
+    for (const one of all("[data-setting-name]")) one.textContent = data.settings.find((other) => other.key === state.setting).name;
+  }
+  const listen = (id, event, act) => document.getElementById(id)?.addEventListener(event, act);
+  listen("setting", "change", (event) => { state.setting = event.target.value; select(); redraw(); });
+  listen("outcome", "change", (event) => { state.outcome = event.target.value; select(); redraw(); });
+  listen("seeds", "change", (event) => { state.seeds = event.target.checked; redraw(); });
+  listen("band", "change", (event) => { state.band = event.target.value; redraw(); });
+  listen("smooth", "change", (event) => { state.smooth = Number(event.target.value); redraw(); });
+  listen("theme", "click", () => { stored.now = theme() === "dark" ? "light" : "dark"; stored(stored.now); paint(); redraw(); });
+  dark.addEventListener("change", () => { paint(); redraw(); });
+  for (const chip of all(".chip"))
+    chip.addEventListener("click", (event) => {
+      const key = chip.dataset.method, others = data.methods.filter((one) => one.key !== key);
+      if (event.shiftKey) { // this one alone, or all again
+        const alone = others.every((one) => state.off.has(one.key)) && !state.off.has(key);
+        state.off = new Set(alone ? [] : others.map((one) => one.key));
+      } else if (!state.off.delete(key)) state.off.add(key);
+      for (const one of all(".chip")) one.setAttribute("aria-pressed", String(!state.off.has(one.dataset.method)));
+      redraw();
+    });
+  for (const choice of all("select[data-for-metric]"))
+    choice.addEventListener("change", () => { const panel = choice.closest("figure"); panel.dataset.metric = choice.value; draw(panel); });
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch { // no clipboard for this page: the older way
+      const area = document.createElement("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+  }
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    await copy(button.parentElement.querySelector("code").textContent);
+    document.getElementById("said").textContent = "Copied.";
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  });
+
+  // ---- paper: light, figures at full width
+  window.addEventListener("beforeprint", () => { state.print = true; paint(); redraw(); });
+  window.addEventListener("afterprint", () => { state.print = false; paint(); redraw(); });
+  let waiting;
+  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => { if (!state.print) redraw(); }, 120); });
+
+  state.outcome = document.getElementById("outcome")?.value ?? null;
+  const chosen = document.getElementById("setting");
+  if (chosen) state.setting = chosen.value; // a browser keeps the choice over a reload
+  paint();
+  select();
+  redraw();
+})();

@@ -1,0 +1,72 @@
+"""The report as one HTML file: it holds everything it needs, asks for nothing, and runs nothing that a run wrote."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from rlstab.core.errors import ReportError
+from rlstab.report import palette
+from rlstab.report.comparison import Comparison
+from rlstab.report.contents import contents, data
+from rlstab.report.payload import safe_json
+from rlstab.report.visible import visible
+
+
+def write(comparison: Comparison, out: Path) -> Path:
+    """Write ``out/report.html`` and return its path.
+
+    Raises:
+        ReportError: it cannot be written.
+    """
+    path = out / "report.html"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_text(render(contents(comparison), data(comparison)), encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --out another folder.") from error
+    return path
+
+
+def render(context: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    """The page.
+
+    Args:
+        context: what ``page.html`` shows as text; every string in it is escaped.
+        figures: what ``page.js`` draws.
+    """
+    folder = resources.files("rlstab.report")
+    style, script = ((folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    plotly = get_plotlyjs()
+    # scripts run by their digest alone: one that came in with the data has none. Plotly writes styles as it draws.
+    policy = (
+        f"default-src 'none'; script-src {_digest(plotly)} {_digest(script)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
+    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
+    return template.render(
+        **context,
+        policy=Markup(policy),
+        style=Markup(f"{palette.variables()}\n{style}"),
+        script=Markup(script),
+        plotly=Markup(plotly),
+        data=Markup(safe_json(figures)),
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _visible(value: Any) -> Any:
+    """Characters of data that would steer the page or hide in it are shown; the page's own parts are Markup."""
+    return visible(value, spaces=False) if isinstance(value, str) and not isinstance(value, Markup) else value

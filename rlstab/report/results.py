@@ -1,0 +1,179 @@
+"""Results files: one JSON line a run, small enough to commit, complete enough to make every statistic again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlstab.core.errors import ReportError
+from rlstab.report.bins import binned
+from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
+
+FORMAT = 1
+
+
+def export_results(loaded: Loaded, path: str | Path) -> Path:
+    """Write the runs as a results file, which :func:`rlstab.report.records.load_runs` reads to equal statistics.
+
+    Raises:
+        ReportError: the file cannot be written.
+    """
+    path = Path(path)
+    text = "".join(json.dumps(_line(run), allow_nan=False) + "\n" for run in loaded.runs)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --export another file.") from error
+    return path
+
+
+def read_results(path: Path) -> list[RunRecord | LeftOut]:
+    """The runs of a results file; lines that are none are left out with the reason."""
+    found: list[RunRecord | LeftOut] = []
+    try:
+        lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        return [LeftOut(str(path), f"cannot be read: {error.strerror}")]
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            try:
+                found.append(_record(_Line.model_validate_json(line), place))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                found.append(LeftOut(place, f"not a line of a results file: {where}: {first['msg']}"))
+            except ValueError as error:
+                found.append(LeftOut(place, f"not a line of a results file: {error}"))
+    return found or [LeftOut(str(path), "empty")]
+
+
+def _line(run: RunRecord) -> dict[str, Any]:
+    curves = {name: binned(run, name) for name in sorted(run.metrics)}
+    steps = sorted({int(step) for one, _ in curves.values() for step in one})
+    return {
+        "format": FORMAT,
+        "bench": run.bench,
+        "setting": run.setting,
+        "method": run.method,
+        "seed": run.seed,
+        "status": run.status,
+        "error": run.error,
+        "base": run.base,
+        "bench_command": run.bench_command,
+        "run_hash": run.about.get("run_hash"),
+        "objective_hash": run.about.get("objective_hash"),
+        "config": _plain(run.config),
+        "about": _plain(run.about),
+        "command": run.command,
+        "seconds": _plain(run.seconds),
+        "cpu_seconds": _plain(run.cpu_seconds),
+        "seconds_by_phase": _plain(run.seconds_by_phase),
+        "evaluations": _plain(run.evaluations),
+        "curves": {
+            "width": run.bin_width if run.bin_width > 1 else WIDTH,
+            "step": steps,
+            **{name: _aligned(curve, steps) for name, curve in curves.items()},
+        },
+        "largest": {name: _aligned(curve, steps) for name, curve in sorted(run.largest.items())},
+        "left_out": list(run.remarks),
+    }
+
+
+def _aligned(curve: Curve, steps: list[int]) -> list[float | None]:
+    by_step = {int(step): rounded(float(value)) for step, value in zip(*curve, strict=True) if math.isfinite(value)}
+    return [by_step.get(step) for step in steps]
+
+
+def _plain(data: Any) -> Any:
+    """Without what JSON does not have: NaN and Inf become null. Floats keep 6 significant digits, settings all."""
+    if isinstance(data, Mapping):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    return data if data is None or isinstance(data, str | int | bool) else str(data)
+
+
+class _Curves(BaseModel):
+    """``width`` and ``step``, and beside them one list a metric, null where a bin has none."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, list[float | None]]
+    width: int = Field(ge=1)
+    step: list[int]
+
+    @model_validator(mode="after")
+    def _fit(self) -> _Curves:
+        if any(later <= one for one, later in pairwise([0, *self.step])):
+            raise ValueError("curves.step does not rise from 1 on")
+        return self
+
+
+class _Line(BaseModel):
+    """One run; keys that this version does not know are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    format: Literal[1]
+    bench: str | None
+    setting: str
+    method: str
+    seed: int
+    status: Status
+    error: str | None
+    base: str | None = None
+    bench_command: str | None = None
+    config: dict[str, Any]
+    about: dict[str, Any]
+    command: str | None
+    seconds: float | None
+    cpu_seconds: float | None
+    seconds_by_phase: dict[str, float]
+    evaluations: list[dict[str, int | float | None]]
+    curves: _Curves
+    largest: dict[str, list[float | None]]
+    left_out: list[str]
+
+
+def _record(line: _Line, place: str) -> RunRecord:
+    steps = np.array(line.curves.step, dtype=np.int64)
+    return RunRecord(
+        bench=line.bench,
+        setting=line.setting,
+        method=line.method,
+        seed=line.seed,
+        status=line.status,
+        error=line.error,
+        path=place,
+        config=line.config,
+        about=line.about,
+        command=line.command,
+        cpu_seconds=line.cpu_seconds,
+        seconds=line.seconds,
+        evaluations=[{key: value for key, value in one.items() if value is not None} for one in line.evaluations],
+        metrics={name: _curve(steps, one) for name, one in line.curves.__pydantic_extra__.items()},
+        bin_width=line.curves.width,
+        largest={name: _curve(steps, one) for name, one in line.largest.items()},
+        seconds_by_phase=line.seconds_by_phase,
+        base=line.base,
+        bench_command=line.bench_command,
+        remarks=tuple(line.left_out),
+    )
+
+
+def _curve(steps: NDArray[np.int64], values: list[float | None]) -> Curve:
+    if len(values) != len(steps):
+        raise ValueError(f"a curve has {len(values)} values for {len(steps)} steps")
+    found = np.array([math.nan if one is None else one for one in values], dtype=np.float64)
+    known = np.isfinite(found)
+    return steps[known], found[known]

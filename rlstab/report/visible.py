@@ -1,0 +1,34 @@
+"""Text that somebody else wrote, shown so that it can be read and cannot act."""
+
+from __future__ import annotations
+
+import unicodedata
+
+#: How white space is shown. A newline also breaks the line, which the reader's page or terminal does itself.
+MARKS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
+
+
+def visible(text: str, *, spaces: bool = True) -> str:
+    """The text with everything replaced that has no shape of its own, or that would steer a terminal or a page.
+
+    Control characters of ASCII become their pictures (ESC is ``␛``); other controls, format characters (the
+    bidirectional ones and the zero-width ones among them), line separators and lone surrogates become ``⟨U+202E⟩``.
+
+    Args:
+        text: anything.
+        spaces: False leaves spaces and newlines as they are, for text that is read and not looked at by token.
+    """
+    return "".join(_shown(one, spaces) for one in text)
+
+
+def _shown(one: str, spaces: bool) -> str:
+    if one in MARKS:
+        return one if not spaces and one in " \n" else MARKS[one]
+    number = ord(one)
+    if number < 0x20:
+        return chr(0x2400 + number)
+    if number == 0x7F:
+        return "␡"
+    if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return f"⟨U+{number:04X}⟩"
+    return one

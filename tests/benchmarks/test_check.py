@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+import rlstab.signals.head
+from benchmarks import check
+from benchmarks.goals import Found, load
+from benchmarks.protocol import Run
+
+
+def times(goals):
+    """The ratio goals of the check, from one repetition of the small shapes."""
+    records = check.measure(Run("head", None), 1, memory=False)
+    return {row: found.value for row, (_, found) in check.verdicts(goals, records).items() if found is not None}
+
+
+@pytest.fixture(scope="module")
+def goals():
+    return [goal for goal in load() if goal.row in ("3, 20 %", "3, 5 %", "3, 0 %")]
+
+
+def test_the_check_fails_where_silent_rows_are_not_left_out(goals, monkeypatch):
+    def everything(grads, count, device):
+        return torch.arange(count, device=device)
+
+    limits = {goal.row: goal.check.must for goal in goals}
+    monkeypatch.setattr(rlstab.signals.head, "alive", everything)
+    monkeypatch.setattr(check, "MODES", ["bwd"])
+    found = times(goals)
+    assert found.keys() == limits.keys()
+    assert all(found[row] > 2 * limits[row] for row in limits), found
+
+
+def small(row, value):
+    goal = next(goal for goal in load() if goal.row == row).small()
+    return goal, None if value is None else Found(value, "", "", {})
+
+
+def outcomes(values, monkeypatch):
+    """The failed rows of a check whose measurements give these values of one goal."""
+    taken = iter(values)
+    monkeypatch.setattr(check, "verdicts", lambda goals, records: {"3, 20 %": small("3, 20 %", next(taken))})
+    return check._failed(check.check(list, [])), len(list(taken))
+
+
+def test_a_miss_is_measured_again_and_the_better_value_counts(monkeypatch):
+    assert outcomes([0.9, 0.22, 0.9], monkeypatch) == ([], 1)
+
+
+def test_what_misses_twice_has_failed(monkeypatch):
+    assert outcomes([0.9, 0.8], monkeypatch) == (["3, 20 %"], 0)
+
+
+def test_what_holds_is_measured_once(monkeypatch):
+    assert outcomes([0.22, 0.9], monkeypatch) == ([], 1)
+
+
+def test_a_check_without_a_value_has_failed(monkeypatch):
+    assert outcomes([None, None], monkeypatch) == (["3, 20 %"], 0)
+
+
+def test_the_checked_limits_are_no_stricter_than_the_goals():
+    for goal in load():
+        if goal.check is not None:
+            assert goal.better == "lower"
+            assert goal.check.must >= goal.limits.must, goal.row

@@ -1,0 +1,127 @@
+import pytest
+
+from benchmarks.goals import SMALL, Goal, Limits, evaluate, load
+from benchmarks.head import MODES, PRESETS
+from benchmarks.heads import HEADS
+from benchmarks.report import fill, goal_rows, head_rows, markdown
+
+FASTER = Goal(
+    row="2",
+    says="times faster",
+    better="higher",
+    limits=Limits(must=1.8, aim=2.3),
+    where={"benchmark": "head", "preset": ["A", "B"]},
+    of={"case": ["naive", "trl"]},
+    over={"case": "rlstab"},
+    by=("preset",),
+    value="cpu_s",
+)
+
+
+def record(case, cpu_s, *, preset="A", run="1", **more):
+    date = f"2026-01-0{run}"
+    return {"benchmark": "head", "case": case, "cpu_s": cpu_s, "preset": preset, "run": run, "date": date, **more}
+
+
+def three(own, naive, trl, **where):
+    return [record("rlstab", own, **where), record("naive", naive, **where), record("trl", trl, **where)]
+
+
+def test_the_fastest_of_several_and_the_worst_shape_count():
+    found = evaluate(FASTER, [*three(1.0, 5.0, 4.0), *three(2.0, 5.0, 9.0, preset="B")])
+    assert (found.value, found.where) == (2.5, "B")
+    assert found.values == {"A": 4.0, "B": 2.5}
+
+
+def test_the_fastest_is_unknown_until_all_have_run():
+    assert evaluate(FASTER, three(1.0, 5.0, 4.0)[:2]) is None
+
+
+def test_both_sides_of_a_ratio_come_from_one_run():
+    records = [*three(1.0, 5.0, 4.0), record("rlstab", 0.1, run="2")]
+    assert evaluate(FASTER, records).value == 4.0
+
+
+def test_the_newest_run_counts_and_the_one_before_it_is_found():
+    records = [*three(1.0, 5.0, 3.0, run="2"), *three(1.0, 5.0, 4.0)]
+    assert evaluate(FASTER, records).value == 3.0
+    assert evaluate(FASTER, records, back=1).value == 4.0
+    assert evaluate(FASTER, records, back=2) is None
+
+
+def test_records_of_other_shapes_do_not_count():
+    assert evaluate(FASTER, three(1.0, 5.0, 4.0, preset="S")) is None
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(2.3, "aim"), (2.29, "must"), (1.8, "must"), (1.79, "missed")])
+def test_higher_is_better(value, verdict):
+    assert FASTER.judge(value) == verdict
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(0.2, "aim"), (0.21, "must"), (0.25, "must"), (0.26, "missed")])
+def test_lower_is_better(value, verdict):
+    assert Goal("3", "", "lower", Limits(must=0.25, aim=0.2)).judge(value) == verdict
+
+
+def test_no_value_is_no_success():
+    assert FASTER.judge(None) == "unmeasured"
+
+
+def test_a_goal_without_a_ratio_is_the_field_itself():
+    goal = Goal("4", "", "lower", Limits(5.2, 4.4), where={"benchmark": "head"}, value="g_units")
+    assert evaluate(goal, [record("rlstab", 1.0, g_units=4.5)]).value == 4.5
+
+
+def test_a_regression_is_marked():
+    before, after = three(1.0, 4.0, 4.0), three(1.0, 3.0, 3.0, run="2")
+    assert goal_rows([FASTER], [*before, *after])[0][5] == "4 **regression**"
+    assert goal_rows([FASTER], before)[0][5] == ""
+
+
+def test_what_the_goals_name_exists():
+    presets = {name for name in PRESETS if name not in SMALL}
+    for goal in load():
+        if goal.unmeasured:
+            continue
+        assert goal.value, goal.row
+        for side in (goal.where, goal.of, goal.over or {}):
+            assert set(side.get("preset", [])) <= presets, goal.row
+            if goal.where["benchmark"] == "head":
+                mode = side.get("mode", "fwd")
+                assert mode in MODES, goal.row
+                cases = side.get("case", [])
+                assert set([cases] if isinstance(cases, str) else cases) <= set(HEADS), goal.row
+
+
+def test_an_aim_is_beyond_its_must():
+    for goal in load():
+        for limits in filter(None, (goal.limits, goal.check)):
+            assert (limits.aim >= limits.must) == (goal.better == "higher"), goal.row
+
+
+def test_all_rows_of_the_table_are_there():
+    rows = {goal.row.partition(",")[0] for goal in load()}
+    assert {str(number) for number in range(1, 16)} | {"step"} == rows
+
+
+def test_a_page_is_filled_between_its_comments():
+    page = "above\n<!-- a: written by `python -m benchmarks report` -->\nold\n<!-- end of a -->\nbelow"
+    filled = fill(page, "a", "new")
+    assert "old" not in filled
+    assert filled.startswith("above\n")
+    assert filled.endswith("below")
+    assert fill(filled, "a", "new") == filled
+    with pytest.raises(ValueError, match="no place for 'b'"):
+        fill(page, "b", "new")
+
+
+def test_tables_show_each_head_once():
+    shape = {"shape": [2, 3, 4], "dtype": "float32", "live": 0.2, "rows": "random"}
+    records = [
+        record("trl", 2.0, mode="fwdbwd", g_units=8.0, **shape),
+        record("trl", 1.0, run="2", mode="fwdbwd", g_units=4.0, **shape),
+        record("trl", None, run="2", mode="memory", peak_mib=7.0, **shape),
+    ]
+    (row,) = head_rows(records)
+    assert row[:6] == ("A: 2 x 3 x 4", "float32", "trl", "1.00", "4.00", "7")
+    assert markdown(("a", "b"), [("1", "2")]).splitlines()[-1] == "| 1 | 2 |"

@@ -1,0 +1,100 @@
+"""The sentences of a report: what differs with its interval, what does not, and nothing that was not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from rlstab.report.comparison import compare
+from rlstab.report.findings import findings
+from rlstab.report.model import Loaded, RunRecord
+from rlstab.report.numbers import MINUS, decimals, estimate, places, setting
+from rlstab.report.records import load_runs
+from tests.report.conftest import config, record
+
+
+def runs(ends: Mapping[str, Sequence[float]], **fields: object) -> list[RunRecord]:
+    """Runs of thirty rollouts by method, whose held-out mean ends at the given values, one a seed."""
+    return [
+        record(
+            {"reward/mean": [0.5] * 30},
+            method=method,
+            seed=seed,
+            evaluations=[{"step": 30, "eval/mean": value}],
+            config=config([{"name": "token_mean"}], steps=30),
+            **fields,
+        )
+        for method, values in ends.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def said(some: Sequence[RunRecord]) -> str:
+    return " ".join(findings(compare(Loaded(list(some), [], []), metrics=["eval/mean"])))
+
+
+def test_a_difference_comes_with_its_interval():
+    ends = {
+        "grpo": [0.20, 0.21, 0.19, 0.20],
+        "better": [0.30, 0.32, 0.29, 0.31],
+        "worse": [0.10, 0.12, 0.09, 0.11],
+        "alike": [0.21, 0.20, 0.20, 0.19],
+        "same": [0.20, 0.21, 0.19, 0.20],
+        "few": [0.9, 0.9],
+    }
+    text = said(runs(ends))
+    assert "against grpo over 2 to 4 seeds: better is higher by 0.105 [0.096, 0.114]" in text
+    # lower by a positive amount, its interval turned with it
+    assert "worse is lower by 0.095 [0.086, 0.104]" in text
+    assert "alike shows no visible difference" in text
+    assert "same gave the very values of grpo" in text
+    assert "too few seeds to tell for few" in text
+    assert "No run of 22 collapsed." in text
+
+
+def test_many_settings_tell_only_what_differs():
+    ends = {"grpo": [0.20, 0.21, 0.19], "alike": [0.21, 0.20, 0.20]}
+    some = [run for name in "abcd" for run in runs(ends, setting=name)]
+    assert "4 comparisons with the base in 4 settings: no visible difference in all." in said(some)
+    some += runs({"grpo": [0.2, 0.21, 0.19], "better": [0.30, 0.31, 0.29]}, setting="e")[:-1]
+    assert "5 comparisons with the base in 5 settings: no visible difference in 4; too few" in said(some)
+
+
+def test_failures_and_falls_are_counted_apart():
+    fine, lost = runs({"grpo": [0.2, 0.2, 0.2]}), runs({"other": [0.2]}, status="failed", error="OutOfMemoryError")
+    falling = record({"reward/mean": [0.5] * 20 + [0.0] * 40}, method="fell")
+    text = said([*fine, *lost, falling])
+    assert (
+        "Collapsed by the fall of the reward, or over NaN or Inf: 1 of 1 runs of fell. Failed: 1 of 1 runs of other."
+        in text
+    )
+
+
+def test_inert_methods_are_told_once(bench):
+    text = " ".join(findings(compare(load_runs(bench))))
+    assert "clip_higher never acted in 20_entropy, s2t and stare: on-policy, the ratio is 1." in text
+    assert "stare never acted: its gate never opened" in text
+
+
+def test_a_sweep_names_the_highest_stable_value(sweep):
+    text = " ".join(findings(compare(load_runs(sweep))))
+    assert "The highest stable optimisation.lr: 1e-4 for grpo and 2e-4 for s2t." in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.5e-4, "1.5e-4"), (2e-4, "2e-4"), (0.02, "0.02"), (16, "16"), (0, "0"), (3e7, "3e7")]
+)
+def test_a_setting_is_written_as_one_would(value, text):
+    assert setting(value) == text
+
+
+def test_numbers_keep_the_decimals_of_their_column():
+    assert places([0.3, 0.25]) == 3
+    assert places([12.5, 0.1]) == 1
+    assert places([0.00042]) == 5
+    assert decimals(-0.1234, 3) == f"{MINUS}0.123"
+    # what rounds to zero has no sign
+    assert decimals(-0.0001, 3, signed=True) == "0.000"
+    assert decimals(None, 3) == "\u2013"
+    assert estimate(0.5, 0.25, None) == "0.500"

@@ -1,0 +1,59 @@
+import re
+from pathlib import Path
+
+from rlstab.report.comparison import compare
+from rlstab.report.markdown import markdown
+from rlstab.report.records import load_runs
+from tests.report.conftest import place_run, write_bench
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of every table row, by unescaped bars."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_the_numbers_are_those_of_the_comparison(bench: Path) -> None:
+    comparison = compare(load_runs(bench))
+    text = markdown(comparison, title="Results", command="rlstab report x")
+    assert text.startswith("# Results\n")
+    assert "```sh\nrlstab report x\n```" in text
+    cell = comparison.tables[0].cells["stare", "eval/entropy"]
+    value, difference, wins = cell.summary, cell.paired.difference, cell.paired.wins
+    assert [
+        "stare",
+        "4",
+        f"{value.value:.3g} [{value.low:.3g}, {value.high:.3g}]",
+        f"{difference.value:+.3g} [{difference.low:+.3g}, {difference.high:+.3g}]",
+        f"{wins.value:.3g} [{wins.low:.3g}, {wins.high:.3g}]",
+        "higher",
+    ] in [row[1:] for row in rows(text)]
+    assert "- eval/entropy against grpo: higher: 20_entropy, stare; identical: s2t." in text
+    assert "rlstab bench examples/entropy.yaml" in text
+    assert "- clip_higher never acted: on-policy, the ratio is 1: " in text
+
+
+def test_every_table_is_rectangular(bench: Path, sweep: Path) -> None:
+    text = markdown(compare(load_runs(bench, sweep)))
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({len(row) for row in rows(block)}) == 1
+    assert "## stability: highest stable optimisation.lr" in text
+    assert ["s2t", "0.0002", "0, 0, 0 of 3", "0, 0, 0 of 3", "3, 3, 0 of 3"] in rows(text)
+
+
+def test_names_and_errors_are_no_markup(bench: Path) -> None:
+    place = {"bench": "entropy", "setting": "default", "method": "x|y`<b>", "seed": 0, "status": "failed"}
+    place_run(bench / "runs/default/z/seed-0", error="boom\n<script>alert(1)</script>\n# [a](b) | \\| *c*", **place)
+    text = markdown(compare(load_runs(bench)))
+    assert not re.search(r"(?<!\\)<", text)
+    assert r"\# " not in text
+    assert not any(line.startswith("# [") for line in text.splitlines())
+    assert r"x\|y\`\<b\>" in text
+    assert r"\[a\](b) \| \\\| \*c\*" in text
+
+
+def test_settings_without_a_finished_run_say_so(tmp_path: Path) -> None:
+    write_bench(tmp_path / "b", methods={"grpo": {"done": 30}}, seeds=2)
+    text = markdown(compare(load_runs(tmp_path)))
+    assert "No run of this setting has finished: there is nothing to compare." in text
+    assert "unfinished, 30 of 60 rollouts" in text

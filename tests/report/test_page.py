@@ -1,0 +1,378 @@
+"""The page: everything is in it, nothing of it runs or asks, and its controls work in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plotly.offline import get_plotlyjs
+
+from rlstab.core.errors import ReportError
+from rlstab.report import page
+from rlstab.report.comparison import compare
+from rlstab.report.contents import data
+from rlstab.report.model import LeftOut, Loaded, RunRecord
+from rlstab.report.payload import safe_json
+from rlstab.report.records import load_runs
+from tests.report.conftest import config, curves, record
+
+HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028<!--"
+
+
+class Parsed(HTMLParser):
+    """Elements with their attributes, and the text of each script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts[-1] += data
+        elif self.inside != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture
+def written(bench: Path, tmp_path: Path) -> Path:
+    return page.write(compare(load_runs(bench)), tmp_path / "out")
+
+
+def hostile_runs() -> list[RunRecord]:
+    """A base and a method that is script, whose every text is script too."""
+    found = []
+    for method in ("grpo", HOSTILE):
+        for seed in range(3):
+            values = curves(60, seed, gain=0.2 if method == "grpo" else 0.3)
+            values["odd/" + HOSTILE] = values["reward/mean"]
+            whole = config([{"name": HOSTILE, "note": HOSTILE}], seed=seed)
+            texts = {"bench": HOSTILE, "setting": HOSTILE, "method": method, "path": HOSTILE, "command": HOSTILE}
+            about = {"run_hash": HOSTILE, "objective_hash": HOSTILE, "machine": HOSTILE}
+            found.append(record(values, seed=seed, config=whole, about=about, **texts))
+    last = dataclasses.replace(found[-1], status="failed", error=HOSTILE)
+    return [*found[:-1], last]
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    loaded = Loaded(hostile_runs(), [LeftOut(HOSTILE, HOSTILE)], [HOSTILE])
+    return page.write(compare(loaded), tmp_path / "out")
+
+
+def test_texts_of_runs_are_texts_of_the_page(hostile):
+    read = hostile.read_text(encoding="utf-8")
+    found = Parsed(read)
+    assert [tag for tag, _ in found.elements].count("script") == 3
+    assert not [attributes for _, attributes in found.elements if any(name.startswith("on") for name in attributes)]
+    assert not [tag for tag, _ in found.elements if tag in ("img", "iframe", "object", "embed", "link", "base", "form")]
+    assert found.data["methods"][1]["name"] == HOSTILE
+    # what has no shape of its own is shown, so that nothing hides in a name
+    assert "⟨U+2028⟩" in found.text
+    assert "\u2028" not in read
+
+
+def test_json_cannot_leave_its_script_element():
+    nasty = {"<b>": ["</script>", "<!--", "a & b", "\u2028\u2029", float("nan"), float("inf"), 1.5]}
+    text = safe_json(nasty)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"<b>": ["</script>", "<!--", "a & b", "\u2028\u2029", None, None, 1.5]}
+
+
+def test_nothing_is_asked_for_and_only_our_scripts_run(written):
+    text = written.read_text(encoding="utf-8")
+    found = Parsed(text)
+    assert text.count(get_plotlyjs()) == 1
+    assert "http" not in text.replace(get_plotlyjs(), "").replace("http-equiv", "")
+    assert not [tag for tag, attributes in found.elements if {"src", "srcset", "data"} & attributes.keys()]
+    assert all(attributes["href"].startswith("#") for tag, attributes in found.elements if "href" in attributes)
+    policy = next(one["content"] for tag, one in found.elements if one.get("http-equiv") == "Content-Security-Policy")
+    rules = {rule.split()[0]: rule.split()[1:] for rule in policy.split(";")}
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
+    assert rules["img-src"] == ["data:", "blob:"]
+    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in found.scripts[1:]]
+    assert rules["script-src"] == [f"'sha256-{one}'" for one in digests]
+    assert set(rules) == {"default-src", "base-uri", "form-action", "img-src", "script-src", "style-src"}
+
+
+def test_every_figure_has_its_numbers(written):
+    found = Parsed(written.read_text(encoding="utf-8"))
+    figures = [attributes for tag, attributes in found.elements if tag == "figure"]
+    drawn = {one["data-metric"] for one in figures if one["data-figure"] == "curve"}
+    assert {"reward/mean", "eval/mean", "tokens/entropy", "gradient/norm", "s2t/silenced", "stare/gate"} <= drawn
+    measured = {name for method in found.data["curves"]["s0"].values() for name in method}
+    assert drawn <= measured
+    assert {"trajectory", "curve"} == {one["data-figure"] for one in figures}
+    one = found.data["curves"]["s0"]["m0"]["reward/mean"]
+    assert found.data["grids"][one["grid"]] == [10, 20, 30, 40, 50, 60]
+    assert one["names"] == [0, 1, 2, 3]
+    assert one["seeds"][2][0] == pytest.approx(np.mean(curves(60, 2)["reward/mean"][:10]), rel=1e-3)
+
+
+def test_the_table_says_what_the_comparison_says(bench, written):
+    comparison = compare(load_runs(bench))
+    text = Parsed(written.read_text(encoding="utf-8")).text
+    cell = comparison.tables[0].cells["20_entropy", "eval/entropy"]
+    assert cell.paired is not None
+    for one in (cell.summary, cell.paired.difference):
+        sign = "+" if one is cell.paired.difference else ""
+        assert f"{sign}{one.value:.3f} [{sign}{one.low:.3f}, {sign}{one.high:.3f}]" in text
+    assert cell.paired.verdict == "higher"
+
+
+def test_equal_runs_give_equal_pages(bench, tmp_path):
+    first, second = (page.write(compare(load_runs(bench)), tmp_path / name) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_method_keeps_its_look_whatever_else_is_compared():
+    runs = [record(curves(60, 0), method=name, seed=0) for name in ("grpo", "s2t", "stare")]
+    both = [*runs, *(dataclasses.replace(run, setting="other") for run in runs[1:])]
+    for some in (runs, both):
+        found = data(compare(Loaded(some, [], [])))["methods"]
+        assert [(one["name"], one["colour"], one["dash"]) for one in found] == [
+            ("grpo", 0, 0),
+            ("s2t", 1, 0),
+            ("stare", 2, 0),
+        ]
+
+
+def test_differences_to_the_base_are_marked(written):
+    found = Parsed(written.read_text(encoding="utf-8"))
+    text = written.read_text(encoding="utf-8")
+    assert "<mark>- name: s2t</mark>" in text
+    assert '<span class="gone">- name: token_mean</span>' in text
+    assert "differ from grpo" in found.text
+    # what names one run alone is no difference
+    assert "<mark>seed:" not in text
+    assert "out:" not in "".join(line for line in text.splitlines() if line.startswith("<mark>"))
+
+
+def test_a_sweep_has_its_figure_and_its_table(sweep, tmp_path):
+    found = Parsed(page.write(compare(load_runs(sweep)), tmp_path / "out").read_text(encoding="utf-8"))
+    assert [one["data-figure"] for tag, one in found.elements if tag == "figure"].count("sweep") == 1
+    (one,) = found.data["sweeps"]
+    assert (one["key"], one["labels"], one["log"]) == ("optimisation.lr", ["1e-4", "2e-4", "4e-4"], True)
+    by_name = {method["name"]: one["methods"][method["key"]] for method in found.data["methods"]}
+    assert (by_name["grpo"]["highest"], by_name["s2t"]["highest"]) == (1e-4, 2e-4)
+    assert by_name["grpo"]["stable"] == [True, False, False]
+    # settings stand in the order of the swept value
+    assert [setting["name"] for setting in found.data["settings"]] == ["lr_1e-4", "lr_2e-4", "lr_4e-4"]
+
+
+def test_a_run_alone_has_a_page(tmp_path):
+    run = record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})
+    found = Parsed(page.write(compare(Loaded([run], [], [])), tmp_path).read_text(encoding="utf-8"))
+    assert "Nothing is compared" in found.text
+    assert [one["data-metric"] for tag, one in found.elements if "data-metric" in one] == ["reward/mean"]
+
+
+def test_a_failed_run_without_any_record_has_a_page(tmp_path):
+    run = record({}, status="failed", error="OutOfMemoryError", config={})
+    found = Parsed(page.write(compare(Loaded([run], [], [])), tmp_path).read_text(encoding="utf-8"))
+    assert "there is nothing to compare" in found.text
+    assert "1 run (1 failed)" in found.text
+
+
+def test_many_long_runs_stay_small(monkeypatch):
+    runs = [record({"reward/mean": np.linspace(0, 1, 5003)}, seed=seed) for seed in range(2)]
+    loaded = Loaded(runs, [], [])
+    whole = data(compare(loaded))
+    (grid,) = whole["grids"]
+    assert len(grid) <= 120
+    assert grid[-1] == 5003
+    monkeypatch.setattr("rlstab.report.payload.BUDGET", 60)
+    assert len(data(compare(loaded))["grids"][0]) <= 30
+
+
+def test_a_folder_that_cannot_be_written_says_so(bench, tmp_path):
+    place = tmp_path / "file"
+    place.write_text("")
+    with pytest.raises(ReportError, match="--out another folder"):
+        page.write(compare(load_runs(bench)), place)
+
+
+# ---- in a browser
+
+
+def visible_methods(tab: Any, metric: str) -> set[str]:
+    """Keys of the methods whose mean is drawn in the figure of a metric."""
+    return set(
+        tab.evaluate(
+            "metric => document.querySelector(`figure[data-metric='${metric}'] .plot`).data"
+            ".filter(one => one.meta.part === 'mean').map(one => one.meta.method)",
+            metric,
+        )
+    )
+
+
+def parts(tab: Any, metric: str) -> list[str]:
+    return tab.evaluate(
+        "metric => document.querySelector(`figure[data-metric='${metric}'] .plot`).data.map(one => one.meta.part)",
+        metric,
+    )
+
+
+@pytest.mark.slow
+def test_it_opens_without_an_error_or_a_request(written, browser_page):
+    tab = browser_page.open(written)
+    empty = tab.evaluate(
+        "[...document.querySelectorAll('figure:not([hidden]) .plot')]"
+        ".filter(one => !one.querySelector('svg') && !one.querySelector('.absent')).length"
+    )
+    assert empty == 0
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+    labels = tab.evaluate("[...document.querySelectorAll('.plot')].map(one => one.getAttribute('aria-label'))")
+    assert all(labels)
+    assert any("grpo ends at" in label for label in labels)
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_a_method_is_switched_off_in_every_figure(written, browser_page):
+    tab = browser_page.open(written)
+    chip = tab.locator("button.chip", has_text="20_entropy")
+    key = chip.get_attribute("data-method")
+    for metric in ("reward/mean", "gradient/norm", "top_entropy/share"):
+        assert key in visible_methods(tab, metric)
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "false"
+    for metric in ("reward/mean", "gradient/norm"):
+        assert key not in visible_methods(tab, metric)
+        assert len(visible_methods(tab, metric)) == 3
+    gone = tab.locator("figure[data-metric='top_entropy/share']")
+    assert "switched on" in gone.inner_text()
+    chip.click()
+    assert key in visible_methods(tab, "top_entropy/share")
+    # shift-click: one alone, and all again
+    chip.click(modifiers=["Shift"])
+    assert visible_methods(tab, "reward/mean") == {key}
+    chip.click(modifiers=["Shift"])
+    assert len(visible_methods(tab, "reward/mean")) == 4
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_seeds_bands_smoothing_and_the_metric_are_chosen(written, browser_page):
+    tab = browser_page.open(written)
+    assert parts(tab, "reward/mean").count("band") == 4
+    tab.locator("#band").select_option("none")
+    assert "band" not in parts(tab, "reward/mean")
+    tab.locator("#seeds").check()
+    assert parts(tab, "reward/mean").count("seed") == 4 * 4
+    ends = "document.querySelector(`figure[data-metric='reward/mean'] .plot`).data.at(-1).y.at(-1)"
+    before = tab.evaluate(ends)
+    tab.locator("#smooth").select_option("5")
+    assert tab.evaluate(ends) != before
+    choice = tab.locator("select[data-for-metric]").first
+    choice.select_option("reward/dead_groups")
+    assert len(visible_methods(tab, "reward/dead_groups")) == 4
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_setting_and_outcome_are_chosen(sweep, tmp_path, browser_page):
+    written = page.write(compare(load_runs(sweep)), tmp_path / "out")
+    tab = browser_page.open(written)
+    mean = "document.querySelector(`figure[data-metric='reward/mean'] .plot`).data.at(-1).y.at(-1)"
+    good = tab.evaluate(mean)
+    tab.locator("#setting").select_option(label="lr_4e-4")
+    assert tab.evaluate(mean) < 0.5 * good
+    shown = "table:visible caption"
+    assert any("lr_4e-4" in one for one in tab.locator(shown).all_inner_texts())
+    assert not any("lr_1e-4" in one for one in tab.locator(shown).all_inner_texts())
+    title = tab.locator("figure[data-figure='sweep'] .title")
+    assert title.inner_text() == "held-out mean over optimisation.lr"
+    tab.locator("#outcome").select_option("reward/area")
+    assert title.inner_text() == "area over optimisation.lr"
+    assert any("area under the training curve" in one for one in tab.locator(shown).all_inner_texts())
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_dark_and_light_reach_the_figures(written, browser_page):
+    browser_page.page.emulate_media(color_scheme="dark")
+    tab = browser_page.open(written)
+    ink = "document.querySelector('figure .plot').layout.font.color"
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = tab.evaluate(ink), tab.evaluate(paper)
+    tab.locator("#theme").click()
+    light = tab.evaluate(ink), tab.evaluate(paper)
+    assert dark[0] != light[0]
+    assert dark[1] != light[1]
+    tab.locator("#theme").click()
+    assert (tab.evaluate(ink), tab.evaluate(paper)) == dark
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_paper_is_light_and_whole(written, browser_page):
+    browser_page.page.emulate_media(color_scheme="dark")
+    tab = browser_page.open(written)
+    tab.set_viewport_size({"width": 680, "height": 900})  # A4 without its margins
+    tab.emulate_media(media="print")
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+    assert not tab.locator(".bar").is_visible()
+    assert tab.locator("figure .legend").first.is_visible()
+    cut = tab.evaluate(
+        "[...document.querySelectorAll('table, .plot, .main-svg')]"
+        ".filter(one => one.getBoundingClientRect().right > 681).length"
+    )
+    assert cut == 0
+    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_hostile_texts_are_inert_in_a_browser(hostile, browser_page):
+    tab = browser_page.open(hostile)
+    tab.locator("#seeds").check()
+    tab.locator("button.chip").last.click()
+    tab.locator("button.chip").last.click()
+    # hovering makes plotly show names
+    tab.locator("figure[data-metric='reward/mean'] .plot").hover()
+    tab.locator("details").last.locator("summary").click()
+    tab.locator("button[data-copy]").first.click()
+    tab.locator("button[data-copy]", has_text="copied").wait_for()
+    assert tab.evaluate("window.hit") is None
+    assert tab.evaluate("document.querySelectorAll('img, iframe').length") == 0
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_a_command_is_copied(written, browser_page):
+    tab = browser_page.open(written)
+    tab.locator("details").last.locator("summary").click()
+    tab.locator("button[data-copy]").first.click()
+    tab.locator("button[data-copy]", has_text="copied").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == "rlstab bench --only"
+    browser_page.assert_clean()

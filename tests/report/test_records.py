@@ -1,0 +1,199 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlstab.core.errors import ReportError
+from rlstab.report.bins import binned
+from rlstab.report.records import load_runs
+from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
+
+
+def only(*paths: Path):
+    loaded = load_runs(*paths)
+    assert len(loaded.runs) == 1
+    return loaded.runs[0], loaded
+
+
+def test_a_bench_folder(bench: Path) -> None:
+    loaded = load_runs(bench)
+    assert len(loaded.runs) == 16
+    assert loaded.left_out == []
+    assert loaded.notes == []
+    run = loaded.runs[0]
+    assert (run.bench, run.setting, run.method, run.seed, run.base) == ("entropy", "default", "20_entropy", 0, "grpo")
+    assert (run.status, run.rollouts, run.planned, run.cpu_seconds) == ("finished", 60, 60, 18.0)
+    assert run.bench_command == "rlstab bench examples/entropy.yaml"
+    assert [one["step"] for one in run.evaluations] == [0, 20, 40, 60]
+    assert not [name for name in run.metrics if name.startswith(("eval/", "seconds/"))]
+    assert run.seconds_by_phase == {"seconds/rollout": 0.25}
+
+
+def test_a_plain_run_is_named_by_its_objective(tmp_path: Path) -> None:
+    run, _ = only(write_run(tmp_path / "run", objective=[CLIP, S2T, S2T], seed=3))
+    assert (run.bench, run.setting, run.method, run.seed) == (None, "default", "clip_higher+s2t_1+s2t_2", 3)
+    assert run.objective == ["clip_higher", "s2t_1", "s2t_2"]
+
+
+def test_a_folder_of_runs_is_searched(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / "many" / "deep" / f"run-{seed}", seed=seed)
+    assert [run.seed for run in load_runs(tmp_path).runs] == [0, 1]
+
+
+def test_bins_hold_means_of_ten_rollouts_and_the_largest(tmp_path: Path) -> None:
+    norm = [1.0] * 10 + [2.0] * 5
+    largest = [float(step) for step in range(1, 16)]
+    changes = {"gradient/norm": norm, "gradient/largest_norm": largest, "steps/refused": [0.0] * 15}
+    run, _ = only(write_run(tmp_path / "run", steps=15, changes=changes))
+    steps, values = binned(run, "gradient/norm")
+    assert steps.tolist() == [10, 15]
+    assert values.tolist() == [1.0, 2.0]
+    assert run.largest["gradient/largest_norm"][1].tolist() == [10.0, 15.0]
+
+
+def test_a_count_that_is_written_only_where_there_is_one_is_zero_elsewhere(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[15]["steps/refused"] = 4
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run, _ = only(folder)
+    assert binned(run, "steps/refused")[1].tolist() == [0.0, 0.4, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_an_unfinished_run_is_used_and_said(tmp_path: Path) -> None:
+    run, loaded = only(write_run(tmp_path / "run", done=40))
+    assert run.status == "unfinished"
+    assert loaded.notes == ["default clip_higher seed 0: unfinished, 40 of 60 rollouts."]
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    whole = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(whole[:-25])
+    run, loaded = only(folder)
+    assert (run.rollouts, run.status) == (59, "unfinished")
+    assert "default clip_higher seed 0: the last line of metrics.jsonl is cut off." in loaded.notes
+
+
+def test_damaged_lines_are_counted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines[5], lines[9], lines[12] = "{", '{"step": "x"}', "[" * 5000
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    run, loaded = only(folder)
+    assert loaded.notes == ["default clip_higher seed 0: 3 damaged lines of metrics.jsonl."]
+    assert len(run.metrics["reward/mean"][0]) == 57
+
+
+def test_nan_and_words_among_the_values_do_no_harm(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[11]["reward/mean"], lines[12]["reward/mean"], lines[13]["lr"] = float("nan"), "high", True
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run, _ = only(folder)
+    steps, values = binned(run, "reward/mean")
+    assert steps.tolist() == [10, 20, 30, 40, 50, 60]
+    assert np.isfinite(values).all()
+    assert "lr" not in run.metrics
+
+
+def test_a_step_that_was_written_again_counts_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 60, "reward/mean": 0.987}) + "\n")
+    run, _ = only(folder)
+    assert run.metrics["reward/mean"][0].tolist() == list(range(1, 61))
+    assert run.metrics["reward/mean"][1][-1] == 0.987
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]", "\x00\xff"])
+def test_a_missing_or_damaged_run_json_is_noted(tmp_path: Path, text: str | None) -> None:
+    folder = write_run(tmp_path / "run")
+    if text is None:
+        (folder / "run.json").unlink()
+    else:
+        (folder / "run.json").write_bytes(text.encode("latin-1"))
+    run, loaded = only(folder)
+    assert run.about == {}
+    assert run.status == "finished"
+    assert len(loaded.notes) == 1
+    assert "run.json" in loaded.notes[0]
+
+
+@pytest.mark.parametrize("text", [None, "a: [", "- 1", "!!python/object:os.system {}"])
+def test_without_a_configuration_a_plain_run_has_no_name(tmp_path: Path, text: str | None) -> None:
+    folder = write_run(tmp_path / "b-run")
+    write_run(tmp_path / "a-run")
+    if text is None:
+        (folder / "config.yaml").unlink()
+    else:
+        (folder / "config.yaml").write_text(text)
+    _, loaded = only(tmp_path)
+    assert [one.path for one in loaded.left_out] == [str(folder)]
+    assert "neither config.yaml nor bench.json says what was trained" in loaded.left_out[0].why
+
+
+def test_a_run_of_a_bench_that_failed_before_it_began_is_kept(bench: Path) -> None:
+    error = "Traceback\nrlstab.core.errors.NonFinite: 20 optimizer steps in a row"
+    folder = bench / "runs" / "default" / "grpo" / "seed-9"
+    place_run(folder, bench="entropy", setting="default", method="grpo", seed=9, status="failed", error=error)
+    loaded = load_runs(bench)
+    failed = [run for run in loaded.runs if run.status == "failed"]
+    assert [(run.seed, run.rollouts) for run in failed] == [(9, 0)]
+    assert any("failed after 0 rollouts: rlstab.core.errors.NonFinite" in note for note in loaded.notes)
+
+
+def test_a_run_of_a_bench_that_has_only_begun_is_left_out(bench: Path) -> None:
+    place_run(bench / "runs/default/grpo/seed-9", setting="default", method="grpo", seed=9, status="running")
+    loaded = load_runs(bench)
+    assert len(loaded.runs) == 16
+    assert "no record of a rollout" in loaded.left_out[0].why
+
+
+def test_of_two_runs_with_one_name_the_first_by_path_is_kept(tmp_path: Path) -> None:
+    write_run(tmp_path / "b")
+    write_run(tmp_path / "a")
+    run, loaded = only(tmp_path / "b", tmp_path / "a")
+    assert run.path == str(tmp_path / "a")
+    assert loaded.left_out[0].path == str(tmp_path / "b")
+    assert "is that of " + str(tmp_path / "a") in loaded.left_out[0].why
+    assert "and so is its hash" in loaded.left_out[0].why
+
+
+def test_a_path_named_twice_is_read_once(bench: Path) -> None:
+    loaded = load_runs(bench, bench / "runs")
+    assert len(loaded.runs) == 16
+    assert loaded.left_out == []
+
+
+def test_settings_of_several_benches_are_kept_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_bench(tmp_path / name, name=name, seeds=1)
+    assert len(load_runs(tmp_path).runs) == 8
+
+
+def test_mixed_versions_are_noted(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, about={"rlstab": "0.2.0", "torch": "2.14.0"})
+    notes = load_runs(tmp_path).notes
+    assert notes == [
+        "Versions of rlstab are mixed: 0.1.0 (1 runs), 0.2.0 (1 runs).",
+        "Versions of torch are mixed: 2.13.0 (1 runs), 2.14.0 (1 runs).",
+    ]
+
+
+def test_links_do_not_lead_in_circles(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "again").symlink_to(tmp_path)
+    only(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReportError, match="no such file or folder" if name == "nothing" else "holds no run"):
+        load_runs(tmp_path / name)
+    with pytest.raises(ReportError, match="no runs were named"):
+        load_runs()

@@ -1,0 +1,493 @@
+"""The token viewer: what it reads, the page in a real browser, the terminal; and that text stays text."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer, models
+
+from rlstab.cli import main
+from rlstab.core.errors import ReportError
+from rlstab.report.terminal import show
+from rlstab.report.tokens import Tokens, read_tokens
+from rlstab.report.view import choose, write_view
+from rlstab.report.visible import visible
+from tests.browser import BrowserPage
+
+HOSTILE = [
+    "</script><script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 2'>",
+    "<!--<script>",
+    "javascript:window.hacked=3",
+    "]]>&lt;b&gt;$title ${title}",
+    "\u202egnp.exe\u2066",
+    "\u2028\u2029\u200b\ufeff",
+    "\x1b[31mred\x1b]0;title\x07\x9b2J",
+    "[bold red]markup[/]",
+    "a b\tc\n",
+    "\x00\x7f",
+]
+
+
+def line(sequence: int = 0, tokens: list[str] | None = None, **changes: Any) -> dict[str, Any]:
+    """A line of four tokens: dropped, boosted, clipped, and untouched."""
+    tokens = ["a", " b", "c\n", "$"] if tokens is None else tokens
+    count = len(tokens)
+    return {
+        "format": 1,
+        "step": 1,
+        "optimizer_step": 1,
+        "sequence_id": sequence,
+        "group_id": sequence // 2,
+        "prompt": f"prompt {sequence}",
+        "reward": float(sequence % 2),
+        "advantage": 1.0 if sequence % 2 else -1.0,
+        "tokens": tokens,
+        "ids": list(range(count)),
+        "logprobs": [-8.0, -3.0, -0.5, -0.01][:count] + [-0.2] * (count - 4),
+        "entropies": [0.1] * count,
+        "ratio": [1.0, 1.0, 1.5, 1.0][:count] + [1.0] * (count - 4),
+        "weight": [1.0, 1.2, 1.0, 1.0][:count] + [1.0] * (count - 4),
+        "kept": [False] + [True] * (count - 1),
+        "clipped": [False, False, True, False][:count] + [False] * (count - 4),
+        "methods": {
+            "clip_higher": {"clipped": [2]},
+            "kl": {"regularised": list(range(count))},
+            "token_mean": {},
+            "within/inner": {"boosted": [1], "weight": [[1, 1.2]]},
+            "within/outer": {"dropped": [0]},
+        },
+        "names": {"within/inner": "stare", "within/outer": "s2t"},
+        **changes,
+    }
+
+
+def untouched(sequence: int, **changes: Any) -> dict[str, Any]:
+    """A line on which no method acted."""
+    plain = {"weight": [1.0] * 4, "kept": [True] * 4, "clipped": [False] * 4, "ratio": [1.0] * 4}
+    return line(sequence, **{**plain, "methods": {"clip_higher": {}, "kl": {"regularised": [0, 1, 2, 3]}}, **changes})
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines), encoding="utf-8")
+    return path
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_of_ours_is_read(tmp_path: Path) -> None:
+    found = read_tokens(write(tmp_path / "tokens.jsonl", line(1)).parent)
+    assert found.notes == []
+    (one,) = found.samples
+    assert (one.step, one.response, one.group, one.reward) == (1, "1", "0", 1.0)
+    assert one.surprisal == [8.0, 3.0, 0.5, 0.01]
+    assert one.advantages == [1.0] * 4
+    assert {key: (method.name, dict(method.actions)) for key, method in one.methods.items()} == {
+        "clip_higher": ("clip_higher", {"clipped": [2]}),
+        "kl": ("kl", {"regularised": [0, 1, 2, 3]}),
+        "token_mean": ("token_mean", {}),
+        "within/inner": ("stare", {"boosted": [1]}),
+        "within/outer": ("s2t", {"dropped": [0]}),
+    }
+    assert one.methods["within/inner"].weight == {1: 1.2}
+
+
+def test_influence_is_how_far_the_pull_moved(tmp_path: Path) -> None:
+    bonus = line(1, bonus=[0.0, 0.0, 0.0, -0.25])
+    (one,) = read_tokens(write(tmp_path / "t.jsonl", bonus)).samples
+    # dropped: all of A; weight 1.2 on A; clipped: all of A r; a bonus of -0.25
+    assert one.influence() == pytest.approx([1.0, 0.2, 1.5, 0.25])
+
+
+DAMAGED = [
+    '{"step": 1, "tok',
+    "[]",
+    "null",
+    "{}",
+    '{"step": 1, "sequence_id": 0, "tokens": "text"}',
+    line(0, logprobs=[-1.0]),
+    line(0, ratio=[1.0, 1.0, float("nan"), 1.0]),
+    line(0, methods={"s2t": {"dropped": [4]}}),
+    line(0, methods={"s2t": {"dropped": [-1]}}),
+    line(0, tokens=["a", 1, "b", "c"]),
+    line(0, []),
+    line(0, ratio=[1e300] * 4, weight=[1e300] * 4),
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("bad", DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_lines_are_left_out_and_named(tmp_path: Path, bad: Any) -> None:
+    found = read_tokens(write(tmp_path / "tokens.jsonl", line(0), bad, line(1)))
+    assert [one.response for one in found.samples] == ["0", "1"]
+    assert found.notes == ["tokens.jsonl: 1 damaged lines were left out: 2."]
+
+
+def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "tokens.jsonl", line(0))
+    path.write_bytes(path.read_bytes() + b"\xff\xfe\x00\n")
+    assert len(read_tokens(path).samples) == 1
+
+
+def test_missing_values_are_not_invented(tmp_path: Path) -> None:
+    (one,) = read_tokens(write(tmp_path / "t.jsonl", {"step": 1, "sequence_id": 0, "tokens": ["a", "b"]})).samples
+    assert (one.surprisal, one.entropies, one.advantages, one.ratio, one.weight) == ([], [], [], [], [])
+    assert one.influence() == [0.0, 0.0]
+
+
+def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="no such file or folder"):
+        read_tokens(tmp_path / "nowhere")
+    with pytest.raises(ReportError, match="trace_every"):
+        read_tokens(tmp_path)
+    with pytest.raises(ReportError, match="none of its 1 lines is a trace"):
+        read_tokens(write(tmp_path / "tokens.jsonl", "{}"))
+
+
+def test_a_step_that_was_not_traced_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
+    found = read_tokens(write(tmp_path / "t.jsonl", line(0), line(1, step=50)))
+    assert [one.step for one in choose(found, 50, 10).samples] == [50]
+    with pytest.raises(ReportError, match=r"step 7 was not traced\. Traced: 1, 50"):
+        choose(found, 7, 10)
+    with pytest.raises(ReportError, match="--limit 0"):
+        choose(found, None, 0)
+
+
+def test_a_limit_keeps_the_largest_influence_and_says_so(tmp_path: Path) -> None:
+    found = choose(read_tokens(write(tmp_path / "t.jsonl", untouched(0), line(1), untouched(2), line(3))), None, 2)
+    assert [one.response for one in found.samples] == ["1", "3"]
+    assert "4 responses were read; here are the 2" in found.notes[0]
+
+
+def exported(**changes: Any) -> dict[str, Any]:
+    """A sequence of prime-rl's token export: two tokens of prompt, then four of which the third is a tool's."""
+    return {
+        "schema_version": 1,
+        "step": 3,
+        "rank": 1,
+        "micro_step": 0,
+        "micro_sequence_idx": 0,
+        "export_sequence_idx": 4,
+        "env_name": "math",
+        "token_ids": [0, 1, 2, 3, 4, 5],
+        "position_ids": [0, 1, 2, 3, 4, 5],
+        "loss_mask": [False, False, True, True, False, True],
+        "advantages": [0.5] * 6,
+        "inference_logprobs": [0.0, 0.0, -1.0, -2.0, 0.0, -3.0],
+        "trainer_logprobs": [0.0, 0.0, -1.1, -2.1, 0.0, -2.9],
+        "entropy": [0.1, 0.1, 0.2, 0.3, 0.4, None],
+        "mismatch_kl": [0.0] * 6,
+        "log_importance_ratio": [0.0] * 6,
+        "importance_ratio": [1.0, 1.0, 0.9, 0.9, 1.0, 1.1],
+        "prob_delta": [0.0] * 6,
+        "is_masked": [False, False, False, True, False, False],
+        "is_masked_high": [False] * 6,
+        "is_masked_low": [False] * 6,
+        "rl_weights": [None] * 6,
+        "ce_weights": [None] * 6,
+        "ref_kl_weights": [0.0, 0.0, 0.0, 0.0, 0.0, 0.1],
+        **changes,
+    }
+
+
+def test_the_token_export_of_prime_rl_is_read(tmp_path: Path) -> None:
+    for step in (10, 9):
+        folder = tmp_path / "token_exports" / f"step_{step}"
+        folder.mkdir(parents=True)
+        write(folder / "rank_1.jsonl", exported(step=step), exported(step=step, loss_mask=[True]))
+    vocabulary = {word: place for place, word in enumerate(["Q", ":", "x", " y", "<tool>", "z"])}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="Q")).save(str(tmp_path / "tokenizer.json"))
+    for path in (tmp_path, tmp_path / "token_exports"):
+        assert [one.step for one in read_tokens(path).samples] == [9, 10]
+    found = read_tokens(tmp_path / "token_exports" / "step_9", tmp_path)
+    assert found.notes == ["rank_1.jsonl: 1 damaged lines were left out: 2."]
+    (one,) = found.samples
+    assert (one.response, one.group, one.reward, one.optimizer_step) == ("1-4", "math", None, None)
+    assert "".join(one.tokens).replace(" ", "") == "xy<tool>z"
+    assert one.prompt.replace(" ", "") == "Q:"
+    assert one.surprisal == [1.0, 2.0, 0.0, 3.0]
+    assert one.entropies == [0.2, 0.3, 0.4, None]
+    assert one.ratio == [0.9, 0.9, 1.0, 1.1]
+    assert one.weight == []
+    assert one.kept == [True, True, False, True]
+    assert {key: dict(method.actions) for key, method in one.methods.items()} == {
+        "loss_mask": {"dropped": [2]},
+        "trust_region": {"clipped": [1]},
+        "ref_kl": {"regularised": [3]},
+    }
+
+
+def test_an_export_without_a_tokenizer_shows_ids_and_says_how_to_get_text(tmp_path: Path) -> None:
+    found = read_tokens(write(tmp_path / "rank_0.jsonl", exported(is_masked=[None] * 6)))
+    assert found.samples[0].ids == [2, 3, 4, 5]
+    assert found.samples[0].tokens == [""] * 4
+    assert "--tokenizer" in found.notes[0]
+    assert "⟨2⟩⟨3⟩⟨4⟩⟨5⟩" in printed(found)
+    with pytest.raises(ReportError, match="not a tokenizer"):
+        read_tokens(tmp_path / "rank_0.jsonl", tmp_path)
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_no_shape_is_made_visible() -> None:
+    assert visible(" \n\t\x1b\x7f\x9b") == "·↵⇥␛␡⟨U+009B⟩"
+    assert visible("\u202e\u200b\u2028\ud800") == "⟨U+202E⟩⟨U+200B⟩⟨U+2028⟩⟨U+D800⟩"
+    assert visible("a b\n", spaces=False) == "a b\n"
+    assert visible("naïve 日本 😀", spaces=False) == "naïve 日本 😀"
+
+
+def printed(found: Tokens, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=100, **options)
+    show(found, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_terminal_shows_marks_below_the_tokens(tmp_path: Path) -> None:
+    found = read_tokens(write(tmp_path / "t.jsonl", untouched(0), line(1)))
+    lines = printed(found).splitlines()
+    assert all(len(one) <= 100 for one in lines)
+    at = lines.index("a·bc↵")
+    assert lines[at + 1] == "x^ #"
+    assert lines[at + 2] == "$"
+    assert lines[at + 3] == "clip_higher clipped 1, stare (within/inner) boosted 1, s2t (within/outer) dropped 1"
+    assert any("kl: every token is regularised" in one for one in lines)
+    assert next(one for one in lines if one.startswith("step")).startswith("step 1, optimizer step 1  response 1")
+
+
+def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:
+    text = "".join(HOSTILE)
+    bad = line(0, HOSTILE, prompt=text, methods={text: {"dropped": [0]}})
+    out = printed(read_tokens(write(tmp_path / "t.jsonl", bad)), force_terminal=True, color_system="truecolor")
+    assert "\x1b[" in out  # rich's own colours, and nothing but them
+    assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert not set("\x07\x9b\u202e\u2066\x00\x7f\u200b") & set(out)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert "[bold·red]markup[/]" in plain
+    assert "␛[31mred" in plain
+
+
+def test_a_long_response_is_cut_in_a_terminal(tmp_path: Path) -> None:
+    long = {"step": 1, "sequence_id": 0, "tokens": ["word "] * 1000}
+    out = printed(read_tokens(write(tmp_path / "t.jsonl", long)))
+    assert "... 400 more tokens" in out
+    assert all(len(one) <= 100 for one in out.splitlines())
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_page_beside_the_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "tokens.jsonl", line(0), line(1))
+    assert main(["view", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "view.html")
+    assert main(["view", str(tmp_path / "tokens.jsonl"), "--out", str(tmp_path / "other.html"), "--limit", "1"]) == 0
+    assert (tmp_path / "other.html").stat().st_size > 10_000
+    assert main(["view", str(tmp_path), "--terminal", "--limit", "1"]) == 0
+    assert capsys.readouterr().out.count("influence") == 2  # the response, and the note about the other one
+    assert main(["view", str(tmp_path), "--out", str(tmp_path / "no" / "where.html")]) == 2
+    assert "Give --out another file" in capsys.readouterr().err
+    assert main(["view", str(tmp_path), "--step", "9"]) == 2
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(browser_page: BrowserPage, tmp_path: Path) -> Any:
+    """Writes lines, opens their page; gives playwright's page."""
+
+    def open_page(*lines: Any) -> Any:
+        return browser_page.open(write_view(write(tmp_path / "tokens.jsonl", *lines)))
+
+    yield open_page
+    browser_page.assert_clean()
+
+
+def classes(page: Any, response: int = 0) -> list[list[str]]:
+    return [
+        one.get_attribute("class").split() for one in page.locator("article").nth(response).locator(".text > .t").all()
+    ]
+
+
+def test_the_page_marks_what_was_done_and_tells_it(opened: Any) -> None:
+    page = opened(line(1), line(0))
+    assert page.locator("article").count() == 2
+    assert [sorted({"dropped", "boosted", "clipped", "regularised"} & set(one)) for one in classes(page)] == [
+        ["dropped"],
+        ["boosted"],
+        ["clipped"],
+        [],
+    ]
+    notes = page.locator("#notes").inner_text()
+    assert "kl: every token is regularised" in notes
+    assert "token_mean" in notes
+    page.locator(".text > .t").nth(1).hover()
+    told = page.locator("#token").inner_text()
+    assert "stare (within/inner) boosted it: weight 1.2" in told
+    assert re.search(r"surprisal\s+3\b", told)
+    assert re.search(r"probability\s+0.0498", told)
+
+
+def test_the_colour_follows_the_quantity(opened: Any) -> None:
+    page = opened(line(1))
+    shades = {}
+    for name in ("surprisal", "entropy", "advantage", "ratio", "weight"):
+        page.select_option("#quantity", name)
+        shades[name] = [next(one for one in each if re.fullmatch(r"[qd]\d", one)) for each in classes(page)]
+        assert name in page.locator("#scale").inner_text()
+    assert shades == {
+        "surprisal": ["q7", "q5", "q2", "q0"],
+        "entropy": ["q2"] * 4,
+        "advantage": ["d7"] * 4,
+        "ratio": ["d4", "d4", "d7", "d4"],
+        "weight": ["d4", "d7", "d4", "d4"],
+    }
+    background = page.locator(".text > .t").nth(1).evaluate("one => getComputedStyle(one).backgroundColor")
+    assert background not in ("rgba(0, 0, 0, 0)", "rgb(253, 252, 249)")
+
+
+def test_a_quantity_that_is_not_there_is_not_offered(opened: Any) -> None:
+    page = opened({"step": 1, "sequence_id": 0, "tokens": ["a", "b"], "logprobs": [-1.0, None]})
+    assert page.locator("#quantity option").all_inner_texts() == ["surprisal"]
+    assert page.locator(".text > .t").count() == 2
+
+
+def test_choices_and_order(opened: Any) -> None:
+    page = opened(untouched(0), line(1), untouched(2, step=5), line(3, step=5, ratio=[1.0, 1.0, 3.0, 1.0]))
+
+    def responses() -> list[str]:
+        return re.findall(r"response (\d+)", " ".join(page.locator("article h3").all_inner_texts()))
+
+    assert responses() == ["3", "1", "0", "2"]
+    page.select_option("#method", "any")
+    assert responses() == ["3", "1"]
+    assert page.locator(".text.some > .t.hit").count() == 6
+    page.select_option("#method", "within/outer")
+    assert page.locator(".text > .t.hit").count() == 2
+    page.select_option("#action", "boosted")
+    assert responses() == []
+    assert "No response is left" in page.locator("#list").inner_text()
+    page.select_option("#action", "any")
+    page.select_option("#method", "all")
+    page.select_option("#step", "5")
+    assert sorted(responses()) == ["2", "3"]
+    page.select_option("#reward", "0")
+    assert responses() == ["2"]
+    page.select_option("#reward", "all")
+    page.select_option("#step", "all")
+    page.select_option("#order", "file")
+    assert responses() == ["0", "1", "2", "3"]
+
+
+def test_keys_walk_over_tokens(opened: Any) -> None:
+    page = opened(line(1), line(3), untouched(5))
+    place = "() => [document.activeElement.parentElement.sample.response, document.activeElement.place]"
+    page.locator("article .text > .t").first.focus()
+    for key, expected in (
+        ("ArrowRight", ["1", 1]),
+        ("n", ["1", 2]),
+        ("n", ["3", 0]),
+        ("p", ["1", 2]),
+        ("End", ["1", 3]),
+        ("ArrowRight", ["1", 3]),
+        ("ArrowDown", ["3", 0]),
+        ("ArrowLeft", ["3", 0]),
+        ("ArrowUp", ["1", 0]),
+    ):
+        page.keyboard.press(key)
+        assert page.evaluate(place) == expected, key
+    assert "s2t (within/outer) dropped it" in page.locator("#token").inner_text()
+    assert page.locator("article").first.locator('.t[tabindex="0"]').count() == 1
+
+
+def test_a_click_on_a_point_goes_to_its_token(opened: Any) -> None:
+    page = opened(line(1), line(0))
+    # the only rewarded token of surprisal 8 is far right in the upper half
+    box = page.locator("#plot").bounding_box()
+    right, top = box["x"] + box["width"] - 14, box["y"] + 16
+    for down in range(0, int(box["height"] / 2), 8):
+        page.mouse.click(right - 4, top + down)
+        if page.evaluate("() => document.activeElement.classList.contains('t')"):
+            break
+    assert page.evaluate(
+        "() => [document.activeElement.parentElement.sample.response, document.activeElement.place]"
+    ) == [
+        "1",
+        0,
+    ]
+    counts = page.locator("#counts tbody tr").all_inner_texts()
+    assert [one.split("\t")[:2] for one in counts[:4]] == [
+        ["rewarded, rare", "3"],
+        ["rewarded, common", "1"],
+        ["punished, rare", "3"],
+        ["punished, common", "1"],
+    ]
+    page.locator("#split").fill("5")
+    assert page.locator("#counts tbody tr").first.inner_text().split("\t")[:2] == ["rewarded, rare", "1"]
+
+
+def test_light_and_dark(opened: Any) -> None:
+    page = opened(line(1))
+    paper = "() => getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+    dark = page.evaluate(paper)
+    assert light != dark
+    page.locator("#theme").click()
+    assert page.evaluate(paper) == light
+
+
+def test_hostile_text_stays_text(browser_page: BrowserPage, tmp_path: Path) -> None:
+    text = "".join(HOSTILE)
+    name = "</script><b>run&$title"
+    bad = line(0, HOSTILE, prompt=text, methods={text: {"dropped": [0]}, "__proto__": {"boosted": [1]}})
+    bad["names"] = {text: text}
+    folder = tmp_path / name.replace("/", "_")
+    folder.mkdir()
+    page = browser_page.open(write_view(write(folder / "tokens.jsonl", bad, line(1)).parent))
+    assert page.evaluate("() => window.hacked") is None
+    assert page.locator("script").count() == 2
+    assert page.locator("img, a[href^='javascript'], #list script, #list b b").count() == 0
+    page.select_option("#order", "file")
+    shown = page.locator("article").first.locator(".text > .t").all_text_contents()
+    assert shown == [visible(one) for one in HOSTILE]
+    assert page.locator(".prompt").first.text_content() == visible(text, spaces=False)
+    page.locator(".text > .t").first.hover()
+    assert visible(text, spaces=False) in page.locator("#token").text_content()
+    browser_page.assert_clean()
+    # and if text did get in as HTML, the page's policy would refuse to run it
+    page.evaluate("text => { document.body.insertAdjacentHTML('beforeend', text) }", HOSTILE[1])
+    page.evaluate(
+        "() => { const one = document.createElement('script'); one.textContent = 'window.hacked = 4';"
+        " document.body.append(one) }"
+    )
+    page.wait_for_timeout(50)
+    assert page.evaluate("() => window.hacked") is None
+    assert any("Content Security Policy" in one for one in browser_page.errors)
+
+
+def test_many_responses_and_a_long_one_open_quickly(opened: Any) -> None:
+    words = [f" w{place}" for place in range(40)]
+    before = time.process_time()
+    page = opened(*(line(number, words) for number in range(1999)), line(1999, [" token"] * 1000))
+    assert time.process_time() - before < 10  # seconds of this process: writing and reading 80,960 tokens
+    assert page.locator("article").count() == 25
+    assert "of 2,000" in page.locator(".place").first.inner_text()
+    clock = "() => { const from = performance.now(); document.querySelector('#order').value = 'length';"
+    clock += "document.querySelector('#order').dispatchEvent(new Event('change')); document.body.offsetHeight;"
+    assert page.evaluate(clock + "return performance.now() - from }") < 5000
+    assert page.locator("article").first.locator(".text > .t").count() == 1000
+    assert page.locator(".text > .t").count() <= 4000
+    first = page.locator("article").count()
+    page.locator("[data-go='1']").first.click()
+    assert page.locator(".place").first.inner_text().startswith(str(first + 1))

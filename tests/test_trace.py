@@ -1,0 +1,302 @@
+"""Traces say what the loss did: they agree with its metrics, and name the method."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, final
+
+import pytest
+import torch
+
+from rlstab import zoo
+from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.compose import compose, member_terms, within
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import Plan, make_plan
+from rlstab.core.stats import Settled
+from rlstab.core.terms import SLOTS, Terms, merge_terms
+from rlstab.presets import PRESETS
+from rlstab.token_texts import token_texts
+from rlstab.trace import ACTIONS, Trace, trace
+from rlstab.train.trace import Tracer
+from rlstab.zoo.clip_higher import ClipHigher
+from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.random_mask import RandomMask
+from rlstab.zoo.s2t import S2TMask
+from rlstab.zoo.stare import STARE
+from rlstab.zoo.token_mean import TokenMean
+from rlstab.zoo.top_entropy import TopEntropyMask
+from tests.train.runs import go, small
+
+
+def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyOutputs]:
+    """Evidence and live outputs of a few responses, ragged, with rare tokens and moved ratios."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(rows, width, generator=draw)
+
+    lengths = torch.randint(3, width + 1, (rows, 1), generator=draw)
+    logprobs = -5 * torch.rand(rows, width, generator=draw)
+    batch = TokenBatch.from_padded(
+        response_mask=torch.arange(width) < lengths,
+        advantages=torch.tensor([1.5, -0.7] * (rows // 2)),
+        old_logprobs=logprobs,
+        entropies=torch.rand(rows, width, generator=draw) * 0.4,
+        ref_logprobs=logprobs + noise(0.1),
+        max_logprobs=-0.2 * torch.rand(rows, width, generator=draw),
+        log_kept_mass=-0.2 * torch.rand(rows, width, generator=draw),
+        sequence_ids=torch.arange(rows) + 100 * seed,
+        group_ids=torch.arange(rows) // 2,
+    )
+    live = PolicyOutputs.from_padded(
+        batch,
+        logprobs=logprobs + noise(0.5),
+        entropies=torch.rand(rows, width, generator=draw),
+        log_kept_mass=-torch.rand(rows, width, generator=draw),
+    )
+    return batch, live
+
+
+def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trace]], dict[str, float]]:
+    """The plan of a step in two parts, the traces of its parts, and its metrics."""
+    parts = [part(1), part(2)]
+    plan = make_plan(objective, [batch for batch, _ in parts])
+    reports = [plan.loss(batch, live).report for batch, live in parts]
+    merged = {name: reports[0][name].merge(reports[1][name]) for name in reports[0]}
+    metrics = {name: one.value for name, one in merged.items()}
+    return plan, [(batch, trace(plan, batch, live)) for batch, live in parts], metrics
+
+
+def total(traces: list[tuple[TokenBatch, Trace]], key: str, action: str) -> int:
+    return sum(int(one.methods[key].actions[action].sum()) for _, one in traces)
+
+
+def test_traces_agree_with_the_metrics() -> None:
+    objective = compose(
+        ClipHigher(low=0.1, high=0.1, dual_clip=1.5),
+        S2TMask(max_prob=0.3),
+        STARE(variant="C2", target_entropy=2.0),
+        LpReg(share=0.2),
+    )
+    _, traces, metrics = traced(objective)
+    tokens = sum(len(batch) for batch, _ in traces)
+    kept = sum(int(one.kept.sum()) for _, one in traces)
+    for key, action, metric in (
+        ("s2t", "dropped", "s2t/silenced"),
+        ("stare", "boosted", "stare/boosted"),
+        ("stare", "damped", "stare/damped"),
+        ("lp_reg", "regularised", "lp_reg/selected"),
+    ):
+        assert 0 < total(traces, key, action) < tokens
+        assert total(traces, key, action) / tokens == pytest.approx(metrics[metric])
+    sides = [metrics[f"ratio/clipped_{side}"] for side in ("high", "low", "dual")]
+    assert min(sides) > 0
+    assert total(traces, "clip_higher", "clipped") / kept == pytest.approx(sum(sides))
+    assert kept / tokens == pytest.approx(metrics["tokens/kept"])
+    ratios = sum(float(one.ratio[one.kept].sum()) for _, one in traces)
+    assert ratios / kept == pytest.approx(metrics["ratio/mean"])
+
+
+#: What the methods of the zoo do to single tokens, with settings under which they do it here.
+ACTS = {
+    "adaptive_entropy": ({"target_entropy": 2.0, "initial": 0.001}, {"regularised"}),
+    "clip_higher": ({"low": 0.1, "high": 0.1}, {"clipped"}),
+    "constant_length": ({"length": 10}, set()),
+    "entropy_bonus": ({}, {"regularised"}),
+    "kl": ({}, {"regularised"}),
+    "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
+    "random_mask": ({"share": 0.3}, {"dropped"}),
+    "s2t": ({"max_prob": 0.3}, {"dropped"}),
+    "sequence_mean": ({}, set()),
+    "stare": ({"variant": "C2", "target_entropy": 2.0}, {"boosted", "damped"}),
+    "token_mean": ({}, set()),
+    "top_entropy": ({"denominator": "all"}, {"damped"}),
+}
+
+
+@pytest.mark.parametrize("name", zoo.METHODS.names())
+def test_what_each_method_does_is_shown(name: str) -> None:
+    settings, expected = ACTS[name]
+    _, traces, _ = traced(compose(zoo.METHODS.get(name)(**settings)))
+    did = {action for _, one in traces for action, where in one.methods[name].actions.items() if bool(where.any())}
+    assert did == expected
+    assert did <= set(ACTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_members_merge_to_the_terms_of_the_plan(name: str) -> None:
+    plan, traces, _ = traced(PRESETS[name].objective)
+    for batch, _ in traces:
+        merged = merge_terms({key: one.terms for key, one in member_terms(plan, batch).items()})
+        terms = plan.terms(batch)
+        assert merged.filled() == terms.filled()
+        assert merged.report.keys() == terms.report.keys()
+        for field in ("keep", "weight", "bonus", "exempt"):
+            one, other = getattr(merged, field), getattr(terms, field)
+            assert (one is None and other is None) or torch.equal(one, other)
+        assert {slot for slot in SLOTS if getattr(merged, slot)} == {slot for slot in SLOTS if getattr(terms, slot)}
+
+
+def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
+    objective = compose(
+        ClipHigher(),
+        within(S2TMask(max_prob=0.5), compose(STARE(target_entropy=2.0), LpReg(share=0.3))),
+        within(TopEntropyMask(share=0.5), within(RandomMask(share=0.3), STARE(target_entropy=2.0))),
+    )
+    plan, traces, metrics = traced(objective)
+    batch, one = traces[0]
+    names = {key: member.name for key, member in member_terms(plan, batch).items()}
+    assert names == {
+        "clip_higher": "clip_higher",
+        "within_1/outer": "s2t",
+        "within_1/inner/stare": "stare",
+        "within_1/inner/lp_reg": "lp_reg",
+        "within_2/outer": "top_entropy",
+        "within_2/inner/outer": "random_mask",
+        "within_2/inner/inner": "stare",
+    }
+    for inner, action, outer in (
+        ("within_1/inner/stare", "boosted", ["within_1/outer"]),
+        ("within_1/inner/lp_reg", "regularised", ["within_1/outer"]),
+        ("within_2/inner/outer", "dropped", ["within_2/outer"]),
+        ("within_2/inner/inner", "boosted", ["within_2/outer", "within_2/inner/outer"]),
+    ):
+        where = one.methods[inner].actions[action]
+        assert bool(where.any())
+        for key in outer:
+            assert not bool((where & one.methods[key].actions["dropped"]).any())
+    tokens = sum(len(part) for part, _ in traces)
+    assert total(traces, "within_1/outer", "dropped") / tokens == pytest.approx(metrics["within_1/outer/silenced"])
+
+
+@final
+@dataclass(frozen=True)
+class Nudge(TokenObjective):
+    """Adds the same to every advantage."""
+
+    name: ClassVar[str] = "nudge"
+    writes = frozenset({"bonus"})
+    by: float = 1.0
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(bonus=torch.full_like(batch.advantages, self.by))
+
+
+def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
+    _, traces, _ = traced(compose(Nudge(0.2)))
+    for batch, one in traces:
+        actions = one.methods["nudge"].actions
+        assert torch.equal(actions["boosted"], batch.advantages > 0)
+        assert torch.equal(actions["damped"], batch.advantages < 0)
+
+
+def test_a_plan_knows_only_its_own_parts() -> None:
+    plan = make_plan(compose(TokenMean()), [part(1)[0]])
+    batch, live = part(2)
+    with pytest.raises(ValueError, match="not one of the parts"):
+        trace(plan, batch, live)
+
+
+def test_texts_of_tokens_join_to_the_text() -> None:
+    text = "naïve 😀 \ufffd ok"
+    texts = token_texts(lambda ids: bytes(ids).decode(errors="replace"), list(text.encode()))
+    assert len(texts) == len(text.encode())
+    assert "".join(texts) == text
+    assert texts[:4] == ["n", "a", "", "ï"]
+
+
+def test_a_leading_space_stays_with_its_token() -> None:
+    words = [" a", " b", "c", " d"]
+    assert token_texts(lambda ids: "".join(words[one] for one in ids).strip(), [0, 1, 2, 3]) == ["a", " b", "c", " d"]
+
+
+def test_a_character_that_never_ends_is_shown_with_the_last_token() -> None:
+    broken = b"a\xf0\x9f"
+    texts = token_texts(lambda ids: bytes(ids).decode(errors="replace"), list(broken))
+    assert "".join(texts) == broken.decode(errors="replace")
+
+
+def lines(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "tokens.jsonl").read_text().splitlines()]
+
+
+OBJECTIVE = [{"name": "clip_higher", "low": 0.0, "high": 0.0}, {"name": "s2t", "max_prob": 0.5}, "kl"]
+
+
+def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None:
+    run = small(
+        tmp_path,
+        OBJECTIVE,
+        optimisation__epochs=2,
+        optimisation__mini_batches=2,
+        optimisation__micro_batch_size=3,
+        tracking__trace_every=2,
+        tracking__trace_responses=16,
+        optimisation__steps=5,
+    )
+    records = {one["step"]: one for one in go(run).records}
+    found = lines(tmp_path)
+    assert {one["step"] for one in found} == {1, 2, 4, 5}
+    for step in (1, 2, 4, 5):
+        here = [one for one in found if one["step"] == step]
+        assert len(here) == 16 * 2
+        assert {one["optimizer_step"] for one in here} == set(range(4 * step - 3, 4 * step + 1))
+        tokens = sum(len(one["tokens"]) for one in here)
+        dropped = sum(len(one["methods"]["s2t"].get("dropped", [])) for one in here)
+        clipped = sum(len(one["methods"]["clip_higher"].get("clipped", [])) for one in here)
+        kept = sum(sum(one["kept"]) for one in here)
+        metrics = records[step]
+        assert dropped / tokens == pytest.approx(metrics["s2t/silenced"], abs=1e-6)
+        sides = metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"]
+        assert clipped / kept == pytest.approx(sides, abs=1e-6)
+        assert sum(one["reward"] for one in here) / len(here) == pytest.approx(metrics["reward/mean"])
+    assert any(one["methods"]["s2t"] for one in found)
+    assert any(one["methods"]["clip_higher"] for one in found)
+    for one in found:
+        length = len(one["tokens"])
+        for column in ("ids", "logprobs", "entropies", "ratio", "weight", "kept", "clipped"):
+            assert len(one[column]) == length
+        assert one["methods"]["kl"]["regularised"] == list(range(length))
+        assert one["clipped"] == [place in one["methods"]["clip_higher"].get("clipped", []) for place in range(length)]
+
+
+def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_path: Path) -> None:
+    changes = {"tracking__trace_every": 1, "tracking__trace_responses": 7, "tracking__checkpoint_every": 2}
+    go(small(tmp_path, OBJECTIVE, **changes, optimisation__steps=2))
+    before = lines(tmp_path)
+    with (tmp_path / "tokens.jsonl").open("a") as file:
+        file.write(json.dumps({**before[-1], "step": 3}) + "\n" + '{"step": 3, "tok')
+    go(small(tmp_path, OBJECTIVE, **changes, optimisation__steps=4), resume=True)
+    after = lines(tmp_path)
+    assert after[: len(before)] == before
+    assert {one["step"] for one in after} == {1, 2, 3, 4}
+    for step in {one["step"] for one in after}:
+        groups = {one["group_id"] for one in after if one["step"] == step}
+        assert len(groups) == 1
+        assert len({one["sequence_id"] for one in after if one["step"] == step}) == 4
+
+
+def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
+    go(small(tmp_path, optimisation__steps=1))
+    assert not (tmp_path / "tokens.jsonl").exists()
+
+
+def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
+    run = small(tmp_path, tracking__trace_every=1)
+    tracer = Tracer(tmp_path / "tokens.jsonl", run.tracking, 1, lambda ids: "x" * len(ids))
+    batch, live = part(1)
+    ids = batch.sequence_ids
+    rewards = torch.full((6,), torch.nan)
+    tracer.begin(1, ["p"] * 3, ids, rewards, torch.zeros(6), 2)
+    computed = torch.ones(len(batch), dtype=torch.bool)
+    computed[0] = False
+    response_ids = torch.zeros((6, 12), dtype=torch.int64)
+    plan = make_plan(compose(TokenMean()), [batch])
+    tracer.part(plan, batch, live, computed, response_ids, 1)
+    found = lines(tmp_path)
+    assert found[0]["reward"] is None
+    assert found[0]["ratio"][0] is None
+    assert None not in found[0]["ratio"][1:]
