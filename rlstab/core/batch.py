@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.errors import MissingSignal, ShapeError
-from rlstab.core.random import uniform
+from rlstab.core.random import uniform_in
 
 #: Signals beyond the basic ones that rlstab itself knows how to provide, with what each is.
 SIGNALS: Mapping[str, str] = {
@@ -234,7 +234,7 @@ class TokenBatch:
 
     def uniform(self, seed: int) -> Tensor:
         """``(n,)`` float64 uniform numbers in [0, 1) by (seed, sequence id, position)."""
-        return uniform(seed, self.sequence_ids[self.sequence], self.position)
+        return uniform_in(seed, self.sequence_ids, self.sequence, self.position)
 
     def per_token(self) -> list[tuple[str, Tensor]]:
         """Name and values of every floating point ``(n,)`` tensor that is present."""

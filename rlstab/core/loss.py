@@ -80,7 +80,9 @@ def token_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: To
 def counts(batch: TokenBatch, where: Tensor | None) -> tuple[int, int]:
     """Tokens of a part that count, and sequences with at least one such token."""
     counted = batch.sequence if where is None else batch.sequence[where]
-    return counted.numel(), int(torch.unique(counted).numel())
+    seen = torch.zeros(batch.num_sequences, dtype=torch.bool, device=counted.device)
+    seen[counted] = True
+    return counted.numel(), int(seen.sum())
 
 
 def pulling(terms: Terms, batch: TokenBatch) -> Tensor:
@@ -132,20 +134,23 @@ def loss_of_part(
 
     loss = _weighted(surrogate, aggregate, batch, keep, kept)
     report = dict(terms.report)
-    bad = ~torch.isfinite(policy.logprobs)
+    penalised: Tensor | None = None
     for name, penalty in terms.penalties.items():
         value = penalty.fn(policy, anchor)
-        where = present if penalty.where is None else penalty.where
-        value = torch.where(where, value, torch.zeros_like(value))
-        loss = loss + penalty.coefficient * _weighted(value, aggregate, batch, present, everything)
-        report[f"{name}/value"] = Mean.of(value, where)
-        bad = bad | ~torch.isfinite(value)
+        if penalty.where is not None:
+            value = torch.where(penalty.where, value, torch.zeros_like(value))
+        report[f"{name}/value"] = Mean.of(value, penalty.where)
+        penalised = penalty.coefficient * value if penalised is None else penalised + penalty.coefficient * value
+    finite = torch.isfinite(policy.logprobs)
+    if penalised is not None:
+        loss = loss + _weighted(penalised, aggregate, batch, present, everything)
+        finite = finite & torch.isfinite(penalised)
 
     report |= _ratio_report(ratio.detach(), advantages, keep, pulling(terms, batch), terms)
     report["tokens/kept"] = Mean.of(keep)
     if batch.entropies is not None:
         report["tokens/entropy"] = Mean.of(batch.entropies)
-    nonfinite = bad.sum()
+    nonfinite = (~finite).sum()
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.full_like(loss, torch.nan))
     return LossOutput(loss, report, nonfinite)

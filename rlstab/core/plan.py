@@ -176,6 +176,9 @@ def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], co
     bad = torch.zeros(len(names), dtype=torch.float64)
     for part in parts:
         present = dict(part.per_token())
+        # NaN and Inf survive a sum; a sum of finite values that overflows is looked at again
+        if bool(torch.stack([present[name].sum(dtype=torch.float64) for name in names]).isfinite().all()):
+            continue
         bad += torch.tensor([float((~torch.isfinite(present[name])).sum()) for name in names], dtype=torch.float64)
     found = {name: int(count) for name, count in zip(names, comm.sum(bad).tolist(), strict=True) if count}
     if found:

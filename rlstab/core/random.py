@@ -12,16 +12,20 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64 (torch's own is arithmetic and drags the sign in)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+#: The step of splitmix64's counter.
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+
+
+def _fold(x: Tensor, bits: int) -> Tensor:
+    """``x ^= x >> bits`` in place; the mask makes torch's arithmetic shift a logical one."""
+    return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (64 - bits)) - 1))
 
 
 def _mix(x: Tensor) -> Tensor:
     """The finalizer of splitmix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shift(x, 31)
+    x = _fold(x + GOLDEN, 30).mul_(_signed(0xBF58476D1CE4E5B9))
+    x = _fold(x, 27).mul_(_signed(0x94D049BB133111EB))
+    return _fold(x, 31)
 
 
 def uniform(seed: int, *identity: Tensor) -> Tensor:
@@ -34,8 +38,18 @@ def uniform(seed: int, *identity: Tensor) -> Tensor:
     Returns:
         float64 tensor of the broadcast shape, with 53 random bits.
     """
-    golden = _signed(0x9E3779B97F4A7C15)
     state = torch.zeros((), dtype=torch.int64, device=identity[0].device) + _signed(seed)
     for part in identity:
-        state = _mix(state + golden) + part.to(torch.int64)
-    return _shift(_mix(state + golden), 11).to(torch.float64) * 2.0**-53
+        state = _mix(state) + part.to(torch.int64)
+    return _number(_mix(state))
+
+
+def uniform_in(seed: int, group: Tensor, member: Tensor, place: Tensor) -> Tensor:
+    """``uniform(seed, group[member], place)`` for ``(S,)`` groups and ``(n,)`` members, mixed once a group."""
+    state = torch.zeros((), dtype=torch.int64, device=group.device) + _signed(seed)
+    state = _mix(_mix(state) + group.to(torch.int64))
+    return _number(_mix(state[member] + place))
+
+
+def _number(bits: Tensor) -> Tensor:
+    return (bits >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)

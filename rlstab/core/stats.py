@@ -27,9 +27,12 @@ class Mean:
     @classmethod
     def of(cls, values: Tensor, where: Tensor | None = None) -> Mean:
         """Summary of ``(n,)`` values, or of those where the ``(n,)`` bool is True. A bool counts as 0 or 1."""
-        if where is not None:
-            values = values[where]
-        return cls(values.detach().double().sum(), torch.tensor(float(values.numel()), dtype=torch.float64))
+        values = values.detach()
+        if where is None:
+            count = torch.tensor(float(values.numel()), dtype=torch.float64)
+        else:  # a sum over a mask takes a fifth of the time of picking the values first
+            values, count = torch.where(where, values, 0), where.sum().double().cpu()
+        return cls(values.sum(dtype=torch.float64), count)
 
     @classmethod
     def scalar(cls, value: float) -> Mean:
@@ -191,8 +194,9 @@ def _merge(one: Summary, other: Summary) -> Summary:
 def settle(parts: Iterable[Stat], comm: Comm) -> dict[str, Mean | Threshold]:
     """Merge the parts of this rank, reduce over ranks, and turn pools into thresholds.
 
-    All means travel in one sum. The pools share three (six for float64) of at most 32 KB a pool, in which no value
-    travels. Every rank passes the same names (a rank without tokens passes the statistics of an empty batch).
+    All means travel in one sum. The pools share three (six for float64) of at most 32 KB a pool; no value travels,
+    unless a pool is so small that it is gathered after the first of them. Every rank passes the same names (a rank
+    without tokens passes the statistics of an empty batch).
     """
     total: Stat | None = None
     for part in parts:
