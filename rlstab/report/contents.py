@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlstab.report import payload
-from rlstab.report.bins import WIDTH
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.differences import lines
 from rlstab.report.findings import findings, listed
 from rlstab.report.metric_names import axis
+from rlstab.report.model import WIDTH
 from rlstab.report.numbers import NOTHING, setting
 from rlstab.report.palette import Look, looks
 from rlstab.report.panels import panels_of
@@ -21,7 +21,8 @@ HOW_TABLES = (
     "The interquartile mean leaves out the lowest and the highest quarter of the seeds; its interval is a BCa "
     "bootstrap over seeds. Differences are paired by seed: their mean, with Student's t interval. P(higher) is the "
     "share of seeds won. Intervals are at 95 %, each for itself; the words hold for all methods of one table together "
-    "(Holm), not over several tables. Higher says nothing about better."
+    "(Holm), not over several tables. No visible difference does not mean equal: the interval says how large a "
+    "difference could have stayed hidden. Higher says nothing about better."
 )
 HOW_CURVES = (
     "Mean over seeds. Where runs have stopped the mean is over those that go on, and ends where fewer than half do. "

@@ -31,7 +31,7 @@ from rlstab.report.sweep import Sweep
 from rlstab.report.visible import visible
 
 #: Text stays text in SVG, names of runs are no mathematics, and equal runs give equal files.
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rlstab",
     "text.parse_math": False,
@@ -223,7 +223,7 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
     others = [name for name in table.methods if name != table.base]
     columns = min(len(outcomes), 3)
     rows = math.ceil(len(outcomes) / columns)
-    figure = Figure(figsize=(3.2 * columns + 0.8, (0.26 * len(others) + 1.1) * rows), layout="constrained")
+    figure = Figure(figsize=(3.2 * columns + 0.8, (0.26 * len(others) + 1.1) * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for axes, outcome in zip(grid.flat, outcomes, strict=False):
         axes.axvline(0, color="#8a8a86", linewidth=0.9)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.numbers import estimate, setting
 from rlstab.report.outcomes import Outcome
+from rlstab.report.statistics import Verdict
 
 #: Settings of which each has a sentence of its own; of more, only what differs is told.
 _FEW_TABLES = 3
@@ -83,6 +84,12 @@ def _size(table: Table, name: str, outcome: Outcome) -> str:
     return estimate(value, low, high) + (f" {outcome.unit}" if outcome.unit else "")
 
 
+def _verdict(table: Table, name: str, outcome: Outcome) -> Verdict:
+    one = table.cells[name, outcome.name].paired
+    assert one is not None
+    return one.verdict
+
+
 def _visible(table: Table, outcome: Outcome) -> list[str]:
     return [
         name
@@ -104,11 +111,12 @@ def _many(tables: Sequence[Table], outcome: Outcome) -> str:
         for name in _visible(table, outcome)
     ]
     told = [listed(parts)] if parts else []
-    for verdict, text in (
+    told_of: tuple[tuple[Verdict, str], ...] = (
         ("no visible difference", "no visible difference"),
         ("identical", "the very values of the base"),
         ("too few seeds", "too few seeds that finished to tell"),
-    ):
+    )
+    for verdict, text in told_of:
         if count := verdicts.count(verdict):
             told.append(f"{text} in {'all' if count == len(verdicts) else count}")
     head = f"In {outcome.title}, {len(verdicts)} comparisons with the base in {len(tables)} settings"
@@ -122,14 +130,19 @@ def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> list[str]:
     found = []
     for outcome in [*largest, *(one for one in others if one.name in _BESIDE)]:
         for table in tables:
+            judged = [name for name in _compared(table, outcome) if _verdict(table, name, outcome) != "too few seeds"]
+            if not judged:
+                continue
             sides: dict[str, list[str]] = {}
             for name in _visible(table, outcome):
-                one = table.cells[name, outcome.name].paired
-                assert one is not None
-                sides.setdefault(one.verdict, []).append(f"{name} (by {_size(table, name, outcome)})")
+                sides.setdefault(_verdict(table, name, outcome), []).append(
+                    f"{name} (by {_size(table, name, outcome)})"
+                )
             told = "; ".join(f"{verdict} for {listed(names)}" for verdict, names in sides.items())
             where = f" ({table.title})" if len(tables) > 1 else ""
-            found.append(f"{_capital(outcome.title)}{where} is {told or 'not visibly different for any method'}.")
+            found.append(
+                f"{_capital(outcome.title)}{where} is {told or f'not visibly different for {listed(judged)}'}."
+            )
     return found
 
 

@@ -72,7 +72,7 @@
     const axis = { tickformat: "~g", gridcolor: variable("--grid"), linecolor: variable("--faint"), zeroline: false, ticks: "outside", ticklen: 4, tickcolor: variable("--faint"), automargin: true, fixedrange: false };
     return {
       font: { family: variable("--sans"), size: 12, color: variable("--soft") },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      paper_bgcolor: variable("--paper"), plot_bgcolor: variable("--paper"),
       margin: { l: 46, r: 16, t: 10, b: 38 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
       hoverlabel: { bgcolor: variable("--raised"), bordercolor: variable("--faint"), font: { color: variable("--ink"), family: variable("--sans"), size: 12 }, namelength: 40 },
       xaxis: { ...axis, showgrid: false, showline: true, ...x }, yaxis: { ...axis, ...y },
@@ -102,7 +102,7 @@
     const decades = log && means.length ? Math.log10(Math.max(...means) / Math.min(...means)) : 0;
     const y = log ? { type: "log", dtick: decades > 1.5 ? 1 : decades > 0.5 ? "D2" : "D1" } : { rangemode: about?.zero ? "tozero" : "normal" };
     if (panel.closest(".small")) y.nticks = 5;
-    return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, range: [0, 1.015 * longest()] }, y), said };
+    return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, range: [0, 1.015 * longest()], unifiedhovertitle: { text: "rollout %{x}" }, spikecolor: variable("--soft"), spikethickness: 1, spikedash: "solid" }, y), said };
   }
   function trajectory() {
     const traces = [], said = [];
@@ -158,7 +158,7 @@
 
   function legend(panel, traces) {
     const drawn = new Set(traces.map((one) => one.meta.method));
-    const place = panel.querySelector(".legend");
+    const place = panel.querySelector(".names");
     place.replaceChildren(...data.methods.filter((one) => drawn.has(one.key)).map((method) => {
       const item = document.createElement("span");
       const swatch = document.querySelector(`.chip[data-method="${CSS.escape(method.key)}"] svg`)?.cloneNode(true);
@@ -184,7 +184,7 @@
     plot.classList.remove("empty");
     if (!plot.data) plot.replaceChildren();
     over.width = state.print ? (panel.closest(".small") ? 325 : 670) : plot.clientWidth;
-    over.height = plot.clientHeight;
+    over.height = state.print ? (panel.closest(".small") ? 165 : panel.dataset.figure === "curve" ? 235 : 380) : plot.clientHeight;
     plot.setAttribute("aria-label", `${title}. ${said.join("; ")}.`);
     Plotly.react(plot, traces, over, { displayModeBar: false, responsive: false, showTips: false });
   }

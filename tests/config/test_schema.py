@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 
 import rlstab
+from rlstab.bench.schema import bench_schema
 from rlstab.config import dump_objective, dump_run, json_schema, load_run
 from rlstab.core.settings import settings_of
 from rlstab.presets import PRESETS
@@ -19,7 +20,9 @@ from tests.config.strategies import SECTIONS, objectives, quick
 
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-EXAMPLES = sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))
+FOLDER = Path(rlstab.__file__).parents[1] / "examples"
+BENCHES = sorted(FOLDER.glob("bench_*.yaml"))  # files of another kind, with a schema of their own
+EXAMPLES = sorted(set(FOLDER.glob("*.yaml")) - set(BENCHES))
 
 
 def test_it_is_a_valid_schema_of_the_draft_that_it_names():
@@ -45,6 +48,12 @@ def test_every_reference_leads_somewhere():
 def test_every_example_validates(path):
     data = yaml.safe_load(path.read_text())
     assert not [error.message for error in VALIDATOR.iter_errors(data)]
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.name)
+def test_every_bench_validates(path):
+    found = jsonschema.Draft202012Validator(bench_schema()).iter_errors(yaml.safe_load(path.read_text()))
+    assert not [error.message for error in found]
 
 
 @quick(max_examples=40)

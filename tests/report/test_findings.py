@@ -98,3 +98,12 @@ def test_numbers_keep_the_decimals_of_their_column():
     assert decimals(-0.0001, 3, signed=True) == "0.000"
     assert decimals(None, 3) == "\u2013"
     assert estimate(0.5, 0.25, None) == "0.500"
+
+
+def test_what_no_seed_can_tell_is_not_called_alike(bench):
+    found = compare(load_runs(bench))
+    assert any("Entropy is higher for 20_entropy (by " in one for one in findings(found))
+    alone = [run for run in found.loaded.runs if run.seed == 0]
+    text = " ".join(findings(compare(Loaded(alone, [], []))))
+    assert "s2t gave the very values of grpo; too few seeds to tell for 20_entropy and stare" in text
+    assert "Entropy is not visibly different for s2t." in text

@@ -341,7 +341,7 @@ def test_paper_is_light_and_whole(written, browser_page):
     tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert tab.evaluate("document.documentElement.dataset.theme") == "light"
     assert not tab.locator(".bar").is_visible()
-    assert tab.locator("figure .legend").first.is_visible()
+    assert tab.locator("figure .names").first.is_visible()
     cut = tab.evaluate(
         "[...document.querySelectorAll('table, .plot, .main-svg')]"
         ".filter(one => one.getBoundingClientRect().right > 681).length"
@@ -358,8 +358,13 @@ def test_hostile_texts_are_inert_in_a_browser(hostile, browser_page):
     tab.locator("#seeds").check()
     tab.locator("button.chip").last.click()
     tab.locator("button.chip").last.click()
-    # hovering makes plotly show names
-    tab.locator("figure[data-metric='reward/mean'] .plot").hover()
+    # hovering makes plotly show names, which reads tags and entities in its texts
+    plot = tab.locator("figure[data-metric='reward/mean'] .plot")
+    for place in (200, 210):
+        plot.hover(position={"x": place, "y": 100})
+        tab.wait_for_timeout(200)
+    assert "<img src=x" in plot.locator(".hoverlayer .legend").text_content()
+    assert plot.locator(".hoverlayer .legend").is_visible()
     tab.locator("details").last.locator("summary").click()
     tab.locator("button[data-copy]").first.click()
     tab.locator("button[data-copy]", has_text="copied").wait_for()
