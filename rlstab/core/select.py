@@ -5,11 +5,12 @@ histogram of the 11 highest bits, summed over ranks, says in which bin the wante
 the values in that bin are looked at, and so on. What travels is counts, whatever the number of values: three sums for
 float32, six for float64, of at most 32 KB a set of values. Counts are float64, exact to 2^53.
 
-A process alone with few values asks torch: three passes over next to nothing cost more than they save.
+Few values, over all ranks, are gathered instead: three passes over next to nothing cost more than they save.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from rlstab.core.comm import Comm, LocalComm
 DIGIT = 11
 #: Values looked at together, so that they and what is made of them stay in cache.
 CHUNK = 1 << 18
-#: Up to here ``kthvalue`` is faster, on a CPU.
-FEW = 1 << 14
+#: So many values are gathered: 32 KB in float64, of all ranks together.
+FEW = 1 << 12
 
 #: From the number of values to the wanted ranks: at most two, of 1 to that number; none of no values.
 Ranks = Callable[[int], Sequence[int]]
@@ -47,61 +48,65 @@ def select(asked: Mapping[str, tuple[Tensor, Ranks]], comm: Comm) -> dict[str, F
             every number.
         comm: the ranks. Where some hold float32 and others float64, all go on in float64, after one sum in vain.
     """
-    if isinstance(comm, LocalComm) and all(values.numel() <= FEW for values, _ in asked.values()):
-        return {name: _ask_torch(values, ranks) for name, (values, ranks) in asked.items()}
-    searches = {name: _Search(values, ranks) for name, (values, ranks) in sorted(asked.items())}
+    alone = isinstance(comm, LocalComm)
+    searches = {name: _Search(values, ranks, alone) for name, (values, ranks) in sorted(asked.items())}
     while running := [one for one in searches.values() if one.running]:
         histograms = [one.histograms() for one in running]
         sums = torch.split(comm.sum(torch.cat(histograms)), [one.numel() for one in histograms])
         for one, counts in zip(running, sums, strict=True):
             one.narrow(counts)
-    return {name: Found(one.size or 0, one.found) for name, one in searches.items()}
-
-
-def _ask_torch(values: Tensor, ranks: Ranks) -> Found:
-    size = values.numel()
-    return Found(size, tuple(float(values.kthvalue(rank).values) + 0.0 for rank in ranks(size)))
+    return {name: one.found(comm) for name, one in searches.items()}
 
 
 class _Search:
     """One set of values: the keys that are still in question, by their first bits."""
 
-    def __init__(self, values: Tensor, ranks: Ranks) -> None:
+    def __init__(self, values: Tensor, ranks: Ranks, alone: bool) -> None:
         self.ranks = ranks
-        self.size: int | None = None  # nobody knows it before the first sum
-        self.places: list[tuple[int, int]] = []  # of each that is wanted: its first bits, its rank among such keys
+        self.size = values.numel() if alone else None  # over all ranks
+        self.places: list[tuple[int, int]] | None = None  # of each wanted one: its first bits, its rank among these
         self._start(values)
 
     def _start(self, values: Tensor) -> None:
         self.values, self.wide = values, values.dtype == torch.float64
         self.left = 64 if self.wide else 32  # bits that are not looked at yet
-        self.groups = {0: [_keys(chunk) for chunk in torch.split(values, CHUNK)]}
+        self.groups = {} if self.few else {0: [_keys(chunk) for chunk in torch.split(values, CHUNK)]}
+
+    @property
+    def few(self) -> bool:
+        """So few values that they are gathered."""
+        return self.size is not None and self.size <= FEW
 
     @property
     def running(self) -> bool:
-        return self.size != 0 and self.left > 0
+        """A histogram is wanted."""
+        return self.left > 0 and not self.few
 
-    @property
-    def found(self) -> tuple[float, ...]:
-        return tuple(_value(key, self.wide) for key, _ in self.places)
+    def found(self, comm: Comm) -> Found:
+        """When nothing is running; gathers the values if they are few."""
+        if self.few and self.size:
+            values = comm.gather(self.values.double())
+            return Found(self.size, tuple(float(values.kthvalue(rank).values) + 0.0 for rank in self.ranks(self.size)))
+        return Found(self.size or 0, tuple(_value(key, self.wide) for key, _ in self.places or ()))
 
     def histograms(self) -> Tensor:
         """One of this rank for each group; before the first sum also how many values are float64."""
         counts = [self._histogram(keys) for _, keys in sorted(self.groups.items())]
-        if self.size is None:
+        if self.places is None:
             counts.append(torch.tensor([float(self.values.numel() * self.wide)], dtype=torch.float64))
         return torch.cat(counts)
 
     def narrow(self, counts: Tensor) -> None:
         """Take the counts of all ranks: they say which bins are wanted, and only those keys stay."""
-        if self.size is None:
-            size, wide = int(counts[:-1].sum()), int(counts[-1])
+        if self.places is None:
+            self.size, wide, counts = int(counts[:-1].sum()), int(counts[-1]), counts[:-1]
+            if self.few:
+                return
             if wide and not self.wide:
                 self._start(self.values.double())
-            if 0 < wide < size:
-                return  # this histogram mixed two keys
-            self.size, counts = size, counts[:-1]
-            self.places = [(0, rank) for rank in self.ranks(size)]
+            if 0 < wide < self.size:
+                return  # this histogram mixed two kinds of keys
+            self.places = [(0, rank) for rank in self.ranks(self.size)]
         digit = self._digit
         ends = dict(zip(sorted(self.groups), counts.view(len(self.groups), -1).cumsum(1), strict=True))
         kept: dict[int, list[Tensor]] = {}
@@ -134,17 +139,15 @@ def _keys(values: Tensor) -> Tensor:
     kind = torch.int64 if values.dtype == torch.float64 else torch.int32
     bits = values.view(kind)
     flip = (bits >> (torch.iinfo(kind).bits - 1)).bitwise_or_(torch.iinfo(kind).min)
-    return flip.bitwise_xor_(bits).masked_fill_(values != values, -1)  # NaN of either sign
+    keys = flip.bitwise_xor_(bits)
+    if math.isnan(values.sum()):  # cheaper than to look at each; infinities of both signs land here too
+        keys.masked_fill_(values.isnan(), -1)  # of either sign
+    return keys
 
 
 def _value(key: int, wide: bool) -> float:
     """The number of a key; the two zeros are neighbours, so either of them stands for both."""
-    sign = 1 << (63 if wide else 31)
+    integer, number, sign = ("<Q", "<d", 1 << 63) if wide else ("<I", "<f", 1 << 31)
     bits = key ^ (sign if key & sign else 2 * sign - 1)
-    packed: float = struct.unpack("<d", struct.pack("<Q", bits))[0] if wide else _single(bits)
-    return packed + 0.0
-
-
-def _single(bits: int) -> float:
-    number: float = struct.unpack("<f", struct.pack("<I", bits))[0]
-    return number
+    value: float = struct.unpack(number, struct.pack(integer, bits))[0]
+    return value + 0.0

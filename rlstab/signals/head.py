@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -118,10 +118,8 @@ class HeadSignals(torch.autograd.Function):
         """One pass, and a second one over the rows that need ``log_kept_mass``."""
         ctx.set_materialize_grads(False)
         head = Head(weight, bias, temperature, scale, softcap)
-        size = min(ask.rows, hidden.shape[0]) * min(ask.columns, weight.shape[0])
         with torch.autocast(hidden.device.type, enabled=False):
-            pass_over = _short_pass if weight.shape[0] <= ask.columns else _running_pass
-            found = pass_over(head, hidden, ids, ask, Buffers(hidden, size))
+            found = _forward(head, hidden, ids, ask)
         ctx.ask, ctx.names, ctx.rest = ask, list(found.values), (temperature, scale, softcap)
         ctx.save_for_backward(hidden, weight, bias, ids, found.top, found.log_sum, *found.values.values())
         return found.outputs(ctx)
@@ -141,6 +139,16 @@ class HeadSignals(torch.autograd.Function):
                 ctx.ask,
             )
         return (*once(found, [hidden, weight, bias, *arrived]), None, None, None, None, None)
+
+
+def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
+    if ask.backend == "triton":
+        from rlstab.signals import triton_head  # Triton need not be installed
+
+        return triton_head.running_pass(head, hidden, ids, ask)
+    words = head.weight.shape[0]
+    pass_over = _short_pass if words <= ask.columns else _running_pass
+    return pass_over(head, hidden, ids, ask, Buffers(hidden, min(ask.rows, hidden.shape[0]) * min(ask.columns, words)))
 
 
 def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
@@ -175,7 +183,18 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             if "sum_p_sq" in ask.needs:
                 squares[span] = carry.square() * squares[span] + e.square_().sum(1)
             top[span] = new
-    log_sum = found.log_sum.copy_(total.log())
+    settle(found, slice(None), top=top, total=total, moment=moment, squares=squares, own=own)
+    if "log_kept_mass" in ask.needs:
+        _kept_pass(head, hidden, found, ask, buffers)
+    return found
+
+
+def settle(
+    found: Rows, span: slice, *, top: Tensor, total: Tensor, moment: Tensor, squares: Tensor, own: Tensor
+) -> None:
+    """Fill ``found[span]`` from sums over the vocabulary: of e, e * y and e * e; ``own`` is the token's logit."""
+    found.top[span], found.log_sum[span] = top, total.log()
+    log_sum = found.log_sum[span]
     results = {
         "logprobs": (own - top) - log_sum,
         "entropies": log_sum - moment / total,
@@ -183,10 +202,7 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
         "sum_p_sq": squares / total.square(),
     }
     for name in found.values.keys() & results.keys():
-        found.values[name].copy_(results[name])
-    if "log_kept_mass" in ask.needs:
-        _kept_pass(head, hidden, found, ask, buffers)
-    return found
+        found.values[name][span] = results[name]
 
 
 def _kept_pass(head: Head, hidden: Tensor, found: Rows, ask: Ask, buffers: Buffers) -> None:
@@ -224,6 +240,7 @@ def _backward(
     grads = {name: one.to(rows.top.dtype) for name, one in grads.items()}
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     buffers = Buffers(hidden, min(ask.rows, few.shape[0]) * min(ask.columns, head.weight.shape[0]))
+    tiles = _tiles(ask.backend, head, few, ids, slope, buffers, summed=wanted[2])
     # zeros, not None, where every row is silent: each rank of a data-parallel group must have something to reduce
     by_hidden = torch.zeros_like(few, dtype=rows.top.dtype) if wanted[0] else None
     by_weight = torch.zeros_like(head.weight) if wanted[1] else None
@@ -231,10 +248,7 @@ def _backward(
     for words in head.tiles(ask.columns) if few.shape[0] else ():
         share = None if by_weight is None else _Sum(by_weight[words])
         for span in spans(few.shape[0], ask.rows):
-            x = head.logits(few, span, words, buffers)
-            g = slope[span].of_tile(x, ids[span], words.start, buffers.take("e", *x.shape))
-            if head.softcap is not None:
-                g.mul_(buffers.take("bend", *x.shape))
+            g = tiles.of_tile(span, words)
             if by_bias is not None:
                 by_bias[words] += g.sum(0)
             if by_hidden is not None:
@@ -251,12 +265,46 @@ def _backward(
     return [by_hidden, by_weight, by_bias]
 
 
+class Tiles(Protocol):
+    """Gradients with respect to what the head multiplies out, a tile at a time."""
+
+    def of_tile(self, span: slice, words: slice) -> Tensor:
+        """``(rows, words)``, in a buffer that the next tile overwrites."""
+        ...
+
+
+def _tiles(
+    backend: str, head: Head, hidden: Tensor, ids: Tensor, slope: Slope, buffers: Buffers, summed: bool
+) -> Tiles:
+    if backend == "triton":
+        from rlstab.signals import triton_head  # Triton need not be installed
+
+        every = triton_head.Launcher.of(head, hidden)
+        kind = wide(hidden.dtype) if summed else hidden.dtype
+        return triton_head.Gradients(every, ids.contiguous(), slope, buffers, kind)
+    return _TorchTiles(head, hidden, ids, slope, buffers)
+
+
+@dataclass(frozen=True, eq=False)
+class _TorchTiles:
+    head: Head
+    hidden: Tensor
+    ids: Tensor
+    slope: Slope
+    buffers: Buffers
+
+    def of_tile(self, span: slice, words: slice) -> Tensor:
+        x = self.head.logits(self.hidden, span, words, self.buffers)
+        g = self.slope[span].of_tile(x, self.ids[span], words.start, self.buffers.take("e", *x.shape))
+        return g if self.head.softcap is None else g.mul_(self.buffers.take("bend", *x.shape))
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """``total += left @ right``, no partial product rounded: those of an entropy nearly cancel between tiles."""
     if right.is_cuda and right.dtype != total.dtype:
         total += torch.mm(left.to(right.dtype), right, out_dtype=total.dtype)
     else:
-        total.addmm_(left, right.to(total.dtype))
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 class _Sum:

@@ -36,6 +36,7 @@ class Ask:
         min_p: defines ``log_kept_mass``.
         kept_rows: ``(N,)`` bool, the rows on which ``log_kept_mass`` is needed; None for all.
         rows, columns: the largest tile of logits that is held.
+        backend: whose tiles: ``torch`` or ``triton``.
     """
 
     needs: frozenset[str]
@@ -43,3 +44,4 @@ class Ask:
     kept_rows: Tensor | None
     rows: int
     columns: int
+    backend: str = "torch"

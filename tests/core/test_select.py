@@ -22,31 +22,48 @@ SMALLEST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
 DTYPES = [torch.float32, torch.float64]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_few(monkeypatch):
+    monkeypatch.setattr(module, "FEW", 0)
+
+
 class Meeting:
-    """Ranks as threads; each keeps the bytes of its sums."""
+    """Ranks as threads; keeps the bytes of their sums, and of what each gathered."""
 
     def __init__(self, ranks):
         self.barrier, self.left, self.sizes = threading.Barrier(ranks, timeout=20), [None] * ranks, []
+        self.gathered = []
 
     def rank(self, number):
         meeting = self
 
         class Comm:
-            def sum(self, values):
+            def exchange(self, values, sizes):
                 assert values.dtype == torch.float64
                 meeting.left[number] = values
                 meeting.barrier.wait()
-                total = torch.stack(meeting.left).sum(0)
-                if number == 0:
-                    meeting.sizes.append(values.numel() * values.element_size())
+                seen = list(meeting.left)
+                sizes.append(8 * values.numel())
                 meeting.barrier.wait()
-                return total
+                return seen
+
+            def sum(self, values):
+                return torch.stack(self.exchange(values, meeting.sizes if number == 0 else [])).sum(0)
+
+            def gather(self, values):
+                return torch.cat(self.exchange(values, meeting.gathered))
 
         return Comm()
 
 
 def over_ranks(asked_by_rank):
     """What each rank finds, and the bytes of the sums."""
+    found, meeting = meet(asked_by_rank)
+    assert meeting.gathered == []
+    return found, meeting.sizes
+
+
+def meet(asked_by_rank):
     meeting, found = Meeting(len(asked_by_rank)), [None] * len(asked_by_rank)
 
     def run(number):
@@ -64,7 +81,7 @@ def over_ranks(asked_by_rank):
     for one in found:
         if isinstance(one, BaseException):
             raise one
-    return found, meeting.sizes
+    return found, meeting
 
 
 def of(values, *ranks):
@@ -82,7 +99,7 @@ def expected(values, *ranks):
 
 
 def check(values, *ranks):
-    """By one rank, by three of which one may be empty, and by torch where a process is alone."""
+    """By one rank, by three of which one is empty, and by a process alone."""
     assert bits(over_ranks([of(values, *ranks)])[0][0]["one"].values) == bits(expected(values, *ranks))
     cut = values.numel() // 3
     shares = [values[cut:], values[:0], values[:cut]]
@@ -202,14 +219,37 @@ def test_values_are_looked_at_in_chunks(monkeypatch):
     assert torch.equal(values, kept)
 
 
-def test_above_few_values_a_process_alone_selects_by_radix(monkeypatch):
-    asked = []
-    monkeypatch.setattr(module, "_ask_torch", lambda values, ranks: asked.append(values.numel()))
-    values = torch.randn(module.FEW + 1, generator=torch.Generator().manual_seed(4))
-    assert list(select(of(values, 9, 10), LocalComm())["one"].values) == values.sort().values[8:10].tolist()
-    assert asked == []
-    select(of(values[1:], 9), LocalComm())
-    assert asked == [module.FEW]
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_values_are_gathered_after_the_first_sum(monkeypatch, dtype):
+    values = VALUES["ties"](torch.Generator().manual_seed(1)).to(dtype)
+    values[:3] = -0.0
+    size = values.numel()
+    for limit, sums, gathered in ((size, 1, [0, 800, 1600]), (size - 1, 6 if dtype == torch.float64 else 3, [])):
+        monkeypatch.setattr(module, "FEW", limit)
+        for rank in (1, 120, 150, 180, size - 1):
+            wanted = rank, rank + 1
+            found, meeting = meet([of(one, *wanted) for one in (values[:100], values[:0], values[100:])])
+            for one in (*found, select(of(values, *wanted), LocalComm())):
+                assert one["one"].size == size
+                assert bits(one["one"].values) == bits(expected(values, *wanted))
+            assert len(meeting.sizes) == sums
+            assert sorted(meeting.gathered) == gathered
+
+
+def test_few_and_many_in_one_step(monkeypatch):
+    monkeypatch.setattr(module, "FEW", 10)
+    few, many = torch.arange(10.0), torch.arange(11.0)
+    asked = {**{f"few {name}": one for name, one in of(few, 4).items()}, **of(many, 4, 5)}
+    found, meeting = meet([asked, {"few one": of(few[:0], 4)["one"], **of(many[:0], 4, 5)}])
+    assert all((one["few one"].values, one["one"].values) == ((3.0,), (3.0, 4.0)) for one in found)
+    assert (len(meeting.sizes), sorted(meeting.gathered)) == (3, [0, 80])
+
+
+def test_few_values_of_two_dtypes_are_gathered_too(monkeypatch):
+    monkeypatch.setattr(module, "FEW", 10)
+    narrow, wide = torch.tensor([1.0, 0.1]), torch.tensor([0.1, 1 + 1e-13], dtype=torch.float64)
+    found, _ = meet([of(narrow, 3, 4), of(wide, 3, 4)])
+    assert [one["one"].values for one in found] == [(1.0, 1 + 1e-13)] * 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
