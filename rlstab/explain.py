@@ -23,6 +23,7 @@ from rlstab.config import Document, RunConfig, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.compose import Composition, Within
+from rlstab.core.errors import ConfigError
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.settings import settings_of
@@ -66,6 +67,8 @@ _LIVE_COSTS = {
     "entropies": "in the pass that gives the log-probs",
     "log_kept_mass": "one more reduction over the vocabulary in that pass, on the tokens that read it",
 }
+#: Presets that nobody published.
+_OURS = ("recommended",)
 _TITLES: Mapping[Kind, str] = {
     "against": "Against each other",
     "redundant": "Little left to do",
@@ -79,7 +82,7 @@ def explain(
     """Print what a composition means, in words.
 
     Args:
-        source: path of a run file or of an objective, or names of methods and presets with commas between.
+        source: path of a run file, of an objective or of a bench, or names of methods and presets with commas between.
         overrides: values of a run by dotted path.
         console: where to print.
         markdown: print the Markdown itself.
@@ -88,8 +91,12 @@ def explain(
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
     console = console or Console()
-    objective, run = _named(source) if _are_names(source) and not overrides else read(source, overrides)
-    text = page(source, objective, run)
+    if _are_names(source) and not overrides:
+        text = page(source, *_named(source))
+    elif _is_bench(source):
+        text = bench_page(source, overrides)
+    else:
+        text = page(source, *read(source, overrides))
     if markdown:
         console.file.write(text)
     else:
@@ -126,6 +133,34 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
     hashes = f"Objective `{objective_hash(objective)}`" + (f", run `{run_hash(run)}`." if run else ".")
     body = "\n\n".join(f"## {head}\n\n" + "\n".join(lines) for head, lines in sections.items() if lines)
     return f"# {title}\n\n{about.about + ' ' if about else ''}{hashes}\n\n{body}\n"
+
+
+def bench_page(source: str, overrides: Mapping[str, Any]) -> str:
+    """Every method of a bench, each as the run that it is in the first setting.
+
+    Raises:
+        ConfigError: see :func:`rlstab.bench.file.load_bench`; or there are overrides, which a bench takes in its file.
+    """
+    from rlstab.bench.file import load_bench  # the one source that stands on a higher floor
+
+    if overrides:
+        raise ConfigError(f"{source}: a bench takes no --set. Write {', '.join(overrides)} under its base or settings.")
+    bench = load_bench(source)
+    first = bench.settings[0]
+    others = f", the first of {len(bench.settings)} settings" if len(bench.settings) > 1 else ""
+    pages = {
+        one.method: page(one.method, one.config.composition, one.config)
+        for one in bench.runs[::-1]
+        if one.setting == first
+    }
+    head = f"# {source}\n\nBench {bench.name}, base {bench.baseline}. Each method at {first}{others}."
+    nested = [re.sub(r"(?m)^#", "##", pages[name]) for name in bench.methods]
+    return "\n\n".join([head, *nested])
+
+
+def _is_bench(source: str) -> bool:
+    data = Document.read(source).data
+    return isinstance(data, Mapping) and "base" in data and bool(data.keys() & {"methods", "stack"})
 
 
 def _are_names(source: str) -> bool:
@@ -224,7 +259,8 @@ def _passes(objective: Composition, run: RunConfig) -> str:
         found.append("one an optimizer step for fresh evidence")
     beyond = "; ".join(found) or "none"
     steps, rollout = optimisation.steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
-    return f"- {steps} optimizer step(s) a rollout of {rollout}. Forward passes beyond sampling and the loss: {beyond}."
+    taken = f"{steps} optimizer step{'s' * (steps != 1)} a rollout of {rollout}"
+    return f"- {taken}. Forward passes beyond sampling and the loss: {beyond}."
 
 
 def _rows(objective: Composition) -> str:
@@ -233,7 +269,7 @@ def _rows(objective: Composition) -> str:
         listed = _listed(iter(dense))
         return (
             f"- {listed} {'acts' if len(dense) == 1 else 'act'} on every token, so every token has a gradient, also "
-            f"one that is dropped: the backward through the vocabulary head cannot skip rows (f = 1)."
+            f"one that is dropped: the backward through the vocabulary head skips no row (`head/live_fraction` is 1)."
         )
     silencing = _listed(leaf.method.name for leaf in walk(objective) if _silences(leaf.method))
     who = f", silenced by {silencing}" if silencing else ""
@@ -241,7 +277,8 @@ def _rows(objective: Composition) -> str:
         f"- A token without a gradient (advantage 0{who}, stopped by the trust region; and under no penalty) has no "
         f"row in the backward through the vocabulary head where that starts from hidden states "
         f"(`rlstab.signals.token_signals`); from logits, only what comes after them is saved. The metric "
-        f"`tokens/live` is the share whose policy term can have a gradient."
+        f"`tokens/live` is the share whose policy term can have a gradient, `head/live_fraction` that of the rows that "
+        f"had a backward."
     )
 
 
@@ -308,21 +345,30 @@ def _scope(run: RunConfig | None) -> str:
 def recipes(objective: Composition, estimator: str | None) -> list[str]:
     """Whether it is a preset, else the nearest ones and every difference."""
     found = {name: differences(objective, estimator, one) for name, one in PRESETS.items()}
-    least = min(map(_distance, found.values()))
-    nearest = [name for name, one in found.items() if _distance(one) == least]
-    name, *others = nearest
+    name, *others = _nearest(found)
     if found[name]:
         lines = [f"- Nearest: `{name}` ({PRESETS[name].about.rstrip('.')}). This one {'; '.join(found[name])}."]
     else:
         lines = [f"- Equals `{name}`: {PRESETS[name].about}"]
     if others:
         lines.append(f"- As near: {_listed(iter(others))}.")
+    if name in _OURS:
+        published, *others = _nearest({key: one for key, one in found.items() if key not in _OURS})
+        about = PRESETS[published].about.rstrip(".")
+        as_near = f" As near: {_listed(iter(others))}." if others else ""
+        told = "; ".join(found[published])
+        lines.append(f"- Nearest that is published: `{published}` ({about}). This one {told}.{as_near}")
     alone = f" An objective alone has no advantage estimator; `{name}` takes `{PRESETS[name].estimator}`."
     return [
         *lines,
         f"- Compared are the loss and the advantage estimator; a preset records no model, data or schedule."
         f"{alone if estimator is None else ''}",
     ]
+
+
+def _nearest(found: Mapping[str, list[str]]) -> list[str]:
+    least = min(map(_distance, found.values()))
+    return [name for name, one in found.items() if _distance(one) == least]
 
 
 def differences(objective: Composition, estimator: str | None, recipe: Preset) -> list[str]:
@@ -427,7 +473,7 @@ def hosts(objective: Composition) -> list[str]:
     """Our trainer, a loop of one's own, and what the hooks of others would hand over."""
     rows = [
         f"| {one.name} | {one.hook} | {', '.join(one.lacks(objective)) or 'nothing'} | "
-        f"{'read' if one.read else 'run'} |"
+        f"{'reading it' if one.read else 'running it'} |"
         for one in HOSTS
     ]
     needs = sorted(f"`{name}`" for name in objective.needs) + sorted(f"live `{name}`" for name in objective.live_needs)
@@ -439,7 +485,7 @@ def hosts(objective: Composition) -> list[str]:
         f"- A loop of yours: yes, if it holds {listed}; it calls the objective, or `make_plan` for a step in parts.",
         "- Other trainers: no adapter ships yet. What the hook of each, as of mid-2026, does not hand over:",
         "",
-        "| trainer | hook | lacks, for this objective | hook was |",
+        "| trainer | hook | lacks, for this objective | known by |",
         "|---|---|---|---|",
         *rows,
     ]

@@ -527,7 +527,7 @@ def test_settings_at_which_a_method_does_nothing() -> None:
         ({}, ["Forward passes beyond sampling and the loss: one a rollout of the reference model.", "which learns"]),
         (
             {"epochs": 2, "mini_batches": 2},
-            ["4 optimizer step(s) a rollout of 16 x 8 responses", "one a rollout for the old log-probs", "it is older"],
+            ["4 optimizer steps a rollout of 16 x 8 responses", "one a rollout for the old log-probs", "it is older"],
         ),
         (
             {"refresh": "step", "scope": "microbatch"},
@@ -635,3 +635,42 @@ def test_the_console_is_the_one_given() -> None:
     told = io.StringIO()
     explain("s2t", {}, Console(file=told, width=80))
     assert "Drop a token when" in told.getvalue()
+
+
+BENCH = """
+name: two
+base:
+  optimisation: {epochs: 2}
+methods:
+  plain: {name: clip_higher}
+  masked: [{name: clip_higher}, s2t]
+settings:
+  slow: {optimisation.lr: 1.0e-5}
+  fast: {optimisation.lr: 1.0e-3}
+"""
+
+
+def test_a_bench_is_explained_method_by_method(shown: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "bench.yaml"
+    file.write_text(BENCH)
+    assert main(["explain", str(file), "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "Bench two, base plain. Each method at slow, the first of 2 settings." in out
+    assert re.findall(r"(?m)^##? (.*)", out) == [str(file), "plain", "masked"]
+    assert out.count("### What happens to a token") == 2
+    assert out.count("**Drop.** `s2t`") == 1
+    assert main(["explain", str(file), "--set", "optimisation.epochs=1"]) == 2
+    assert "a bench takes no --set. Write optimisation.epochs under its base or settings." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("recommended", "stapo (STAPO: JustRL with spurious tokens silenced). This one adds stare."),
+        ("s2t,stare,clip_higher", "instead of 10.0. As near: stapo."),
+    ],
+)
+def test_beside_our_own_stack_stands_what_is_published(shown: Any, names: str, told: str) -> None:
+    _, out, _ = shown(names)
+    assert told in out.partition("Nearest that is published: ")[2]
+    assert "Nearest that is published" not in shown("stapo")[1]

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rlstab.core.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.markdown import markdown
+from rlstab.report.numbers import counted
 from rlstab.report.records import load_runs
 from rlstab.report.results import export_results
 
@@ -57,7 +58,7 @@ def make_report(
         folder = Path(out)
         again = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
         written.append(_write(folder / "report.md", markdown(comparison, command=again), "--out"))
-        written.append(page.write(comparison, folder))
+        written.append(page.write(comparison, folder, again))
         drawn = figures.write(comparison, folder)
         if drawn:
             written.append(drawn[0].parent)
@@ -89,6 +90,7 @@ def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> N
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     runs = comparison.loaded.runs
     methods = len({run.method for run in runs})
-    console.print(f"{len(runs)} runs, {methods} methods, {len(comparison.tables)} settings", highlight=False)
+    told = (counted(len(runs), "run"), counted(methods, "method"), counted(len(comparison.tables), "setting"))
+    console.print(", ".join(told), highlight=False)
     for path in written:
         console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)

@@ -10,9 +10,9 @@ from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.differences import lines
 from rlstab.report.findings import findings, listed
-from rlstab.report.metric_names import axis
-from rlstab.report.model import WIDTH
-from rlstab.report.numbers import NOTHING, setting
+from rlstab.report.metric_names import axis, own_title
+from rlstab.report.model import WIDTH, RunRecord
+from rlstab.report.numbers import NOTHING, counted, setting
 from rlstab.report.palette import Look, looks
 from rlstab.report.panels import panels_of
 from rlstab.report.tables import about, collapse_table, overlap_table, result_table, sweep_table
@@ -43,12 +43,13 @@ def looks_of(comparison: Comparison) -> dict[str, Look]:
     return looks(sorted(methods, key=lambda one: one != base), base)
 
 
-def contents(comparison: Comparison) -> dict[str, Any]:
-    """The context of ``page.html``."""
+def contents(comparison: Comparison, command: str | None = None) -> dict[str, Any]:
+    """The context of ``page.html``; ``command`` makes the report again."""
     look_of = looks_of(comparison)
     tables = _tables(comparison)
     panels = panels_of(comparison.loaded.runs)
     base = next((name for name, look in look_of.items() if look.colour == 0), None)
+    several = len({run.bench for run in comparison.loaded.runs}) > 1
     found = {
         "title": _title(comparison, list(look_of), base),
         "what": _what(comparison, len(look_of)),
@@ -66,6 +67,7 @@ def contents(comparison: Comparison) -> dict[str, Any]:
         ],
         "how_tables": HOW_TABLES,
         "how_curves": HOW_CURVES.format(width=WIDTH),
+        "same": [{"setting": key, "text": text} for key, table in tables.items() if (text := _same(table))],
         "how_overlap": HOW_OVERLAP,
         "choices": [{"name": name, "title": axis(name).title} for name in panels.choices],
         "panels": {
@@ -90,10 +92,11 @@ def contents(comparison: Comparison) -> dict[str, Any]:
         "left_out": [{"path": one.path, "why": one.why} for one in comparison.loaded.left_out],
         "notes": comparison.notes,
         "about": about(comparison),
+        "commands": _commands(comparison.loaded.runs, command),
         "configs": [{"setting": key, "methods": _configs(table, look_of)} for key, table in tables.items()],
         "runs": [
             {
-                "setting": run.setting,
+                "setting": f"{run.bench or NOTHING}, {run.setting}" if several else run.setting,
                 "method": run.method,
                 "seed": run.seed,
                 "status": run.status,
@@ -171,6 +174,8 @@ def _title(comparison: Comparison, methods: Sequence[str], base: str | None) -> 
     benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
     head = f"{listed(benches)}: " if benches else ""
     others = [name for name in methods if name != base]
+    if len({table.base for table in comparison.tables}) > 1:  # no one of them is the base of all
+        return f"{head}{listed(methods) if len(methods) <= 3 else counted(len(methods), 'method')}"
     if not others or base is None:
         return f"{head}{listed(methods)}"
     return f"{head}{listed(others) if len(others) <= 3 else f'{len(others)} methods'} against {base}"
@@ -184,20 +189,39 @@ def _what(comparison: Comparison, methods: int) -> str:
         for status in ("finished", "unfinished", "failed")
         if (count := sum(run.status == status for run in runs))
     ]
+    if comparison.loaded.not_begun:
+        counts.append(f"{comparison.loaded.not_begun} not begun")
+    benches = len({run.bench for run in runs})
     rollouts = {run.planned or run.rollouts for run in runs}
     length = f"{min(rollouts)} to {max(rollouts)}" if len(rollouts) > 1 else f"{min(rollouts)}"
     parts = [
-        _counted(methods, "method"),
-        _counted(len(comparison.tables), "setting"),
-        _counted(len(seeds), "seed"),
-        f"{_counted(len(runs), 'run')} ({', '.join(counts)})",
+        counted(methods, "method"),
+        *([f"{benches} benches"] if benches > 1 else []),
+        counted(len(comparison.tables), "setting"),
+        counted(len(seeds), "seed"),
+        f"{counted(len(runs), 'run')} ({', '.join(counts)})",
         f"{length} rollouts a run",
     ]
     return " · ".join(parts)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _same(table: Table) -> str:
+    """Which methods gave the very runs of the base: their curves lie on its curve and cannot be seen."""
+    names = [
+        name
+        for name in table.methods
+        if (paired := [cell.paired for (own, _), cell in table.cells.items() if own == name])
+        and all(one is not None and one.verdict == "identical" for one in paired)
+    ]
+    verb = "gives" if len(names) == 1 else "give"
+    return f"{listed(names)} {verb} the values of {table.base}: these curves lie on each other." if names else ""
+
+
+def _commands(runs: Sequence[RunRecord], report: str | None) -> list[tuple[str, str]]:
+    """What to type to make everything again: each bench, and the report."""
+    benches = dict.fromkeys((run.bench or "", run.bench_command) for run in runs if run.bench_command)
+    found = [(f"bench {name}", command) for name, command in benches if command]
+    return [*found, *([("this report", report)] if report else [])]
 
 
 def _titled(metrics: Sequence[str]) -> list[dict[str, str]]:
@@ -205,7 +229,7 @@ def _titled(metrics: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _own(method: str, metrics: Sequence[str]) -> list[dict[str, str]]:
-    return [{"name": name, "title": name.removeprefix(f"{method}/")} for name in metrics]
+    return [{"name": name, "title": own_title(name, method)} for name in metrics]
 
 
 def _inert(comparison: Comparison, tables: Mapping[str, Table]) -> list[dict[str, str]]:
@@ -240,7 +264,7 @@ def _configs(table: Table, look_of: Mapping[str, Look]) -> list[dict[str, Any]]:
         elif name == table.base:
             parts.append("the base")
         elif base is not None:
-            parts.append(f"{_counted(changed, 'line')} differ{'s' * (changed == 1)} from {table.base}")
+            parts.append(f"{counted(changed, 'line')} differ{'s' * (changed == 1)} from {table.base}")
         found.append({"name": name, "look": look_of[name], "about": "; ".join(parts), "lines": marked})
     return found
 

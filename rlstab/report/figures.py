@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +15,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
+from numpy.typing import NDArray
 
 from rlstab.core.errors import ReportError
 from rlstab.report import palette
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.contents import looks_of
 from rlstab.report.curves import Seeds, seeds_of
-from rlstab.report.metric_names import axis
+from rlstab.report.metric_names import axis, own_title
 from rlstab.report.model import RunRecord
 from rlstab.report.numbers import setting
 from rlstab.report.outcomes import Outcome
@@ -94,7 +96,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
             yield f"gradient-norms{end}", _grid(methods, panels.gradients, 2, log=True)
         own = [*panels.shares, *(name for some in panels.own.values() for name in some)]
         if own:
-            yield f"touched{end}", _grid(methods, own, 3)
+            yield f"touched{end}", _grid(methods, own, 3, touched=True)
     for one in comparison.sweeps:
         end = f"-{_file_name(one.bench)}" if len(comparison.sweeps) > 1 else ""
         yield f"sweep{end}", _sweep(comparison, one, _Methods({}, looks))
@@ -127,6 +129,10 @@ class _Methods:
             if found is not None:
                 yield method, found, self.style(method)
 
+    def end(self) -> int:
+        """Last rollout of the longest run."""
+        return max((run.rollouts for runs in self.runs.values() for run in runs), default=0)
+
     def style(self, method: str) -> dict[str, Any]:
         """Colour and dash."""
         look = self.looks[method]
@@ -137,13 +143,14 @@ class _Methods:
         return _MARKERS[palette.MARKERS[self.looks[method].marker]]
 
 
-def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False) -> None:
+def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, touched: bool = False) -> None:
     """Mean over seeds with the interquartile band; on a logarithmic axis the median."""
-    about = axis(metric)
+    about, means = axis(metric), []
     for method, found, style in methods.curves(metric):
         if log:
             found = replace(found, values=np.where(found.values > 0, found.values, np.nan))
         middle = found.median() if log else found.mean()
+        means += middle[np.isfinite(middle)].tolist()
         sampled = not metric.startswith("eval/")
         axes.plot(
             found.steps,
@@ -157,15 +164,21 @@ def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False) ->
         if len(found.seeds) > 1:
             low, high = found.quantile(0.25), found.quantile(0.75)
             axes.fill_between(found.steps, low, high, color=style["color"], alpha=0.13, linewidth=0)
-    axes.set(title=about.title, xlabel="rollout")
-    axes.set_xlim(left=0)
-    if log:
+    axes.set(title=own_title(metric) if about.title == metric else about.title, xlabel="rollout")
+    axes.set_xlim(0, 1.02 * max(methods.end(), 1))
+    if not means or (touched and not any(means)):
+        said = "0 throughout" if means else "at no point recorded\nin half of the runs"
+        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center", color="#5d5f63")
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+    elif log:
         axes.set_yscale("log")
         # the usual labels are mathematics, which is off for the sake of names
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(_Sparse(minor_thresholds=(2.0, 0.5)))
     elif about.zero:
-        axes.set_ylim(bottom=0)
+        # a curve that is level lies on the edge otherwise
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.06 * max(means)))
 
 
 class _Sparse(LogFormatter):
@@ -175,13 +188,15 @@ class _Sparse(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def _grid(methods: _Methods, metrics: Sequence[str], columns: int, *, log: bool = False) -> Figure:
+def _grid(
+    methods: _Methods, metrics: Sequence[str], columns: int, *, log: bool = False, touched: bool = False
+) -> Figure:
     rows = math.ceil(len(metrics) / columns)
     figure = Figure(figsize=(4.6 * columns if columns < 3 else 9.2, (2.9 if columns < 3 else 2.2) * rows + 0.4))
     figure.set_layout_engine("constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, metric in zip(grid.flat, metrics, strict=False):
-        _curves(axes, methods, metric, log=log)
+        _curves(axes, methods, metric, log=log, touched=touched)
     for axes in grid.flat[len(metrics) :]:
         axes.set_axis_off()
     _legend(figure, grid.flat)
@@ -205,7 +220,7 @@ def _trajectory(methods: _Methods) -> Figure:
         if reward is None:
             continue
         _, across, up = np.intersect1d(entropy.steps, reward.steps, return_indices=True)
-        x, y = entropy.mean()[across], reward.mean()[up]
+        x, y = _smooth(entropy.mean())[across], _smooth(reward.mean())[up]
         there = np.isfinite(x) & np.isfinite(y)
         if there.any():
             axes.plot(x[there], y[there], **style, linewidth=1.2, marker=".", markersize=3)
@@ -213,9 +228,19 @@ def _trajectory(methods: _Methods) -> Figure:
             axes.plot(
                 x[there][-1], y[there][-1], methods.marker(method), color=style["color"], markersize=8, label=name
             )
-    axes.set(xlabel="entropy, nats a token", ylabel="reward, sampled", title="Reward over entropy; markers at the end")
+    axes.set(xlabel="entropy, nats a token", ylabel="reward, sampled")
+    axes.set_title("Reward over entropy, means of three points; large markers at the end")
     axes.legend(fontsize=8)
     return figure
+
+
+def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each with its neighbours, as the page does: the path of a noisy reward cannot be followed otherwise."""
+    padded = np.pad(values, 1, constant_values=np.nan)
+    near = np.stack([padded[:-2], padded[1:-1], padded[2:]])
+    there = np.isfinite(near)
+    means = np.where(there, near, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+    return np.where(np.isfinite(values), means, np.nan)
 
 
 def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -> Figure:
@@ -230,11 +255,13 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
         for place, name in enumerate(others):
             paired = table.cells[name, outcome.name].paired
             if paired is None or paired.difference.value is None:
+                across, box = axes.get_yaxis_transform(), {"facecolor": "white", "linewidth": 0, "pad": 1.5}
+                axes.text(0.02, place, "no seed in both", transform=across, fontsize=8, va="center", bbox=box)
                 continue
             size, color = paired.difference, methods.style(name)["color"]
-            axes.plot(size.value, place, methods.marker(name), color=color, markersize=5)
             if size.low is not None and size.high is not None:
                 axes.plot([size.low, size.high], [place, place], color=color, linewidth=1.8)
+            axes.plot(size.value, place, methods.marker(name), color=color, markersize=7, markeredgecolor="white")
         axes.set(title=outcome.title + (f", {outcome.unit}" if outcome.unit else ""))
         axes.set_yticks(range(len(others)), [visible(name, spaces=False) for name in others])
         axes.set_ylim(len(others) - 0.5, -0.5)
@@ -286,17 +313,20 @@ def _sweep(comparison: Comparison, one: Sweep, methods: _Methods) -> Figure:
 
 def _overlap(one: Overlap) -> Figure:
     names = [visible(name, spaces=False) for name in one.names]
-    side = 0.75 * len(names) + 2.2
-    figure = Figure(figsize=(side, side), layout="constrained")
+    side = 0.75 * len(names) + 2.6
+    figure = Figure(figsize=(side, side + 0.4), layout="constrained")
     axes = figure.subplots()
     values = np.array([[np.nan if value is None else value for value in row] for row in one.matrix], dtype=np.float64)
     axes.imshow(values, cmap="Blues", vmin=0, vmax=1.4)
     for (row, column), value in np.ndenumerate(values):
         axes.text(column, row, f"{value:.2f}" if np.isfinite(value) else "none", ha="center", va="center", fontsize=8)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [f"{name} ({count})" for name, count in zip(names, one.touched, strict=True)])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    figure.suptitle("Share of the tokens touched by either\nthat both touched", fontsize=9.5)
+    where = ", ".join(part for part in (one.bench, one.setting) if part)
+    text = f"Share of the tokens touched by either that both touched. {where}: {one.compared}"
+    wrapped = textwrap.wrap(visible(text, spaces=False), width=max(round(13 * side), 30))
+    figure.suptitle("\n".join(wrapped), fontsize=8.5)
     return figure

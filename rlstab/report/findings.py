@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rlstab.report.comparison import Comparison, Table
-from rlstab.report.numbers import estimate, setting
+from rlstab.report.inert import Inert
+from rlstab.report.numbers import counted, estimate, setting
 from rlstab.report.outcomes import Outcome
 from rlstab.report.statistics import Verdict
 
@@ -53,19 +54,41 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         assert one is not None
         by_verdict.setdefault(one.verdict, []).append(name)
     clear = [*by_verdict.get("higher", ()), *by_verdict.get("lower", ())]
-    seeds = {len(one.seeds) for name in _compared(table, outcome) if (one := table.cells[name, outcome.name].paired)}
-    over = f"{min(seeds)} to {max(seeds)} seeds" if len(seeds) > 1 else f"{min(seeds)} seed{'s' * (seeds != {1})}"
+    shared = {
+        name: len(one.seeds) for name in _compared(table, outcome) if (one := table.cells[name, outcome.name].paired)
+    }
+    none = [name for name, count in shared.items() if not count]
+    counts = sorted({count for count in shared.values() if count})
+    over = f" over {counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else ""
+    over = f" over {counted(counts[0], 'seed')}" if len(counts) == 1 else over
     parts = []
     if clear:
         parts.append(listed(f"{name} is {_difference(table, name, outcome)}" for name in clear))
     if "no visible difference" in by_verdict:
         names = by_verdict["no visible difference"]
         parts.append(f"{listed(names)} show{'s' * (len(names) == 1)} no visible difference")
+        parts += _nearly(table, outcome)
     if "identical" in by_verdict:
         parts.append(f"{listed(by_verdict['identical'])} gave the very values of {table.base}")
-    if "too few seeds" in by_verdict:
-        parts.append(f"too few seeds to tell for {listed(by_verdict['too few seeds'])}")
-    return f"{_where(table, comparison)}In {outcome.title}, against {table.base} over {over}: {'; '.join(parts)}."
+    if few := [name for name in by_verdict.get("too few seeds", ()) if name not in none]:
+        parts.append(f"too few seeds to tell for {listed(few)}")
+    if none:
+        parts.append(f"no seed that {table.base} shares has finished for {listed(none)}")
+    return f"{_where(table, comparison)}In {outcome.title}, against {table.base}{over}: {'; '.join(parts)}."
+
+
+def _nearly(table: Table, outcome: Outcome) -> list[str]:
+    """What only the method's own interval tells: not a finding, and not to be hidden."""
+    told = [
+        f"{name} is {'higher' if one.difference.value > 0 else 'lower'} by {_size(table, name, outcome)}"
+        for name in _compared(table, outcome)
+        if (one := table.cells[name, outcome.name].paired)
+        and one.verdict == "no visible difference"
+        and one.remark
+        and one.difference.value is not None
+    ]
+    own = "its own interval, which does" if len(told) == 1 else "their own intervals, which do"
+    return [f"by {own} not hold for all methods together, {listed(told)}"] if told else []
 
 
 def _difference(table: Table, name: str, outcome: Outcome) -> str:
@@ -138,11 +161,17 @@ def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> list[str]:
                 sides.setdefault(_verdict(table, name, outcome), []).append(
                     f"{name} (by {_size(table, name, outcome)})"
                 )
-            told = "; ".join(f"{verdict} for {listed(names)}" for verdict, names in sides.items())
+            parts = [f"{verdict} for {listed(names)}" for verdict, names in sides.items()]
+            alike = [name for name in judged if _verdict(table, name, outcome) == "no visible difference"]
+            if not parts:
+                parts = [
+                    f"not visibly different for {listed(alike)}"
+                    if alike
+                    else f"that of {table.base} for {listed(judged)}"
+                ]
             where = f" ({table.title})" if len(tables) > 1 else ""
-            found.append(
-                f"{_capital(outcome.title)}{where} is {told or f'not visibly different for {listed(judged)}'}."
-            )
+            told = "; ".join([*parts, *_nearly(table, outcome)])
+            found.append(f"{_capital(outcome.title)}{where} is {told}.")
     return found
 
 
@@ -162,14 +191,18 @@ def _sweeps(comparison: Comparison) -> list[str]:
 
 
 def _collapses(comparison: Comparison) -> list[str]:
-    counts = [(name, one) for table in comparison.tables for name, one in table.collapses.items()]
+    several = len({table.bench for table in comparison.tables}) > 1
+    counts = [
+        (f"{name} ({table.bench or 'no bench'})" if several else name, one)
+        for table in comparison.tables
+        for name, one in table.collapses.items()
+    ]
     runs = sum(one.runs for _, one in counts)
     fell = _told((name, one.collapsed, one.runs) for name, one in counts)
     # a run that failed over NaN or Inf counts as collapsed as well
     failed = _told((name, one.failed, one.runs) for name, one in counts)
-    first = (
-        f"Collapsed by the fall of the reward, or over NaN or Inf: {fell}." if fell else f"No run of {runs} collapsed."
-    )
+    none = f"No run of {runs} collapsed." if runs > 1 else "The run did not collapse."
+    first = f"Collapsed by the fall of the reward, or over NaN or Inf: {fell}." if fell else none
     return [f"{first} Failed: {failed}." if failed else first]
 
 
@@ -178,17 +211,28 @@ def _told(counts: Iterable[tuple[str, int, int]]) -> str:
     for name, k, n in counts:
         total = by_method.setdefault(name, [0, 0])
         total[0], total[1] = total[0] + k, total[1] + n
-    some = [f"{k} of {n} runs of {name}" for name, (k, n) in by_method.items() if k]
+    some = [f"{k} of {counted(n, 'run')} of {name}" for name, (k, n) in by_method.items() if k]
     return listed(some) if some else ""
 
 
 def _inert(comparison: Comparison) -> list[str]:
-    groups: dict[tuple[str, str], dict[str, None]] = {}
+    benches = {table.bench for table in comparison.tables}
+    groups: dict[tuple[str | None, str, str], dict[str, list[Inert]]] = {}
     for one in comparison.inert:
-        some = "" if len(one.seeds) == one.runs else f" ({len(one.seeds)} of {one.runs} runs)"
-        groups.setdefault((one.part, one.why), {})[one.method + some] = None
-    told = [
-        f"{part} never acted{'' if list(methods) == [part] else f' in {listed(methods)}'}: {why}."
-        for (part, why), methods in groups.items()
-    ]
+        groups.setdefault((one.bench, one.part, one.why), {}).setdefault(one.method, []).append(one)
+    told = []
+    for (bench, part, why), methods in groups.items():
+        names = [_idle(method, some, comparison) for method, some in methods.items()]
+        where = "" if names == [part] else f" in {listed(names)}"
+        told.append(f"{f'{bench}: ' if bench and len(benches) > 1 else ''}{part} never acted{where}: {why}.")
     return [" ".join(told)] if told else []
+
+
+def _idle(method: str, some: Sequence[Inert], comparison: Comparison) -> str:
+    """A method with the settings in which a part of it was idle, unless it was so in every run."""
+    bench = some[0].bench
+    settings = [table.setting for table in comparison.tables if table.bench == bench and method in table.methods]
+    at = [one.setting for one in some]
+    where = f" at {listed(at)}" if len(at) < len(settings) else ""
+    runs, idle = sum(one.runs for one in some), sum(len(one.seeds) for one in some)
+    return f"{method}{where}" + (f" ({idle} of {counted(runs, 'run')})" if idle < runs else "")

@@ -12,7 +12,16 @@ import numpy as np
 import yaml
 
 from rlstab.report.bins import highest
-from rlstab.report.model import Curve, LeftOut, RunRecord, Status, objective_names, rounded, setting_of
+from rlstab.report.model import (
+    MOST_ROLLOUTS,
+    Curve,
+    LeftOut,
+    RunRecord,
+    Status,
+    objective_names,
+    rounded,
+    setting_of,
+)
 
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
@@ -49,17 +58,19 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     status: Status = "failed" if failed else "finished"
     if not failed and (not isinstance(planned, int) or rollouts < planned):
         status = "unfinished"
-    seed = place.get("seed", config.get("seed", 0))
+    seeds = [one for one in (place.get("seed"), config.get("seed")) if isinstance(one, int)]
+    if not seeds:
+        remarks.append("no file says its seed; taken for seed 0")
     return RunRecord(
         bench=_text(place.get("bench")) or _text(whole.get("name")),
         setting=_text(place.get("setting")) or "default",
         method=method,
-        seed=seed if isinstance(seed, int) else 0,
+        seed=seeds[0] if seeds else 0,
         status=status,
         error=_text(place.get("error")),
         path=str(folder),
         config=config,
-        about=about,
+        about={**({"cpu": whole["cpu"]} if "cpu" in whole else {}), **about},
         command=_text(place.get("command")) or _text(about.get("command")),
         cpu_seconds=_number(place.get("cpu_seconds")),
         seconds=_number(place.get("seconds")),
@@ -83,7 +94,7 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, str]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None, f"{path.name} is missing"
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return None, f"{path.name} cannot be read: {_first(error)}"
     return (data, "") if isinstance(data, dict) else (None, f"{path.name} is not a mapping")
 
@@ -128,10 +139,10 @@ def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
     for line in lines:
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # also an integer of thousands of digits
             record = None
         step = record.get("step") if isinstance(record, dict) else None
-        if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
+        if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MOST_ROLLOUTS:
             found.setdefault(step, {}).update(record)
         else:
             damaged += 1
@@ -171,7 +182,9 @@ def _split(
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if isinstance(value, float) or abs(value) < 10**300 else None
 
 
 def _text(value: Any) -> str | None:

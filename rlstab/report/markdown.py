@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES
 from rlstab.report.comparison import Cell, Comparison, Table
 from rlstab.report.model import RunRecord, setting_of
+from rlstab.report.numbers import NOTHING, counted, decimals, places
 from rlstab.report.statistics import CONFIDENCE, MIN_SEEDS, Estimate
 from rlstab.report.sweep import Sweep
 
@@ -69,12 +70,16 @@ def _table(comparison: Comparison, table: Table) -> list[str]:
         parts.append(frame)
     rows = []
     for outcome in comparison.outcomes:
-        shown = outcome.name
-        for method in table.methods:
-            cell = table.cells[method, outcome.name]
-            if cell.values:
-                rows.append([shown, _text(method), *_cells(cell, base=method == table.base)])
-                shown = ""
+        shown, cells = outcome.name, {method: table.cells[method, outcome.name] for method in table.methods}
+        if not any(cell.values for cell in cells.values()):
+            continue
+        digits = (
+            _digits(cell.summary for cell in cells.values()),
+            _digits(cell.paired.difference for cell in cells.values() if cell.paired),
+        )
+        for method, cell in cells.items():
+            rows.append([shown, _text(method), *_cells(cell, digits, base=method == table.base)])
+            shown = ""
     base = f"difference to {_text(table.base)}" if table.base else "difference"
     if rows:
         parts.append(_list(_in_words(comparison, table)))
@@ -96,12 +101,22 @@ def _table(comparison: Comparison, table: Table) -> list[str]:
     return parts
 
 
-def _cells(cell: Cell, *, base: bool) -> list[str]:
-    value = [str(len(cell.values)), _estimate(cell.summary)]
+def _cells(cell: Cell, digits: tuple[int, int], *, base: bool) -> list[str]:
+    value = [str(len(cell.values)), _estimate(cell.summary, digits[0])]
     if cell.paired is None:
         return [*value, "", "", "base" if base else ""]
     said = cell.paired.verdict + (f" ({cell.paired.remark})" if cell.paired.remark else "")
-    return [*value, _estimate(cell.paired.difference, sign=True), _estimate(cell.paired.wins), _text(said)]
+    return [
+        *value,
+        _estimate(cell.paired.difference, digits[1], sign=True),
+        _estimate(cell.paired.wins, 2),
+        _text(said),
+    ]
+
+
+def _digits(estimates: Iterable[Estimate]) -> int:
+    """Decimals that all numbers of a column share, as on the page."""
+    return places([number for one in estimates for number in (one.value, one.low, one.high) if number is not None])
 
 
 def _in_words(comparison: Comparison, table: Table) -> Iterable[str]:
@@ -137,11 +152,12 @@ def _sweep(sweep: Sweep) -> list[str]:
 def _inert(comparison: Comparison) -> list[str]:
     if not comparison.inert:
         return []
-    found: dict[str, list[str]] = {}
+    found: dict[tuple[str, str], list[str]] = {}
     for one in comparison.inert:
         where = ", ".join(part for part in (one.bench, one.setting) if part)
-        found.setdefault(one.text, []).append(f"{one.method} ({where})")
-    return ["## Methods that never acted", _list(f"{why}: {', '.join(who)}" for why, who in found.items())]
+        found.setdefault((one.text, where), []).append(one.method)
+    told = (f"{text}. So in {where}: {', '.join(methods)}." for (text, where), methods in found.items())
+    return ["## Methods that never acted", _list(told)]
 
 
 def _overlaps(comparison: Comparison) -> list[str]:
@@ -172,20 +188,23 @@ def _again(comparison: Comparison) -> list[str]:
     single = [run.command for run in runs if run.command and not run.bench_command]
     versions = [
         f"{what}: {', '.join(sorted({str(run.about[what]) for run in runs if what in run.about}))}"
-        for what in ("rlstab", "torch", "transformers", "python", "device", "machine")
+        for what in ("rlstab", "torch", "transformers", "python", "device", "machine", "cpu")
         if any(what in run.about for run in runs)
     ]
-    hashes: dict[tuple[str, str], None] = {}
+    several = len({run.bench for run in runs}) > 1
+    hashes: dict[tuple[str, ...], None] = {}
     for run in runs:
-        hashes[run.method, str(run.about.get("objective_hash", ""))] = None
+        found = (run.method, str(run.about.get("objective_hash", NOTHING)))
+        hashes[(run.bench or NOTHING, *found) if several else found] = None
     cost = sum(run.cpu_seconds or 0 for run in runs)
     parts = ["## Make it again"]
     if benches or single:
         parts.append(_shell([*benches, *single]))
     if cost:
-        versions.append(f"{cost / 3600:.1f} CPU hours of {len(runs)} runs together")
+        versions.append(f"{cost / 3600:.1f} CPU hours of {counted(len(runs), 'run')} together")
     parts.append(_list(versions))
-    parts.append(_grid(["method", "objective hash"], [[_text(method), found] for method, found in hashes]))
+    heads = [*(["bench"] if several else []), "method", "objective hash"]
+    parts.append(_grid(heads, [[_text(cell) for cell in row] for row in hashes]))
     parts.append("Definitions of collapse:\n\n" + _list(f"{TITLES[name]}: {DEFINITIONS[name]}" for name in DETECTORS))
     return parts
 
@@ -202,12 +221,11 @@ def _frame(runs: Sequence[RunRecord]) -> str:
     return f"In all runs: {', '.join(told)}. Seeds {', '.join(map(str, seeds))}." if told else ""
 
 
-def _estimate(one: Estimate, *, sign: bool = False) -> str:
-    if one.value is None:
-        return ""
-    form = "+.3g" if sign else ".3g"
-    interval = "" if one.low is None or one.high is None else f" [{one.low:{form}}, {one.high:{form}}]"
-    return f"{one.value:{form}}{interval}"
+def _estimate(one: Estimate, digits: int, *, sign: bool = False) -> str:
+    if one.low is None or one.high is None:
+        return decimals(one.value, digits, sign)
+    value, low, high = (decimals(number, digits, sign) for number in (one.value, one.low, one.high))
+    return f"{value} [{low}, {high}]"
 
 
 def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

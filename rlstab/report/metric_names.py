@@ -47,6 +47,14 @@ FIRST = (
 )
 
 
+#: Of what methods log, by its last part.
+_OWN = {
+    "threshold": "nats",
+    "gate": "share of steps open",
+    **dict.fromkeys(("candidates", "silenced", "dropped", "selected", "boosted", "damped"), "share of tokens"),
+}
+
+
 @dataclass(frozen=True)
 class Axis:
     """How a metric is shown: its title, and whether its axis begins at zero."""
@@ -60,6 +68,15 @@ def axis(metric: str) -> Axis:
     last = metric.rpartition("/")[2]
     title = f"held out, {last}" if last.startswith("pass@") else metric
     return Axis(_TITLES.get(metric, title), not any(metric == one or last == one for one in _FREE))
+
+
+def own_title(metric: str, method: str = "") -> str:
+    """What a method logs, with its unit where that is known; without the method, which may stand above it."""
+    last = metric.rpartition("/")[2]
+    unit, name = _OWN.get(last), metric.removeprefix(f"{method}/")
+    if last == "share":
+        return f"{name} of tokens"
+    return f"{name}, {unit}" if unit else name
 
 
 def in_order(metrics: set[str]) -> list[str]:

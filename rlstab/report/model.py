@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 #: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
 WIDTH = 10
 
+#: No run is so long: a step beyond it is damage, and would not fit into an array either.
+MOST_ROLLOUTS = 10**9
+
 #: Steps (int64) and values (float64), of equal length.
 Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -109,12 +112,14 @@ class Loaded:
     Attributes:
         runs: by bench, setting, method, seed.
         left_out: what could not be used.
-        notes: what to know about the rest: unfinished or damaged runs, mixed versions.
+        notes: what to know about the rest: unfinished or damaged runs, mixed versions, runs that have not begun.
+        not_begun: runs that the benches name and that have no folder yet.
     """
 
     runs: list[RunRecord]
     left_out: list[LeftOut]
     notes: list[str]
+    not_begun: int = 0
 
 
 def objective_names(config: Mapping[str, Any]) -> list[str]:

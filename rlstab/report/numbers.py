@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 #: Stands where there is no number, and before one below zero.
 NOTHING, MINUS = "\u2013", "\u2212"
@@ -31,6 +32,22 @@ def places(values: list[float]) -> int:
     if largest >= 10:
         return 1
     return 3 if largest == 0 or largest >= 0.01 else min(6, 1 - math.floor(math.log10(largest)))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in short: ``0-4, 7``."""
+    found: list[list[int]] = []
+    for one in sorted(set(numbers)):
+        if found and one == found[-1][1] + 1:
+            found[-1][1] = one
+        else:
+            found.append([one, one])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def estimate(value: float | None, low: float | None, high: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from rlstab.core.errors import ReportError
 from rlstab.report.model import RunRecord
+from rlstab.report.numbers import counted
 from rlstab.report.tokens import Sample, read_tokens
 
 #: Names one token: where it was sampled, and its place there.
@@ -61,13 +62,38 @@ def overlaps_of(runs: Sequence[RunRecord]) -> tuple[list[Overlap], list[str]]:
             inside = within_runs(mine)
             if len(inside) > 1:
                 rollouts = {(run.seed, one.step) for run, samples in mine for one in samples}
-                text = f"all traced tokens of {method}: {len(mine)} runs, {len(rollouts)} rollouts"
+                text = (
+                    f"all traced tokens of {method}: {counted(len(mine), 'run')}, "
+                    f"{counted(len(rollouts), 'rollout')}{_idle(traced_by(mine), inside)}"
+                )
                 found.append(_overlap(bench, setting, inside, text))
         between, responses = between_runs(traced)
         if len(between) > 1:
-            text = f"between methods: {responses} responses of the first rollout, sampled alike in every method"
+            named = {_between(run.method, key) for run, samples in traced for one in samples for key in one.methods}
+            text = (
+                f"between methods: {counted(responses, 'response')} of the first rollout, sampled alike in every "
+                f"method{_idle(named, between)}"
+            )
             found.append(_overlap(bench, setting, between, text))
     return found, notes
+
+
+def traced_by(traced: Iterable[tuple[RunRecord, Sequence[Sample]]]) -> set[str]:
+    """The methods that the traces know, whether they touched a token or not."""
+    return {key for _, samples in traced for one in samples for key in one.methods}
+
+
+def _idle(known: Iterable[str], found: Mapping[str, set[Token]]) -> str:
+    """Who has no row because it touched nothing there: by its own name alone where it did so in every objective."""
+    acted = {name.rpartition(": ")[2] for name in found}
+    absent = sorted(
+        {part if (part := one.rpartition(": ")[2]) not in acted else one for one in set(known) - set(found)}
+    )
+    return f"; no token of them was touched by {', '.join(absent)}" if absent else ""
+
+
+def _between(method: str, key: str) -> str:
+    return method if method == key else f"{method}: {key}"
 
 
 def within_runs(traced: Iterable[tuple[RunRecord, Sequence[Sample]]]) -> dict[str, set[Token]]:
@@ -98,8 +124,8 @@ def between_runs(traced: Sequence[tuple[RunRecord, Sequence[Sample]]]) -> tuple[
         for one in samples:
             if one.step == 1 and (run.seed, one.response) in alike:
                 for key, places in _touched(one).items():
-                    name = run.method if run.method == key else f"{run.method}: {key}"
-                    found.setdefault(name, set()).update((run.seed, one.response, place) for place in places)
+                    mine = found.setdefault(_between(run.method, key), set())
+                    mine.update((run.seed, one.response, place) for place in places)
     return found, len(alike)
 
 

@@ -57,11 +57,11 @@
     }
     return { mean, low, high };
   }
-  function curve(metric, method) {
+  function curve(metric, method, least = 1) {
     const found = data.curves[state.setting]?.[method.key]?.[metric];
     if (!found) return null;
     const sampled = !metric.startsWith("eval/");
-    const reach = sampled ? (state.smooth - 1) / 2 : 0;
+    const reach = sampled ? (Math.max(state.smooth, least) - 1) / 2 : 0;
     return { x: data.grids[found.grid], seeds: found.seeds.map((one) => (reach ? moving(one, reach) : one)), names: found.names, sampled };
   }
 
@@ -81,33 +81,38 @@
   const longest = () => Math.max(1, ...Object.values(data.curves[state.setting] ?? {}).flatMap((one) => Object.values(one)).map((one) => data.grids[one.grid].at(-1)));
   function curves(panel) {
     const metric = panel.dataset.metric, about = data.metrics[metric], log = panel.dataset.log === "true", traces = [], said = [];
+    let sparse = false;
     for (const method of shown()) {
       const found = curve(metric, method);
       if (!found) continue;
       const name = plain(method.name), over = summary(found.seeds, log);
       const line = { color: colour(method), width: method.base ? 2.4 : 2, dash: DASHES[method.dash] };
       const kept = found.x.map((_, i) => i).filter((i) => over.mean[i] !== null);
-      if (!kept.length) continue;
-      if (found.seeds.length > 1 && state.band !== "none" && !state.seeds) {
+      if (!kept.length) sparse = true;
+      if (kept.length && found.seeds.length > 1 && state.band !== "none" && !state.seeds) {
         const back = [...kept].reverse();
         traces.push({ x: [...kept, ...back].map((i) => found.x[i]), y: [...kept.map((i) => over.high[i]), ...back.map((i) => over.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
       }
       if (state.seeds && found.seeds.length > 1)
-        found.seeds.forEach((one, index) => traces.push({ x: found.x, y: one, mode: "lines", line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
+        found.seeds.forEach((one, index) => traces.push({ x: found.x, y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
+      if (!kept.length) continue;
       traces.push({ x: found.x, y: over.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.mark] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
       said.push(`${method.name} ends at ${number(over.mean[kept.at(-1)])}`);
     }
+    if (!traces.length && sparse) return { traces, said, why: "At no point recorded in half of the runs: nothing to average. Single seeds are drawn on request." };
     const means = traces.filter((one) => one.meta.part === "mean").flatMap((one) => one.y).filter((one) => one !== null);
     if (panel.closest("#touched-figures") && means.length && means.every((one) => one === 0)) return { traces: [], said, why: "0 throughout, for every method." };
     const decades = log && means.length ? Math.log10(Math.max(...means) / Math.min(...means)) : 0;
-    const y = log ? { type: "log", dtick: decades > 1.5 ? 1 : decades > 0.5 ? "D2" : "D1" } : { rangemode: about?.zero ? "tozero" : "normal" };
+    // over less than half a decade the digits alone would leave one tick, or none
+    const narrow = () => { const raw = (Math.max(...means) - Math.min(...means)) / 3 || 1, power = 10 ** Math.floor(Math.log10(raw)); return { tick0: 0, dtick: `L${Number(([1, 2, 5, 10].find((one) => one * power >= raw) * power).toPrecision(1))}` }; };
+    const y = log ? { type: "log", ...(decades > 0.5 ? { dtick: decades > 1.5 ? 1 : "D2" } : narrow()) } : { rangemode: about?.zero ? "tozero" : "normal" };
     if (panel.closest(".small")) y.nticks = 5;
     return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, range: [0, 1.015 * longest()], unifiedhovertitle: { text: "rollout %{x}" }, spikecolor: variable("--soft"), spikethickness: 1, spikedash: "solid" }, y), said };
   }
   function trajectory() {
     const traces = [], said = [];
     for (const method of shown()) {
-      const across = curve("tokens/entropy", method), up = curve("reward/mean", method);
+      const across = curve("tokens/entropy", method, 3), up = curve("reward/mean", method, 3);
       if (!across || !up) continue;
       const name = plain(method.name), line = { color: colour(method), width: 1.6, dash: DASHES[method.dash] };
       const points = up.x.map((_, i) => i).filter((i) => i < across.x.length && across.x[i] === up.x[i]);
@@ -205,6 +210,7 @@
   // ---- controls
   function select() {
     for (const one of all("[data-setting]")) one.hidden = one.dataset.setting !== state.setting || (one.dataset.outcome !== undefined && one.dataset.outcome !== state.outcome);
+    for (const one of all(".chip")) one.hidden = !data.curves[state.setting]?.[one.dataset.method];
     for (const one of all("[data-setting-name]")) one.textContent = data.settings.find((other) => other.key === state.setting).name;
   }
   const listen = (id, event, act) => document.getElementById(id)?.addEventListener(event, act);

@@ -21,8 +21,8 @@ from rlstab.report.payload import safe_json
 from rlstab.report.visible import visible
 
 
-def write(comparison: Comparison, out: Path) -> Path:
-    """Write ``out/report.html`` and return its path.
+def write(comparison: Comparison, out: Path, command: str | None = None) -> Path:
+    """Write ``out/report.html`` and return its path; ``command`` is what makes it again.
 
     Raises:
         ReportError: it cannot be written.
@@ -30,7 +30,7 @@ def write(comparison: Comparison, out: Path) -> Path:
     path = out / "report.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(contents(comparison), data(comparison)), encoding="utf-8")
+        path.write_text(render(contents(comparison, command), data(comparison)), encoding="utf-8")
     except OSError as error:
         raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --out another folder.") from error
     return path

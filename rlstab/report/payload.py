@@ -51,8 +51,8 @@ def _curve(one: Seeds, grids: dict[tuple[int, ...], int]) -> dict[str, Any]:
 
 
 def _short(values: Iterable[float]) -> list[float | None]:
-    """Four significant digits: more than a figure can show."""
-    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
+    """Six significant digits: of shares near 1, such as the tokens kept, four would draw steps."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
 def _finite(data: Any) -> Any:

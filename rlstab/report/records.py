@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from rlstab.core.errors import ReportError
 from rlstab.report.folder import is_run, read_folder, read_json
 from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status
+from rlstab.report.numbers import counted, ranges
 from rlstab.report.results import read_results
 
 __all__ = ["WIDTH", "Curve", "LeftOut", "Loaded", "RunRecord", "Status", "load_runs"]
 
 #: Folders below a path in which runs are looked for: OUT/runs/<setting>/<method>/seed-<k> and one around it.
 DEPTH = 6
+
+#: No bench names more: beyond it its file is damaged.
+MOST_RUNS = 100_000
 
 #: Entries of run.json that should be the same in runs that are compared.
 MUST_AGREE = {
@@ -39,45 +48,108 @@ def load_runs(*paths: str | Path) -> Loaded:
     if not paths:
         raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
     found: list[RunRecord | LeftOut] = []
+    sources: dict[RunRecord, str] = {}
+    planned: dict[str, tuple[int, int]] = {}
     for path in [Path(one) for one in paths]:
+        before = len(found)
         if path.is_dir():
-            inside = list(_walk(path))
+            inside = list(_walk(path, planned))
             found += inside or [LeftOut(str(path), "holds no run: no metrics.jsonl, config.yaml or run.json below it")]
         elif path.is_file():
             found += read_results(path)
         else:
             raise ReportError(f"{path}: no such file or folder. Give bench folders, run folders or results files.")
+        sources |= {one: str(path) for one in found[before:] if isinstance(one, RunRecord)}
     left_out = [one for one in found if isinstance(one, LeftOut)]
-    runs = _without_doubles([one for one in found if isinstance(one, RunRecord)], left_out)
+    runs, doubles = _without_doubles([one for one in found if isinstance(one, RunRecord)], sources)
+    left_out += doubles
     if not runs:
         reasons = "\n".join(f"  {one.path}: {one.why}" for one in left_out)
         raise ReportError(f"no usable run.\n{reasons}\nGive folders written by `rlstab train` or `rlstab bench`.")
-    return Loaded(runs, left_out, _notes(runs))
+    behind = [
+        f"{name}: {lacking} of the {counted(total, 'run')} that its bench.yaml names "
+        f"{'has' if lacking == 1 else 'have'} not begun."
+        for name, (lacking, total) in planned.items()
+    ]
+    return Loaded(runs, left_out, [*behind, *_notes(runs)], sum(lacking for lacking, _ in planned.values()))
 
 
-def _walk(folder: Path, bench: Mapping[str, Any] | None = None, depth: int = DEPTH) -> Iterator[RunRecord | LeftOut]:
+def _walk(
+    folder: Path,
+    planned: dict[str, tuple[int, int]],
+    bench: Mapping[str, Any] | None = None,
+    depth: int = DEPTH,
+) -> Iterator[RunRecord | LeftOut]:
+    """Runs below a folder; ``planned`` takes, of each bench, the runs that are not there and those that it names."""
     if is_run(folder):
         yield read_folder(folder, bench)
         return
-    bench = read_json(folder / "bench.json")[0] or bench
+    own = read_json(folder / "bench.json")[0]
+    if own:
+        named = _named(folder)
+        if lacking := [one for one in named if not is_run(one)]:
+            planned[str(own.get("name") or folder)] = (len(lacking), len(named))
+    bench = own or bench
     if depth:
         for inside in sorted(folder.iterdir()):
             if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
-                yield from _walk(inside, bench, depth - 1)
+                yield from _walk(inside, planned, bench, depth - 1)
 
 
-def _without_doubles(runs: list[RunRecord], left_out: list[LeftOut]) -> list[RunRecord]:
-    """By name; of several with one name the first by path stays."""
+def _named(folder: Path) -> list[Path]:
+    """Folders of all runs that the file of a bench names; none where it is not there or damaged."""
+    try:
+        data = yaml.safe_load((folder / "bench.yaml").read_text(encoding="utf-8"))
+        settings, methods, seeds = (list(data[key]) for key in ("settings", "methods", "seeds"))
+        if len(settings) * len(methods) * len(seeds) > MOST_RUNS:
+            return []
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, RecursionError):
+        return []
+    return [folder / "runs" / str(a) / str(b) / f"seed-{c}" for a, b, c in product(settings, methods, seeds)]
+
+
+def _without_doubles(runs: list[RunRecord], sources: Mapping[RunRecord, str]) -> tuple[list[RunRecord], list[LeftOut]]:
+    """By name; of several with one name the first by path stays. Those of one source are told together."""
     kept: dict[tuple[str, str, str, int], RunRecord] = {}
-    for run in sorted(runs, key=lambda one: one.path):
+    doubles: dict[tuple[str, bool], list[tuple[RunRecord, RunRecord]]] = {}
+    for run in sorted(runs, key=lambda one: _natural(one.path)):
         name = (run.bench or "", run.setting, run.method, run.seed)
         first = kept.setdefault(name, run)
         if first is not run and first.path != run.path:
-            same = " and so is its hash" if _hash(first) and _hash(first) == _hash(run) else ""
-            left_out.append(
-                LeftOut(run.path, f"its name ({run.title}) is that of {first.path}{same}; the first by path is kept")
-            )
-    return [kept[name] for name in sorted(kept)]
+            same = bool(_hash(first)) and _hash(first) == _hash(run)
+            doubles.setdefault((sources[run], same), []).append((first, run))
+    return [kept[name] for name in sorted(kept)], [
+        _double(source, same, pairs) for (source, same), pairs in doubles.items()
+    ]
+
+
+def _double(source: str, same: bool, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> LeftOut:
+    if len(pairs) == 1:
+        first, run = pairs[0]
+        hashed = " and so is its hash" if same else ""
+        return LeftOut(run.path, f"its name ({run.title}) is that of {first.path}{hashed}; the first by path is kept")
+    seeds: dict[str, list[int]] = {}
+    for _, run in pairs:
+        seeds.setdefault(" ".join([*([run.bench] if run.bench else []), run.setting, run.method]), []).append(run.seed)
+    told = "; ".join(f"{name} seed{'s' * (len(own) > 1)} {ranges(own)}" for name, own in seeds.items())
+    where = _common([first.path for first, _ in pairs])
+    return LeftOut(
+        source,
+        f"{len(pairs)} runs have the names of runs in {where}{' and their hashes' if same else ''}; the first by path "
+        f"are kept: {told}",
+    )
+
+
+def _common(paths: Sequence[str]) -> str:
+    """The folder or file that holds all of them."""
+    files = {path.rpartition(":")[0] if re.search(r":\d+$", path) else path for path in paths}
+    absolute = len({Path(one).is_absolute() for one in files}) == 1
+    return (commonpath(files) or ".") if absolute else "several places"
+
+
+def _natural(path: str) -> list[str | int]:
+    """Line 2 before line 10."""
+    return [int(one) if one.isdecimal() else one for one in re.split(r"([0-9]+)", path)]
 
 
 def _hash(run: RunRecord) -> object:
@@ -97,6 +169,6 @@ def _notes(runs: list[RunRecord]) -> list[str]:
     for what, plural in MUST_AGREE.items():
         counts = Counter(str(run.about[what]) for run in runs if what in run.about)
         if len(counts) > 1:
-            listed = ", ".join(f"{value} ({count} runs)" for value, count in sorted(counts.items()))
+            listed = ", ".join(f"{value} ({counted(count, 'run')})" for value, count in sorted(counts.items()))
             notes.append(f"{plural} are mixed: {listed}.")
     return notes

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rlstab.core.errors import ReportError
 from rlstab.report.bins import binned
-from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
+from rlstab.report.model import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
+from rlstab.report.numbers import ranges
 
 FORMAT = 1
 
@@ -37,23 +38,26 @@ def export_results(loaded: Loaded, path: str | Path) -> Path:
 
 
 def read_results(path: Path) -> list[RunRecord | LeftOut]:
-    """The runs of a results file; lines that are none are left out with the reason."""
+    """The runs of a results file; lines that are none are left out with the reason, once for all that share it."""
     found: list[RunRecord | LeftOut] = []
+    damaged: dict[str, list[int]] = {}
     try:
         lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     except OSError as error:
         return [LeftOut(str(path), f"cannot be read: {error.strerror}")]
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            place = f"{path}:{number}"
             try:
-                found.append(_record(_Line.model_validate_json(line), place))
+                found.append(_record(_Line.model_validate_json(line), f"{path}:{number}"))
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                where = ".".join(str(part) for part in first["loc"])
-                found.append(LeftOut(place, f"not a line of a results file: {where}: {first['msg']}"))
+                where = "".join(f"{part}." for part in first["loc"]).rstrip(".")
+                damaged.setdefault(f"{where}: {first['msg']}" if where else first["msg"], []).append(number)
             except ValueError as error:
-                found.append(LeftOut(place, f"not a line of a results file: {error}"))
+                damaged.setdefault(str(error), []).append(number)
+    found += [
+        LeftOut(f"{path}:{ranges(numbers)}", f"not a line of a results file: {why}") for why, numbers in damaged.items()
+    ]
     return found or [LeftOut(str(path), "empty")]
 
 
@@ -117,6 +121,8 @@ class _Curves(BaseModel):
     def _fit(self) -> _Curves:
         if any(later <= one for one, later in pairwise([0, *self.step])):
             raise ValueError("curves.step does not rise from 1 on")
+        if self.step and self.step[-1] > MOST_ROLLOUTS:
+            raise ValueError(f"curves.step goes beyond {MOST_ROLLOUTS} rollouts")
         return self
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlstab.report.collapse import TITLES
 from rlstab.report.comparison import Cell, Comparison, Table
-from rlstab.report.numbers import NOTHING, decimals, places, setting
+from rlstab.report.numbers import NOTHING, counted, decimals, places, setting
 from rlstab.report.outcomes import Outcome
 from rlstab.report.overlap import Overlap
 from rlstab.report.palette import Look
@@ -17,6 +17,8 @@ from rlstab.report.sweep import Sweep
 
 #: Of the drawing of one difference, in its own units.
 WIDTH, MARGIN = 150.0, 7.0
+#: Width of a character of a tick's label, and the least gap between two labels, likewise.
+CHARACTER, GAP = 6.2, 3.0
 
 
 def result_table(table: Table, outcome: Outcome, looks: Mapping[str, Look], *, alone: bool) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def result_table(table: Table, outcome: Outcome, looks: Mapping[str, Look], *, a
         "base": table.base,
         "caption": _where(table, alone) + f"{outcome.title}: {outcome.text}"
         f"{f', in {outcome.unit}' if outcome.unit else ''}.",
-        "axis": scale.ticks(difference_places) if differences else None,
+        "axis": scale.ticks() if differences else None,
         "rows": [
             {
                 "method": method,
@@ -95,13 +97,24 @@ class _Scale:
         low, high = (None if bound is None else self.at(bound) for bound in (one.low, one.high))
         return {"zero": self.at(0.0), "value": self.at(one.value), "low": low, "high": high}
 
-    def ticks(self, digits: int) -> list[dict[str, Any]]:
-        """Zero, and round numbers to its sides where they have room."""
+    def ticks(self) -> list[dict[str, Any]]:
+        """Zero, and round numbers to its sides, as many as have room."""
         span = self.high - self.low
         if span <= 0:
             return [{"at": self.at(0.0), "text": "0"}]
-        step = 10.0 ** math.floor(math.log10(span / 2))
-        step *= next(factor for factor in (5, 2, 1) if factor * step <= span / 2)
+        smallest = math.floor(math.log10(span)) - 1
+        found: list[dict[str, Any]] = []
+        for step in [factor * 10.0**power for power in (smallest, smallest + 1) for factor in (1, 2, 5)]:
+            coarser = self._every(step)
+            if len(coarser) < 2 and found:  # better a little tight than nothing beside zero
+                break
+            found = coarser
+            widest = max(len(tick["text"]) for tick in found) * CHARACTER
+            if step / span * (WIDTH - 2 * MARGIN) >= widest + GAP:
+                break
+        return found
+
+    def _every(self, step: float) -> list[dict[str, Any]]:
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         return [
@@ -170,6 +183,7 @@ def about(comparison: Comparison) -> list[tuple[str, str]]:
         ("transformers", "transformers"),
         ("python", "Python"),
         ("machine", "machine"),
+        ("cpu", "processor"),
         ("device", "device"),
         ("processes", "processes a run"),
         ("threads", "threads a run"),
@@ -180,7 +194,7 @@ def about(comparison: Comparison) -> list[tuple[str, str]]:
     wall = [run.seconds for run in runs if run.seconds is not None]
     spent = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
     if wall:
-        found.append(("wall time", f"{sum(wall) / 60:.1f} minutes over {len(wall)} runs, one after the other"))
+        found.append(("wall time", f"{sum(wall) / 60:.1f} minutes over {counted(len(wall), 'run')}, added up"))
     if spent:
-        found.append(("processor time", f"{sum(spent) / 60:.1f} minutes over {len(spent)} runs"))
+        found.append(("processor time", f"{sum(spent) / 60:.1f} minutes over {counted(len(spent), 'run')}"))
     return found

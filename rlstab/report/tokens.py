@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rlstab.core.errors import ReportError
+from rlstab.report.numbers import counted
 from rlstab.token_texts import token_texts
 from rlstab.trace import ACTIONS
 
@@ -125,14 +126,14 @@ def read_tokens(path: str | Path, tokenizer: str | Path | None = None) -> Tokens
                 damaged.setdefault(file.name if file == path else str(file.relative_to(path)), []).append(number)
     if not samples:
         count = sum(map(len, damaged.values()))
-        what = f"none of its {count} lines is a trace" if count else "it holds no trace"
+        what = f"no trace in its {counted(count, 'line')}" if count else "it holds no trace"
         raise ReportError(
             f"{path}: {what}. A run is traced with tracking.trace_every; an optimizer step that was skipped leaves no "
             f"trace."
         )
     for name, numbers in damaged.items():
         listed = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-        notes.append(f"{name}: {len(numbers)} damaged lines were left out: {listed}.")
+        notes.append(f"{name}: left out {counted(len(numbers), 'damaged line')}: {listed}.")
     if any(one.tokens and not any(one.tokens) for one in samples) and decode is None:
         notes.append("The file has token ids and no text. Give the folder of its tokenizer with --tokenizer.")
     return Tokens(samples, notes)

@@ -20,7 +20,7 @@
   // ---- quantities: nine shades between eight edges
   const probabilities = [0.9, 0.75, 0.5, 0.25, 0.1, 0.01, 0.002, 0.0001];
   const QUANTITIES = {
-    surprisal: { edges: probabilities.map((one) => -Math.log(one)), kind: "q", says: "nats. The edges are probabilities of 0.9, 0.75, 0.5, 0.25, 0.1, 0.01, 0.002 and 0.0001" },
+    surprisal: { edges: probabilities.map((one) => -Math.log(one)), kind: "q", says: "nats. The edges are probabilities of 0.9, 0.75, 0.5, 0.25, 0.1, 0.01, 0.002 and 0.0001", digits: 2 },
     entropy: { edges: [0.05, 0.1, 0.2, 0.4, 0.7, 1, 1.5, 2.5], kind: "q", says: "nats, of the next-token distribution from which the token was drawn" },
     advantage: { edges: [-2, -1, -0.5, -0.001, 0.001, 0.5, 1, 2], kind: "d", says: "orange is punished, blue rewarded" },
     ratio: { edges: [0.5, 0.8, 0.9, 0.98, 1.02, 1.1, 1.28, 2], kind: "d", says: "live over old probability. Orange has fallen, blue has risen" },
@@ -450,16 +450,16 @@
 
   // ---- legends and choices
   function legend() {
-    const { edges, kind, says } = QUANTITIES[state.quantity];
+    const { edges, kind, says, digits = 4 } = QUANTITIES[state.quantity];
     const scale = byId("scale");
     scale.replaceChildren();
     for (let bin = 0; bin <= edges.length; bin += 1) {
       const step = make("div");
-      step.append(make("i", kind + bin), make("b", "", bin ? number(edges[bin - 1], 2) : ""));
+      step.append(make("i", kind + bin), make("b", "", bin ? number(edges[bin - 1], digits) : ""));
       scale.append(step);
     }
     scale.append(make("span", "", `${state.quantity}: ${says}.`));
-    scale.setAttribute("aria-label", `Colour scale of ${state.quantity}: ${says}. Nine shades between ${edges.map((one) => number(one, 2)).join(", ")}.`);
+    scale.setAttribute("aria-label", `Colour scale of ${state.quantity}: ${says}. Nine shades between ${edges.map((one) => number(one, digits)).join(", ")}.`);
     const marks = byId("marks");
     marks.replaceChildren(...ACTIONS.filter((action) => data.done.includes(action)).map((action) => {
       const one = make("span");

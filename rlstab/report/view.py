@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from rlstab.core.errors import ReportError
+from rlstab.report.folder import read_json
 from rlstab.report.tokens import Method, Numbers, Sample, Tokens, read_tokens
 from rlstab.report.visible import visible
 from rlstab.trace import ACTIONS
@@ -86,7 +87,7 @@ def page(found: Tokens, source: Path) -> str:
     )
     return Template((folder / "view.html").read_text(encoding="utf-8")).substitute(
         policy=policy,
-        title=html.escape(visible(f"Tokens of {source.resolve().name}", spaces=False)),
+        title=html.escape(visible(f"Tokens of {_named(source)}", spaces=False)),
         style=style,
         script=script,
         data=_inert(_data(found, source)),
@@ -105,6 +106,14 @@ def everywhere(samples: Sequence[Sample]) -> set[tuple[str, str]]:
         }
         found = here if found is None else found & here
     return found or set()
+
+
+def _named(source: Path) -> str:
+    """A run of a bench is named by what the bench calls it: of the folder, ``seed-0`` alone says nothing."""
+    folder = source if source.is_dir() else source.parent
+    place = read_json(folder / "bench.json")[0] or {}
+    parts = [str(place[key]) for key in ("bench", "setting", "method") if place.get(key)]
+    return ", ".join([*parts, f"seed {place['seed']}"]) if parts and "seed" in place else source.resolve().name
 
 
 def _digest(text: str) -> str:

@@ -17,7 +17,7 @@ from tests.report.conftest import write_run
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where the page and the figures, which have tests of their own, would be written."""
     found: list[Path] = []
-    monkeypatch.setattr(page, "write", lambda comparison, out: found.append(out) or out / "report.html")
+    monkeypatch.setattr(page, "write", lambda comparison, out, command: found.append(out) or out / "report.html")
     monkeypatch.setattr(figures, "write", lambda comparison, out: found.append(out) or [out / "figures" / "a.png"])
     return found
 
@@ -28,7 +28,7 @@ def test_export_and_markdown_by_command(bench: Path, tmp_path: Path, capsys: pyt
     assert len(load_runs(export).runs) == 16
     assert f"rlstab report {bench} --markdown {text}" in text.read_text()
     said = capsys.readouterr().err
-    assert "16 runs, 4 methods, 1 settings" in said
+    assert "16 runs, 4 methods, 1 setting\n" in said
     assert f"written: {export}" in said
     assert not Path("report").exists()
 

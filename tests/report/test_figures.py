@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -62,3 +63,15 @@ def test_settings_and_sweeps_have_their_own(sweep, tmp_path):
     assert "sweep" in found
     assert {f"learning-curves-stability-lr_{one}" for one in ("1e-4", "2e-4", "4e-4")} <= set(found)
     assert len(found) == len(set(found))
+
+
+def test_an_empty_panel_says_why(tmp_path):
+    runs = [record(curves(60, seed), method="grpo", seed=seed) for seed in range(3)]
+    for seed, run in enumerate(runs):
+        run.metrics["s2t/threshold"] = (np.array([10 * seed + 7]), np.array([0.4]))
+    written = figures.write(compare(Loaded(runs, [], [])), tmp_path)
+    [touched] = [path for path in written if path.name == "touched.svg"]
+    texts = " ".join("".join(ElementTree.parse(touched).getroot().itertext()).split())
+    assert "0 throughout" in texts
+    assert "at no point recorded" in texts
+    assert "s2t/threshold, nats" in texts

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 
 from rlstab.report.comparison import compare
+from rlstab.report.contents import contents
 from rlstab.report.findings import findings
 from rlstab.report.model import Loaded, RunRecord
 from rlstab.report.numbers import MINUS, decimals, estimate, places, setting
 from rlstab.report.records import load_runs
-from tests.report.conftest import config, record
+from tests.report.conftest import CLIP, S2T, config, record, write_bench
 
 
 def runs(ends: Mapping[str, Sequence[float]], **fields: object) -> list[RunRecord]:
@@ -66,7 +69,7 @@ def test_failures_and_falls_are_counted_apart():
     falling = record({"reward/mean": [0.5] * 20 + [0.0] * 40}, method="fell")
     text = said([*fine, *lost, falling])
     assert (
-        "Collapsed by the fall of the reward, or over NaN or Inf: 1 of 1 runs of fell. Failed: 1 of 1 runs of other."
+        "Collapsed by the fall of the reward, or over NaN or Inf: 1 of 1 run of fell. Failed: 1 of 1 run of other."
         in text
     )
 
@@ -106,4 +109,59 @@ def test_what_no_seed_can_tell_is_not_called_alike(bench):
     alone = [run for run in found.loaded.runs if run.seed == 0]
     text = " ".join(findings(compare(Loaded(alone, [], []))))
     assert "s2t gave the very values of grpo; too few seeds to tell for 20_entropy and stare" in text
-    assert "Entropy is not visibly different for s2t." in text
+    assert "Entropy is that of grpo for s2t." in text
+
+
+def test_what_only_its_own_interval_tells_is_neither_found_nor_hidden():
+    rng = np.random.default_rng(0)
+    base = {"grpo": rng.normal(0.3, 0.01, 5).tolist()}
+    ends = {f"other{k}": (np.array(base["grpo"]) + 0.001 * rng.normal(size=5)).tolist() for k in range(4)}
+    almost = [value + step for value, step in zip(base["grpo"], (0.02, 0.05, 0.03, 0.06, 0.09), strict=True)]
+    text = said(runs({**base, **ends, "almost": almost}))
+    assert (
+        "no visible difference; by its own interval, which does not hold for all methods together, almost is " in text
+    )
+    assert "almost is higher by 0.050 [0.016, 0.084]." in text
+
+
+def test_a_method_that_shares_no_seed_is_not_one_of_few_seeds():
+    ends = {"grpo": [0.20, 0.21, 0.19], "alike": [0.21, 0.20, 0.20]}
+    late = [dataclasses.replace(run, status="unfinished") for run in runs({"late": [0.2, 0.3]})]
+    text = said([*runs(ends), *late])
+    assert "against grpo over 3 seeds: alike shows no visible difference; no seed that grpo shares has finished" in text
+    assert "0 to" not in text
+
+
+def test_two_benches_are_not_mixed(bench, tmp_path):
+    steps = 60
+    acts = {"s2t/candidates": [0.01] * steps, "s2t/silenced": [0.001] * steps}
+    falls = {"reward/mean": [0.5] * 30 + [0.0] * 30}
+    write_bench(
+        tmp_path / "two",
+        name="two",
+        base="first",
+        seeds=3,
+        methods={"first": {"objective": [CLIP]}, "s2t": {"objective": [CLIP, S2T], "changes": {**acts, **falls}}},
+    )
+    idle = {"s2t/candidates": [0.0] * steps, "s2t/silenced": [0.0] * steps}
+    methods = {"grpo": {}, "s2t": {"objective": [CLIP, S2T], "changes": idle}}
+    write_bench(tmp_path / "one", name="one", methods=methods, seeds=3)
+    found = compare(load_runs(tmp_path / "one", tmp_path / "two"))
+    text = " ".join(findings(found))
+    assert "NaN or Inf: 3 of 3 runs of s2t (two)." in text  # not 3 of 6
+    assert "one: s2t never acted: no token with positive advantage" in text
+    assert "two: s2t never acted" not in text
+    # neither base is that of all methods
+    assert contents(found)["title"] == "one and two: grpo, s2t and first"
+
+
+def test_a_method_that_acted_elsewhere_is_idle_at_its_setting_only(sweep):
+    loaded = load_runs(sweep)
+    moved = [
+        dataclasses.replace(run, metrics={**run.metrics, "ratio/clipped_high": (np.array([10]), np.array([0.1]))})
+        if run.setting != "lr_1e-4"
+        else run
+        for run in loaded.runs
+    ]
+    text = " ".join(findings(compare(Loaded(moved, [], []))))
+    assert "clip_higher never acted in s2t at lr_1e-4: on-policy, the ratio is 1." in text

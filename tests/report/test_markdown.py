@@ -23,14 +23,17 @@ def test_the_numbers_are_those_of_the_comparison(bench: Path) -> None:
     assert [
         "stare",
         "4",
-        f"{value.value:.3g} [{value.low:.3g}, {value.high:.3g}]",
-        f"{difference.value:+.3g} [{difference.low:+.3g}, {difference.high:+.3g}]",
-        f"{wins.value:.3g} [{wins.low:.3g}, {wins.high:.3g}]",
+        # as many decimals as the page, and as the rest of the column
+        f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]",
+        f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]",
+        f"{wins.value:.2f} [{wins.low:.2f}, {wins.high:.2f}]",
         "higher",
     ] in [row[1:] for row in rows(text)]
     assert "- eval/entropy against grpo: higher: 20_entropy, stare; identical: s2t." in text
     assert "rlstab bench examples/entropy.yaml" in text
-    assert "- clip_higher never acted: on-policy, the ratio is 1: " in text
+    assert (
+        "- clip_higher never acted: on-policy, the ratio is 1. So in entropy, default: 20_entropy, s2t, stare." in text
+    )
 
 
 def test_every_table_is_rectangular(bench: Path, sweep: Path) -> None:

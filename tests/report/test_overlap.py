@@ -50,7 +50,7 @@ def test_methods_of_one_composition(traced: Path) -> None:
     assert found.touched == [4, 5]
     # token 1 in two rollouts is shared; seven tokens were touched
     assert found.matrix == [[1.0, pytest.approx(2 / 7)], [pytest.approx(2 / 7), 1.0]]
-    assert found.compared == "all traced tokens of grpo: 1 runs, 2 rollouts"
+    assert found.compared == "all traced tokens of grpo: 1 run, 2 rollouts; no token of them was touched by clip_higher"
 
 
 def test_between_methods_only_what_was_sampled_alike_counts(traced: Path) -> None:
@@ -71,7 +71,7 @@ def test_between_methods_only_what_was_sampled_alike_counts(traced: Path) -> Non
     assert between.names == ["grpo: s2t", "s2t"]
     assert between.touched == [2, 2]
     assert between.matrix[0][1] == pytest.approx(1 / 3)
-    assert "1 responses of the first rollout" in between.compared
+    assert "1 response of the first rollout" in between.compared
 
 
 def test_without_traces_there_is_no_overlap(bench: Path) -> None:
@@ -86,3 +86,13 @@ def test_damaged_traces_are_noted(traced: Path) -> None:
     assert found == []
     assert "b default grpo seed 0" in notes[0].replace("entropy", "b")
     assert "cannot be read" in notes[0]
+
+
+def test_who_touched_nothing_is_named_once(traced: Path) -> None:
+    mine = {"s2t": {"dropped": [0]}, "stare": {"boosted": [1]}, "clip_higher": {}}
+    write_traces(traced / "runs/default/grpo/seed-0", [trace(1, 0, mine)])
+    write_traces(traced / "runs/default/s2t/seed-0", [trace(1, 0, {"s2t": {}, "clip_higher": {}})])
+    found, _ = overlaps_of(load_runs(traced).runs)
+    [between] = [one for one in found if one.compared.startswith("between")]
+    # clip_higher nowhere; s2t acted in the other objective
+    assert between.compared.endswith("no token of them was touched by clip_higher, s2t")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,10 +18,11 @@ from plotly.offline import get_plotlyjs
 from rlstab.core.errors import ReportError
 from rlstab.report import page
 from rlstab.report.comparison import compare
-from rlstab.report.contents import data
+from rlstab.report.contents import contents, data
 from rlstab.report.model import LeftOut, Loaded, RunRecord
 from rlstab.report.payload import safe_json
 from rlstab.report.records import load_runs
+from rlstab.report.tables import _Scale
 from tests.report.conftest import config, curves, record
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028<!--"
@@ -145,6 +147,44 @@ def test_the_table_says_what_the_comparison_says(bench, written):
         sign = "+" if one is cell.paired.difference else ""
         assert f"{sign}{one.value:.3f} [{sign}{one.low:.3f}, {sign}{one.high:.3f}]" in text
     assert cell.paired.verdict == "higher"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-0.076, 0.021), (0, 0.031), (-0.04, 0.04), (-0.035, 0.035), (-1, 0.1), (0, 120), (-3e-5, 1e-5)]
+)
+def test_ticks_keep_clear_of_each_other_and_zero_is_not_alone(low, high):
+    ticks = _Scale([0.0, low, high]).ticks()
+    assert "0" in [one["text"] for one in ticks]
+    assert len(ticks) >= 2
+    for one, other in itertools.pairwise(ticks):
+        # half of each label lies to each side; 11 px of a sans serif are about 6 px a character
+        assert other["at"] - one["at"] >= 6 * (len(one["text"]) + len(other["text"])) / 2
+
+
+def test_shares_near_one_are_not_drawn_in_steps():
+    kept = 1 - np.linspace(1.1e-4, 1.9e-4, 60)
+    found = data(compare(Loaded([record({**curves(60, 0), "tokens/kept": kept.tolist()})], [], [])))
+    drawn = found["curves"]["s0"]["m0"]["tokens/kept"]["seeds"][0]
+    assert len(set(drawn)) == 6
+
+
+def test_the_commands_of_benches_and_report_stand_there(bench, tmp_path):
+    written = page.write(compare(load_runs(bench)), tmp_path / "out", "rlstab report 'a b'")
+    text = Parsed(written.read_text(encoding="utf-8")).text
+    assert "bench entropy rlstab bench examples/entropy.yaml copy" in text
+    assert "this report rlstab report 'a b' copy" in text
+
+
+def test_runs_that_have_not_begun_stand_in_the_head(bench):
+    loaded = dataclasses.replace(load_runs(bench), not_begun=3)
+    assert "16 runs (16 finished, 3 not begun)" in contents(compare(loaded))["what"]
+
+
+def test_curves_that_hide_each_other_are_named(bench):
+    # the synthetic s2t is grpo with other metrics of its own
+    assert [one["text"] for one in contents(compare(load_runs(bench)))["same"]] == [
+        "s2t gives the values of grpo: these curves lie on each other."
+    ]
 
 
 def test_equal_runs_give_equal_pages(bench, tmp_path):
@@ -342,6 +382,9 @@ def test_paper_is_light_and_whole(written, browser_page):
     assert tab.evaluate("document.documentElement.dataset.theme") == "light"
     assert not tab.locator(".bar").is_visible()
     assert tab.locator("figure .names").first.is_visible()
+    # a note that holds on to the next section drags both to the next sheet
+    last = "getComputedStyle([...document.querySelector('section').querySelectorAll('.note')].at(-1)).breakAfter"
+    assert tab.evaluate(last) == "auto"
     cut = tab.evaluate(
         "[...document.querySelectorAll('table, .plot, .main-svg')]"
         ".filter(one => one.getBoundingClientRect().right > 681).length"
@@ -377,7 +420,37 @@ def test_hostile_texts_are_inert_in_a_browser(hostile, browser_page):
 def test_a_command_is_copied(written, browser_page):
     tab = browser_page.open(written)
     tab.locator("details").last.locator("summary").click()
-    tab.locator("button[data-copy]").first.click()
-    tab.locator("button[data-copy]", has_text="copied").wait_for()
-    assert tab.evaluate("navigator.clipboard.readText()") == "rlstab bench --only"
+    for place, command in ((0, "rlstab bench examples/entropy.yaml"), (-1, "rlstab bench --only")):
+        button = tab.locator("button[data-copy]").nth(place)
+        button.click()
+        tab.wait_for_function("one => one.textContent === 'copied'", arg=button.element_handle())
+        assert tab.evaluate("navigator.clipboard.readText()") == command
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_what_few_runs_recorded_is_not_called_missing(bench, tmp_path, browser_page):
+    runs = [
+        dataclasses.replace(
+            run, metrics={**run.metrics, "s2t/threshold": (np.array([10 * run.seed + 7]), np.array([0.4]))}
+        )
+        if run.method == "s2t"
+        else run
+        for run in load_runs(bench).runs
+    ]
+    tab = browser_page.open(page.write(compare(Loaded(runs, [], [])), tmp_path / "out"))
+    panel = tab.locator("figure[data-metric='s2t/threshold']")
+    assert "At no point recorded in half of the runs" in panel.inner_text()
+    tab.locator("#seeds").check()
+    assert set(parts(tab, "s2t/threshold")) == {"seed"}
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_only_the_methods_of_a_setting_can_be_switched(bench, sweep, tmp_path, browser_page):
+    tab = browser_page.open(page.write(compare(load_runs(bench, sweep)), tmp_path / "out"))
+    chips = tab.locator("button.chip:visible")
+    assert chips.all_inner_texts() == ["grpo", "20_entropy", "s2t", "stare"]
+    tab.locator("#setting").select_option(label="stability, lr_1e-4")
+    assert chips.all_inner_texts() == ["grpo", "s2t"]
     browser_page.assert_clean()

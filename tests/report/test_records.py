@@ -3,10 +3,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from rlstab.core.errors import ReportError
 from rlstab.report.bins import binned
 from rlstab.report.records import load_runs
+from rlstab.report.results import export_results
 from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
 
 
@@ -179,8 +181,8 @@ def test_mixed_versions_are_noted(tmp_path: Path) -> None:
     write_run(tmp_path / "b", seed=1, about={"rlstab": "0.2.0", "torch": "2.14.0"})
     notes = load_runs(tmp_path).notes
     assert notes == [
-        "Versions of rlstab are mixed: 0.1.0 (1 runs), 0.2.0 (1 runs).",
-        "Versions of torch are mixed: 2.13.0 (1 runs), 2.14.0 (1 runs).",
+        "Versions of rlstab are mixed: 0.1.0 (1 run), 0.2.0 (1 run).",
+        "Versions of torch are mixed: 2.13.0 (1 run), 2.14.0 (1 run).",
     ]
 
 
@@ -197,3 +199,73 @@ def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path, name: str) -> 
         load_runs(tmp_path / name)
     with pytest.raises(ReportError, match="no runs were named"):
         load_runs()
+
+
+@pytest.mark.parametrize("step", ["9" * 24, "9" * 5000, "-1", "true", "1.5"])
+def test_a_step_that_no_run_reaches_is_damage(tmp_path: Path, step: str) -> None:
+    folder = write_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": {step}, "reward/mean": 0.9}}\n')
+    run, _ = only(folder)
+    assert run.rollouts == 60
+    assert run.remarks == ("1 damaged line of metrics.jsonl",)
+
+
+def test_a_value_beyond_all_floats_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 60, "reward/mean": {"9" * 400}}}\n')
+    run, _ = only(folder)
+    assert np.isfinite(run.metrics["reward/mean"][1]).all()
+
+
+def test_a_run_without_a_seed_says_so(bench: Path) -> None:
+    folder = bench / "runs/default/grpo/seed-0"
+    place_run(folder, bench="entropy", setting="default", method="grpo", seed="zero")
+    assert load_runs(folder).runs[0].remarks == ()  # config.yaml has it too
+    (folder / "config.yaml").unlink()
+    run, loaded = only(folder)
+    assert run.seed == 0
+    assert any("no file says its seed; taken for seed 0" in note for note in loaded.notes)
+
+
+def test_runs_that_have_not_begun_are_counted(bench: Path) -> None:
+    names = {"settings": {"default": {}}, "methods": {"grpo": {}, "s2t": {}}, "seeds": list(range(10))}
+    (bench / "bench.yaml").write_text(yaml.safe_dump(names))
+    loaded = load_runs(bench)
+    assert loaded.not_begun == 12
+    assert loaded.notes == ["entropy: 12 of the 20 runs that its bench.yaml names have not begun."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x00", "[1, 2]", "methods: 3", "settings: {a: {}}\nmethods: {b: {}}\nseeds: 5", "a: &a [*a]"],
+)
+def test_a_damaged_bench_file_is_passed_over(bench: Path, text: str) -> None:
+    (bench / "bench.yaml").write_text(text)
+    assert (load_runs(bench).not_begun, len(load_runs(bench).runs)) == (0, 16)
+
+
+def test_a_bench_file_that_names_too_many_runs_is_passed_over(bench: Path) -> None:
+    many = {"settings": list(range(200)), "methods": list(range(200)), "seeds": list(range(200))}
+    (bench / "bench.yaml").write_text(yaml.safe_dump(many))
+    assert load_runs(bench).not_begun == 0
+
+
+def test_doubles_of_one_source_are_told_together(bench: Path, tmp_path: Path) -> None:
+    file = export_results(load_runs(bench), tmp_path / "x.jsonl")
+    loaded = load_runs(bench, file)
+    [one] = loaded.left_out
+    assert len(loaded.runs) == 16
+    assert one.path == str(file)
+    assert one.why.startswith(f"16 runs have the names of runs in {bench}/runs/default and their hashes; the first by")
+    assert "entropy default grpo seeds 0-3; entropy default s2t seeds 0-3" in one.why
+
+
+def test_line_two_comes_before_line_ten(bench: Path, tmp_path: Path) -> None:
+    file = export_results(load_runs(bench), tmp_path / "x.jsonl")
+    first = json.loads(file.read_text().splitlines()[0])
+    lines = [json.dumps({**first, "seed": seed}) for seed in (1, 2, 3, 4, 5, 6, 7, 8, 9, 2)]
+    file.write_text("\n".join(lines) + "\n")
+    loaded = load_runs(file)
+    assert [one.path for one in loaded.left_out] == [f"{file}:10"]

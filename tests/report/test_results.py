@@ -68,6 +68,7 @@ def broken(**changes: Any):
         (broken(status="great"), "status: Input should be"),
         (broken(seed="0"), "seed: Input should be a valid integer"),
         (broken(curves={"width": 10, "step": [10, 10]}), "does not rise"),
+        (broken(curves={"width": 10, "step": [10**30]}), "beyond 1000000000 rollouts"),
         (broken(curves={"width": 10, "step": [10], "reward/mean": [1.0, 2.0]}), "2 values for 1 steps"),
         (broken(curves={"width": 10, "step": [10], "reward/mean": ["x"]}), "curves.reward/mean.0"),
         (broken(evaluations=3), "evaluations: Input should be a valid array"),
@@ -96,3 +97,12 @@ def test_a_place_that_cannot_be_written_is_an_error(bench: Path, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match="cannot be written"):
         export_results(load_runs(bench), tmp_path / "file" / "x.jsonl")
+
+
+def test_lines_damaged_alike_are_told_once(bench: Path, tmp_path: Path) -> None:
+    file = export_results(load_runs(bench), tmp_path / "x.jsonl")
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(["\x00\xff", "\x00", *lines[2:], "\x00", "{}"]) + "\n")
+    found = {one.path: one.why for one in load_runs(file).left_out}
+    assert list(found) == [f"{file}:1-2, 17", f"{file}:18"]
+    assert found[f"{file}:1-2, 17"].startswith("not a line of a results file: Invalid JSON")

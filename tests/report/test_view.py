@@ -128,7 +128,7 @@ DAMAGED = [
 def test_damaged_lines_are_left_out_and_named(tmp_path: Path, bad: Any) -> None:
     found = read_tokens(write(tmp_path / "tokens.jsonl", line(0), bad, line(1)))
     assert [one.response for one in found.samples] == ["0", "1"]
-    assert found.notes == ["tokens.jsonl: 1 damaged lines were left out: 2."]
+    assert found.notes == ["tokens.jsonl: left out 1 damaged line: 2."]
 
 
 def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
         read_tokens(tmp_path / "nowhere")
     with pytest.raises(ReportError, match="trace_every"):
         read_tokens(tmp_path)
-    with pytest.raises(ReportError, match="none of its 1 lines is a trace"):
+    with pytest.raises(ReportError, match="no trace in its 1 line"):
         read_tokens(write(tmp_path / "tokens.jsonl", "{}"))
 
 
@@ -208,7 +208,7 @@ def test_the_token_export_of_prime_rl_is_read(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "token_exports"):
         assert [one.step for one in read_tokens(path).samples] == [9, 10]
     found = read_tokens(tmp_path / "token_exports" / "step_9", tmp_path)
-    assert found.notes == ["rank_1.jsonl: 1 damaged lines were left out: 2."]
+    assert found.notes == ["rank_1.jsonl: left out 1 damaged line: 2."]
     (one,) = found.samples
     assert (one.response, one.group, one.reward, one.optimizer_step) == ("1-4", "math", None, None)
     assert "".join(one.tokens).replace(" ", "") == "xy<tool>z"
@@ -285,6 +285,19 @@ def test_a_long_response_is_cut_in_a_terminal(tmp_path: Path) -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_of_a_bench_is_called_what_the_bench_calls_it(tmp_path: Path) -> None:
+    folder = tmp_path / "seed-3"
+    folder.mkdir()
+    write(folder / "tokens.jsonl", line(0))
+    assert "<title>Tokens of seed-3</title>" in write_view(folder).read_text(encoding="utf-8")
+    place = {"bench": "<b>", "setting": "slow", "method": "s2t", "seed": 3}
+    (folder / "bench.json").write_text(json.dumps(place))
+    for source in (folder, folder / "tokens.jsonl"):
+        assert "<title>Tokens of &lt;b&gt;, slow, s2t, seed 3</title>" in write_view(source).read_text(encoding="utf-8")
+    (folder / "bench.json").write_text("{")
+    assert "<title>Tokens of seed-3</title>" in write_view(folder).read_text(encoding="utf-8")
+
+
 def test_the_command_writes_a_page_beside_the_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "tokens.jsonl", line(0), line(1))
     assert main(["view", str(tmp_path)]) == 0
@@ -344,6 +357,9 @@ def test_the_colour_follows_the_quantity(opened: Any) -> None:
         page.select_option("#quantity", name)
         shades[name] = [next(one for one in each if re.fullmatch(r"[qd]\d", one)) for each in classes(page)]
         assert name in page.locator("#scale").inner_text()
+        if name == "weight":  # the edges as they are, not rounded to each other
+            edges = page.locator("#scale b").all_inner_texts()
+            assert edges == ["", "0.001", "0.5", "0.95", "0.999", "1.001", "1.05", "1.2", "2"]
     assert shades == {
         "surprisal": ["q7", "q5", "q2", "q0"],
         "entropy": ["q2"] * 4,
