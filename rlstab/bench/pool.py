@@ -31,10 +31,15 @@ LOG = "worker.log"
 
 
 class Worker:
-    """A process that makes one run."""
+    """A process that makes one run.
+
+    Attributes:
+        run: which.
+        resumed: whether it goes on from a checkpoint.
+    """
 
     def __init__(self, run: BenchRun, order: Order) -> None:
-        self.run = run
+        self.run, self.resumed = run, order.resume
         with (run.folder / LOG).open("ab") as log:
             self._process = subprocess.Popen(
                 COMMAND,
@@ -122,7 +127,7 @@ def command(bench: Bench, run: BenchRun | None = None) -> str:
     """What to type to make a bench, or one run of it in another folder, again."""
     parts = ["rlstab", "bench", bench.source or str(bench.out / "bench.yaml")]
     if run:
-        parts += ["--only", run.name, "--out", "runs/again"]
+        parts += ["--only", run.name, "--out", f"runs/{bench.name}-again"]
     elif bench.moved:
         parts += ["--out", str(bench.out)]
     return shlex.join(parts)

@@ -13,6 +13,7 @@ from typing import Any
 
 import filelock
 import torch
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -77,29 +78,37 @@ def run_bench(
         0, 1 if a run failed, 130 after Ctrl-C.
 
     Raises:
-        ConfigError: finished runs have other settings than the file now, no run matches, another process runs it.
+        ConfigError: finished runs have other settings than the file now, no run matches, another process runs it, its
+            folder cannot be written or holds another bench.
     """
     console = console or Console(stderr=True)
     runs = chosen(bench, only)
     workers = workers or bench.workers
-    bench.out.mkdir(parents=True, exist_ok=True)
     try:
+        bench.out.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(bench.out / ".lock", timeout=0):
             return _run(bench, runs, workers, overwrite, retry, console)
     except filelock.Timeout:
         text = f"{bench.out} is being run by another process. Wait for it, or give another folder with --out."
         raise ConfigError(text) from None
+    except OSError as error:
+        text = f"{bench.out} cannot be written: {error}. Mend that, or give another folder with --out."
+        raise ConfigError(text) from error
 
 
 def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, retry: bool, console: Console) -> int:
+    owner = (read_record(bench.out) or {}).get("name", bench.name)
+    if owner != bench.name:
+        raise ConfigError(
+            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.name}': their runs would "
+            f"be mixed. Give another folder with --out, or call this one '{owner}' too."
+        )
     plan = plan_of(runs, overwrite=overwrite, retry=retry)
     if plan.changed:
-        names = ", ".join(one.name for one in plan.changed[:SHOWN])
-        more = f" and {len(plan.changed) - SHOWN} more" if len(plan.changed) > SHOWN else ""
+        names = _some([one.name for one in plan.changed])
         raise ConfigError(
             f"{bench.out} holds {len(plan.changed)} finished runs with other settings than {bench.source or 'this'} "
-            f"has now: {names}{more}. Make them again with --overwrite, or keep them and give another folder with "
-            f"--out."
+            f"has now: {names}. Make them again with --overwrite, or keep them and give another folder with --out."
         )
     _describe(bench, workers)
     queue = [(one, one in plan.resumed) for one in runs if one in plan.anew or one in plan.resumed]
@@ -108,7 +117,9 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
             for running, ended in go(bench, queue, min(workers, max(1, len(queue))), POLL):
                 screen.see(running, ended)
     except KeyboardInterrupt:
-        console.print(f"stopped; {_summary(runs)}. Continue with: {escape(command(bench))}", highlight=False)
+        console.print(
+            escape(f"stopped; {_summary(runs)}. Continue with: {command(bench)}"), highlight=False, soft_wrap=True
+        )
         return STOPPED
     failed = [(one, record) for one in runs if (record := read_record(one.folder) or {}).get("status") == "failed"]
     for one, record in failed:
@@ -118,8 +129,27 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         again = f"{command(bench)} --retry"
         text = f"Each reason stands in full in {bench.out}/runs/.../{FILE}. Run them again with: {again}"
         console.print(escape(text), highlight=False, soft_wrap=True)
+    _say_unnamed(bench, console)
     console.print(escape(f"{bench.out}: {_summary(runs)}"), highlight=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def _say_unnamed(bench: Bench, console: Console) -> None:
+    """Runs of a method, setting or seed that the file once had."""
+    known, runs = {one.name for one in bench.runs}, bench.out / "runs"
+    found = (path.parent.relative_to(runs).as_posix() for path in sorted(runs.glob(f"*/*/seed-*/{FILE}")))
+    unnamed = [name for name in found if name not in known]
+    if unnamed:
+        text = (
+            f"{bench.out} also holds runs that {bench.source or 'this bench'} does not name: {_some(unnamed)}. A "
+            f"report of the folder shows them too; remove them if that is not wanted."
+        )
+        console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
@@ -169,9 +199,12 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     console = console or Console()
     runs = chosen(bench, only)
     plan = plan_of(runs, overwrite=False, retry=False)
-    table = Table()
-    for column in ("setting", "method", "runs", "finished", "rollouts", "optimizer steps", "responses"):
-        table.add_column(column, justify="left" if column in ("setting", "method") else "right")
+    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for column in ("setting", "method"):
+        table.add_column(column, overflow="fold")  # names that are cut look the same
+    for column in ("runs", "finished", "rollouts", "optimizer steps", "responses"):
+        width = max(map(len, column.split()))  # words, and the numbers below them, stay whole
+        table.add_column(column, justify="right", min_width=width)
     totals = [0] * 5
     for setting in bench.settings:
         for method in bench.methods:
@@ -194,7 +227,9 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
         ("finished with other settings, need --overwrite", plan.changed),
     ):
         if these:
-            console.print(escape(f"{what}: {', '.join(one.name for one in these)}"), highlight=False)
+            text = f"{what}: {', '.join(one.name for one in these)}"
+            console.print(escape(text), highlight=False, soft_wrap=True)
+    _say_unnamed(bench, console)
 
 
 def _summary(runs: Sequence[BenchRun]) -> str:

@@ -59,6 +59,7 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._running = []  # what stays on the screen says nothing of workers that are gone
         if self._console.is_terminal:
             self._live.stop()
 
@@ -69,7 +70,8 @@ class Screen:
             if name not in self._followers:
                 self._followers[name] = Follower(worker.run.folder)
                 if not self._console.is_terminal:
-                    self._console.print(f"start  {name}", highlight=False, markup=False)
+                    word = "resume" if worker.resumed else "start "
+                    self._console.print(f"{word} {name}", highlight=False, markup=False, soft_wrap=True)
             follower = self._followers[name]
             follower.look()
             if follower.pace is not None:
@@ -116,14 +118,15 @@ class Screen:
         left = self._seconds_left()
         if left is not None:
             parts.append(f"about {clock(left)} left")
-        shown: list[RenderableType] = [Text.from_markup("  ".join(parts)), "", self._counts()]
-        return Group(*shown, "", self._now()) if self._running else Group(*shown)
+        now: list[RenderableType] = [self._now(), ""] if self._running else []
+        # the longest part last: a low terminal shows the top
+        return Group(Text.from_markup("  ".join(parts)), "", *now, self._counts())
 
     def _counts(self) -> Table:
         table = Table(box=None, pad_edge=False)
-        table.add_column("finished / all")
+        table.add_column("finished / all", no_wrap=True, overflow="fold")  # names that are cut look the same
         for setting in self._bench.settings:
-            table.add_column(setting, justify="right")
+            table.add_column(Text(setting), justify="right", overflow="fold")
         now = {self._kind[one.run.name] for one in self._running}
         for method in self._bench.methods:
             cells = [self._cell((setting, method), now) for setting in self._bench.settings]
@@ -141,7 +144,8 @@ class Screen:
     def _now(self) -> Table:
         table = Table(box=None, pad_edge=False)
         for column in ("running", "rollout", "reward", "entropy", "held out", "left"):
-            table.add_column(column, justify="left" if column == "running" else "right")
+            name = column == "running"
+            table.add_column(column, justify="left" if name else "right", overflow="fold" if name else "ellipsis")
         for worker in self._running:
             run, follower = worker.run, self._followers[worker.run.name]
             left = None if follower.pace is None else follower.pace * self._left[run.name]

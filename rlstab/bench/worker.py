@@ -98,7 +98,7 @@ def _train(order: Order) -> str | None:
         train(load_run(order.run), resume=order.resume)
     except RlstabError as error:
         traceback.print_exc()
-        return last_lines(f"{type(error).__name__}: {error}")
+        return " ".join(f"{type(error).__name__}: {error}".split("\n"))  # of several lines, a table shows the last
     except Exception:
         traceback.print_exc()
         return last_lines(traceback.format_exc())

@@ -40,7 +40,15 @@ class VocabularyHead:
 
 @torch.no_grad()
 def find_head(model: PreTrainedModel) -> VocabularyHead | None:
-    """The head by the conventions of transformers' configurations, if the model's own logits confirm it."""
+    """The head by the conventions of transformers' configurations, if the model's own logits confirm it.
+
+    Compared in the precision of the weights: autocast rounds the model's own scale and cap, and would hide the head.
+    """
+    with torch.autocast(model.device.type, enabled=False):
+        return _confirmed(model)
+
+
+def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
     linear, config = model.get_output_embeddings(), model.config
     # a subclass, a wrapper or a hook (quantised, adapters) may compute something else than a product
     if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
@@ -54,7 +62,8 @@ def find_head(model: PreTrainedModel) -> VocabularyHead | None:
     hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
     if hidden is None or hidden.shape[-1] != linear.in_features:
         return None
-    found = scale * linear(hidden).float()
+    # not linear(hidden): what replaced its forward would stand on both sides
+    found = scale * nn.functional.linear(hidden, linear.weight, linear.bias).float()
     if head.softcap is not None:
         found = head.softcap * torch.tanh(found / head.softcap)
     wanted = model(input_ids=ids, use_cache=False).logits.float()

@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,7 @@ from rlstab.core.objective import require_signals
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train import checkpoint
 from rlstab.train.build import build_task
+from rlstab.train.decoding import require_decoding
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
@@ -114,6 +116,7 @@ class _Loop:
         self.task: Task = build_task(run.task)
         torch.manual_seed(run.seed)
         policy = load_policy(str(latest or run.model.name), device=device, precision=precision)
+        require_decoding(policy, run.model.name)
         reference = None
         if "ref_logprobs" in run.composition.needs:
             reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
@@ -141,7 +144,7 @@ class _Loop:
             self.done = self.recorded = restored.step
         self.refused = 0
         # one worker: a task's generator and scorer are foreign code and need not be safe for several threads
-        self.beside = ThreadPoolExecutor(1)
+        self.beside, self._leaving = ThreadPoolExecutor(1), threading.Event()
         self._next: tuple[int, Future[tuple[list[int], list[Example]]]] | None = None
         self.tracer = None
         if run.tracking.trace_every and accelerator.is_main_process:
@@ -160,6 +163,7 @@ class _Loop:
         try:
             self._steps()
         finally:
+            self._leaving.set()
             self.beside.shutdown(cancel_futures=True)
             self.accelerator.end_training()
         return self._finish()
@@ -202,7 +206,9 @@ class _Loop:
                 options=run.composition.signal_options,
                 skip_special_tokens=not self.task.keeps_special_tokens,
                 on_texts=lambda start, texts: scoring.append(
-                    self.beside.submit(score, self.task, repeated[start : start + len(texts)], texts)
+                    self.beside.submit(
+                        score, self.task, repeated[start : start + len(texts)], texts, stop=self._leaving
+                    )
                 ),
             )
         if number + 1 < run.optimisation.steps:
@@ -269,9 +275,10 @@ class _Loop:
         if refusal is not None and self.accelerator.is_main_process:
             self._say("refused", refusal)
         if self.refused >= MAX_REFUSED:
+            kept = checkpoint.checkpoints(self.out / "checkpoints")
             raise NonFinite(
-                f"{self.refused} optimizer steps in a row were refused, the last because: {refusal}\nThe newest "
-                f"checkpoint in {self.out / 'checkpoints'} is intact."
+                f"{self.refused} optimizer steps in a row were refused, the last because: {refusal} Lower "
+                f"optimisation.lr. {f'{kept[-1]} is the newest checkpoint.' if kept else 'There is no checkpoint yet.'}"
             )
 
     def _say(self, what: str, text: str) -> None:

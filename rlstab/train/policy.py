@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rlstab.core.errors import DataError, ModelError
@@ -186,14 +187,15 @@ class Policy:
             )
         newer = getattr(self.model, "activation_checkpointing_enable", None)  # its name in later versions
         (newer or self.model.gradient_checkpointing_enable)()
+        for one in self._checkpointing():
+            one._gradient_checkpointing_func = _in_eval(one, one._gradient_checkpointing_func)
 
     @contextmanager
     def _checkpointed(self) -> Iterator[None]:
         """Layers checkpoint only in training mode, and the policy is in eval mode for the sake of dropout: the layers
-        alone are switched, not the modules inside them, and only while a gradient is wanted.
+        alone are switched, as far as the decision to checkpoint, and only while a gradient is wanted.
         """
-        layers = [one for one in self.model.modules() if getattr(one, "gradient_checkpointing", False)]
-        switch = layers if torch.is_grad_enabled() else []
+        switch = self._checkpointing() if torch.is_grad_enabled() else []
         for one in switch:
             one.training = True
         try:
@@ -201,6 +203,11 @@ class Policy:
         finally:
             for one in switch:
                 one.training = False
+
+    def _checkpointing(self) -> list[Any]:
+        """The modules that decide to checkpoint: layers, or what holds them where they do not know how."""
+        found = [one for one in self.model.modules() if getattr(one, "gradient_checkpointing", False)]
+        return [one for one in found if isinstance(one, GradientCheckpointingLayer)] or found
 
     @cached_property
     def head(self) -> VocabularyHead | None:
@@ -217,6 +224,22 @@ class Policy:
     @cached_property
     def _cuts_logits(self) -> bool:
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+
+
+def _in_eval(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """``checkpoint``, with the layer in eval mode inside: some layers apply dropout themselves, by their own mode."""
+
+    def checkpointed(call: Callable[..., Any], *arguments: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            before, layer.training = layer.training, False
+            try:
+                return call(*arguments)
+            finally:
+                layer.training = before
+
+        return checkpoint(run, *arguments)
+
+    return checkpointed
 
 
 def position_ids(mask: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,13 +31,24 @@ class Scores:
         return cls(torch.cat(rewards), [text for one in parts for text in one.errors])
 
 
-def score(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Scores:
-    """Score each text against its example; a scorer that raises gives 0 and is remembered."""
+def score(
+    task: Task, examples: Sequence[Example], texts: Sequence[str], *, stop: threading.Event | None = None
+) -> Scores:
+    """Score each text against its example; a scorer that raises gives 0 and is remembered.
+
+    Args:
+        task: whose scorer is asked.
+        examples: one a text.
+        texts: the responses.
+        stop: once set, nobody waits for the rest any more, which is left out.
+    """
     rewards, errors = [], []
     for example, text in zip(examples, texts, strict=True):
+        if stop is not None and stop.is_set():
+            break
         try:
             rewards.append(float(task.score(example, text)))
-        except Exception as error:  # a scorer is foreign code: whatever it raises belongs to this sample
+        except (Exception, SystemExit) as error:  # foreign code: whatever it raises belongs to this sample
             rewards.append(0.0)
             errors.append(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
     return Scores(torch.tensor(rewards, dtype=torch.float64), errors)

@@ -145,6 +145,8 @@ class Learner:
         # what is logged stays on the device until the step is done: reading it earlier would wait for the kernels
         total, nonfinite = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
         alive = torch.zeros((), dtype=torch.int64, device=device)
+        reports: list[Mapping[str, Mean]] = []  # a step that is refused reports nothing: it may hold NaN
+        gaps: list[Tensor] = []
         for sequences, batch in parts:
             live, wanted = self._live(sequences, batch, plan)
             outputs = [one for one in live.present() if one.requires_grad]
@@ -156,13 +158,11 @@ class Learner:
                 alive += sum(((one.grad != 0) for one in outputs), torch.zeros_like(wanted)).count_nonzero()
             total += out.loss.detach()
             nonfinite += out.nonfinite
-            metrics.report(out.report)
+            reports.append(out.report)
             if self.tracer is not None:
                 self.tracer.part(plan, batch, live, wanted, sequences.response_ids, self.optimizer_steps)
             if compare_sampler and batch.rollout_logprobs is not None and outputs:
-                gap = (live.logprobs.detach() - batch.rollout_logprobs)[wanted].abs()
-                metrics.report({"sampler/gap": Mean.of(gap)})
-                metrics.highest("sampler/largest_gap", gap.amax())
+                gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[wanted].abs())
         tally = torch.stack([total.double(), nonfinite.double(), alive.double()]).cpu()
         loss, bad, live_rows = self.comm.sum(tally).tolist()
         self._sum_gradients()
@@ -179,6 +179,10 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.state = plan.state
+        for report in [*reports, *({"sampler/gap": Mean.of(gap)} for gap in gaps)]:
+            metrics.report(report)
+        for gap in gaps:
+            metrics.highest("sampler/largest_gap", gap.amax())
         if self.accelerator.is_main_process:
             metrics.mean("loss", loss, 1)
             metrics.mean("gradient/norm", norm, 1)

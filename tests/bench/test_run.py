@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import filelock
 import pytest
+from rich.console import Console
 
 from rlstab.bench import pool
 from rlstab.bench.file import load_bench
@@ -98,6 +100,51 @@ def test_changed_runs_need_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert record(tmp_path, "default/b/seed-0")["run_hash"] == changed.runs[1].hash
 
 
+def test_a_folder_of_another_bench_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    run_bench(load_bench(tiny(tmp_path, {"a": "clip_higher"})), console=console())
+    before = (tmp_path / "bench.yaml").read_text()
+    with pytest.raises(ConfigError) as caught:
+        run_bench(load_bench({**tiny(tmp_path, {"b": "s2t"}), "name": "other"}), console=console())
+    assert str(caught.value) == (
+        f"{tmp_path} holds the bench 'tiny', and this is 'other': their runs would be mixed. Give another folder with "
+        f"--out, or call this one 'tiny' too."
+    )
+    assert (tmp_path / "bench.yaml").read_text() == before
+
+
+def test_runs_that_the_file_no_longer_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    run_bench(load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, seeds=2)), console=console())
+    fewer = load_bench(tiny(tmp_path, {"a": "clip_higher"}, seeds=2))
+    told = (
+        f"{tmp_path} also holds runs that this bench does not name: default/b/seed-0, default/b/seed-1. A report of "
+        f"the folder shows them too; remove them if that is not wanted."
+    )
+    where = console()
+    dry_run(fewer, console=where)
+    assert printed(where).splitlines()[-1] == told
+    assert run_bench(fewer, console=where) == 0
+    assert printed(where).splitlines()[-2:] == [told, f"{tmp_path}: 2 of 2 runs finished"]
+
+
+@pytest.mark.parametrize("out", ["file", "file/inside"])
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r" cannot be written: .* give another folder with --out\.$"):
+        run_bench(load_bench(tiny(tmp_path / out, {"a": "clip_higher"})), console=console())
+
+
+def test_long_names_are_not_cut_on_a_narrow_screen(tmp_path: Path) -> None:
+    names = [f"a-name-that-is-as-long-as-a-folder-may-well-be-{end}" for end in "XY"]
+    bench = load_bench(tiny(tmp_path, dict.fromkeys(names, "clip_higher"), settings={one: {} for one in names}))
+    planned, live = (Console(file=io.StringIO(), force_terminal=False, width=100) for _ in range(2))
+    dry_run(bench, console=planned)
+    live.print(Screen(live, bench, bench.runs, [], [], 1)._show())
+    assert (printed(planned).count("X"), printed(planned).count("Y")) == (2 + 2 + 1, 2 + 2)  # the baseline stands below
+    assert (printed(live).count("X"), printed(live).count("Y")) == (2, 2)  # once as a setting, once as a method
+
+
 def test_failures_are_kept_until_a_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
     bench = load_bench(tiny(tmp_path, {"fail": "clip_higher", "die": "s2t", "good": "stare"}))
@@ -140,7 +187,13 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(tmp_path: Path, monk
         if run.method != "b":
             (run.folder / "checkpoints" / "step-000001").mkdir(parents=True)
     assert [one.method for one in plan_of(bench.runs, overwrite=False, retry=False).resumed] == ["a", "c"]
-    assert run_bench(bench, console=console()) == 0
+    where = console()
+    assert run_bench(bench, console=where) == 0
+    assert {line for line in printed(where).splitlines() if line.endswith("seed-0")} == {
+        "resume default/a/seed-0",
+        "start  default/b/seed-0",
+        "resume default/c/seed-0",
+    }
     resumed = {one.method: (one.folder / "resumed").read_text() for one in bench.runs}
     assert resumed == {"a": "True", "b": "False", "c": "True"}
     used = {one.method: record(tmp_path, one.name)["cpu_seconds"] for one in bench.runs}
@@ -204,7 +257,7 @@ def test_only_takes_patterns(tmp_path: Path) -> None:
     bench = load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, seeds=2))
     where = console()
     dry_run(bench, only=["*/b", "default/a/seed-1"], console=where)
-    rows = [line.replace("│", " ").split() for line in printed(where).splitlines() if "│" in line]
+    rows = [line.split() for line in printed(where).splitlines() if line.endswith(("32", "64", "96"))]
     assert rows == [
         ["default", "a", "1", "0", "2", "2", "32"],
         ["default", "b", "2", "0", "4", "4", "64"],
@@ -225,10 +278,10 @@ def test_the_command_makes_one_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     Path("b.yaml").write_text(dump(tiny(Path("out"), {"a": "clip_higher", "b": "s2t"}, seeds=2)))
     assert main(["bench", "b.yaml"]) == 0
     command = record(Path("out"), "default/b/seed-1")["command"]
-    assert command == "rlstab bench b.yaml --only default/b/seed-1 --out runs/again"
+    assert command == "rlstab bench b.yaml --only default/b/seed-1 --out runs/tiny-again"
     assert main(command.split()[1:]) == 0
-    assert [path.parent.name for path in Path("runs/again").rglob("metrics.jsonl")] == ["seed-1"]
-    again = record(Path("runs/again"), "default/b/seed-1")
+    assert [path.parent.name for path in Path("runs/tiny-again").rglob("metrics.jsonl")] == ["seed-1"]
+    again = record(Path("runs/tiny-again"), "default/b/seed-1")
     assert again["run_hash"] == record(Path("out"), "default/b/seed-1")["run_hash"]
     assert main(["bench", "b.yaml", "--workers", "0"]) == 2
     assert "--workers 0: expected a number of at least 1." in capsys.readouterr().err

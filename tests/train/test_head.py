@@ -17,6 +17,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
 )
 
 from rlstab.train.head import find_head
@@ -82,11 +84,29 @@ def test_signals_from_hidden_states_equal_those_from_logits(name: str, tokens: P
         assert (one - other).norm() <= 1e-4 * other.norm()
 
 
+@pytest.mark.parametrize("name", ["capped", "divided"])
+def test_autocast_does_not_hide_a_head(name: str, tokens: Policy) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    for one in model.parameters():
+        one.data.mul_(8.0)
+    model.config.logits_scaling = 13.0 if name == "divided" else None  # bfloat16 rounds this quotient
+    assert find_head(model) is not None
+    with replace(tokens, precision="bf16").autocast():
+        assert find_head(model) is not None
+
+
 def test_a_head_that_does_more_than_a_product_falls_back_to_logits() -> None:
     torch.manual_seed(0)
     hooked = MODELS["plain"]()
     hooked.get_output_embeddings().register_forward_hook(lambda module, args, out: out * 2)
     assert find_head(hooked) is None
+
+    replaced = MODELS["plain"]()
+    head = replaced.get_output_embeddings()
+    product = head.forward
+    head.forward = lambda hidden: product(hidden) * 2
+    assert find_head(replaced) is None
 
     shifted = MODELS["plain"]()
     forward = shifted.forward
@@ -106,6 +126,29 @@ class Doubled(torch.nn.Linear):
 def _shifted(out):
     out.logits = out.logits + torch.arange(29.0)
     return out
+
+
+def test_gradient_checkpointing_brings_no_dropout_back(tokens: Policy) -> None:
+    torch.manual_seed(0)
+    size = {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "ffn_dim": 32,
+        "num_attention_heads": 2,
+        "word_embed_proj_dim": 16,
+    }
+    model = OPTForCausalLM(OPTConfig(vocab_size=29, max_position_embeddings=32, dropout=0.5, layerdrop=0.5, **size))
+    policy = replace(tokens, model=model.eval())
+    ids = torch.arange(3, 11).view(1, 8)
+    rows = Sequences(ids, ids > 0, ids, ids > 0)
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        policy.signals(rows, torch.arange(8), temperature=1.0, needs={"logprobs"}, options={}).logprobs.sum().backward()
+        found.append([one.grad.clone() for one in model.parameters() if one.grad is not None])
+        policy.checkpoint_gradients()
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_gradient_checkpointing_recomputes_layers_and_changes_no_gradient() -> None:

@@ -6,6 +6,9 @@ import dataclasses
 import io
 import json
 import math
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,36 @@ def test_a_scorer_that_raises_costs_its_sample_the_reward(tmp_path: Path, scorer
     assert "scorer raised, reward 0: ValueError: odd [length] (completion '" in screen.getvalue()
 
 
+def test_a_scorer_that_exits_does_not_end_the_run(tmp_path: Path, scorer: Any) -> None:
+    scorer(lambda completion: sys.exit(0))
+    assert [one["scorer/errors"] for one in go(small(tmp_path, optimisation__steps=1)).records] == [16]
+
+
+def test_nobody_waits_for_the_scorer_of_a_run_that_was_stopped(
+    tmp_path: Path, scorer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, calls = threading.Event(), []
+
+    def slow(completion: str) -> float:
+        calls.append(completion)
+        begun.set()
+        time.sleep(0.2)
+        return 0.0
+
+    sample = loop.sample
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        sample(*arguments, **options)
+        begun.wait()
+        raise KeyboardInterrupt
+
+    scorer(slow)
+    monkeypatch.setattr(loop, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go(small(tmp_path))
+    assert 1 <= len(calls) <= 2
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_rewards_that_are_no_numbers_are_refused(value: float, tmp_path: Path, scorer: Any) -> None:
     scorer(lambda completion: value if completion.startswith(("1", "2")) else by_length(completion))
@@ -165,6 +198,9 @@ def test_a_live_policy_with_nan_is_refused_until_the_run_ends(
     ):
         go(small(tmp_path))
     assert len(calls) == 2
+    (record,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert record["steps/refused"] == 1
+    assert all(math.isfinite(value) for value in record.values())
 
 
 def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path) -> None:
