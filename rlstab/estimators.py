@@ -6,7 +6,11 @@ J. Schulman, "Approximating KL divergence" (2020).
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 #: ``d`` is clamped to this before ``exp``: at 100 nats the exponential overflows and 0 * inf poisons the gradient.
 MAX_D = 20.0
@@ -26,9 +30,30 @@ def k3(d: Tensor, cap: float | None = None) -> Tensor:
     """``e^d - d - 1 >= 0``: unbiased in value; its on-policy gradient is that of KL(target || policy).
 
     Args:
-        d: log-prob of the target minus that of the policy.
+        d: log-prob of the target minus that of the policy. A second derivative raises.
         cap: largest value, with zero gradient above it; None has none.
     """
-    d = d.clamp(-MAX_D, MAX_D)
-    value = d.exp() - d - 1
-    return value if cap is None else value.clamp(max=cap)
+    value: Tensor = _K3.apply(d, cap)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _K3(torch.autograd.Function):
+    """Its derivative falls out of the value; those of two clamps cost several times as much."""
+
+    @staticmethod
+    def forward(ctx: Any, d: Tensor, cap: float | None) -> Tensor:
+        held = d.clamp(-MAX_D, MAX_D)
+        slope = held.exp().sub_(1)
+        value = slope - held
+        slope *= held.eq_(d)
+        if cap is not None:
+            slope *= torch.le(value, cap, out=held)
+            value.clamp_(max=cap)
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope, None

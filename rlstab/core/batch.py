@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rlstab.core.compare import greater, less
 from rlstab.core.errors import MissingSignal, ShapeError
 from rlstab.core.random import uniform_in
 
@@ -235,6 +237,16 @@ class TokenBatch:
     def uniform(self, seed: int) -> Tensor:
         """``(n,)`` float64 uniform numbers in [0, 1) by (seed, sequence id, position)."""
         return uniform_in(seed, self.sequence_ids, self.sequence, self.position)
+
+    @cached_property
+    def rewarded(self) -> Tensor:
+        """``(n,)`` bool, the advantage is positive."""
+        return greater(self.advantages, 0)
+
+    @cached_property
+    def punished(self) -> Tensor:
+        """``(n,)`` bool, the advantage is negative."""
+        return less(self.advantages, 0)
 
     def per_token(self) -> list[tuple[str, Tensor]]:
         """Name and values of every floating point ``(n,)`` tensor that is present."""

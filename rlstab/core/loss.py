@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.compare import greater, less, nonzero, numbers
 from rlstab.core.errors import ShapeError
-from rlstab.core.stats import Mean
+from rlstab.core.slope import with_slope
+from rlstab.core.stats import Mean, total
 from rlstab.core.terms import Aggregate, Bounds, Terms, Totals
 
 #: Log-ratios are clamped to this many nats before ``exp``; outside the gradient is zero.
@@ -64,32 +66,45 @@ def clipped_surrogate(
     """
     if bounds is None:
         return -advantages * ratio
-    rising = torch.clamp(ratio, max=1 + bounds.high)
-    falling = torch.clamp(ratio, min=1 - bounds.low)
+    held = ratio.detach()
+    rising = torch.clamp(held, max=1 + bounds.high)
+    falling = torch.clamp(held, min=1 - bounds.low)
     if bounds.dual is not None:
         falling = torch.clamp(falling, max=bounds.dual)
-    inside = torch.where(advantages >= 0, rising, falling)
-    return -advantages * (inside if exempt is None else torch.where(exempt, ratio, inside))
+    inside = torch.where(less(advantages, 0), falling, rising)
+    if exempt is not None:
+        inside = torch.where(exempt, held, inside)
+    push = -advantages
+    value = push * inside
+    return with_slope(ratio, value, inside.eq_(held).mul_(push))
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """``(n,)`` exponential of a log-ratio that is clamped; the gradient beyond the clamp is zero."""
+    free = log_ratio.detach()
+    held = free.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = held.exp()
+    return with_slope(log_ratio, ratio, held.eq_(free).mul_(ratio))
 
 
 def token_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
     """``(n,)`` default of the aggregate slot: every counted token weighs ``1 / N``."""
-    return torch.full_like(counted, 1.0 / totals.tokens, dtype=torch.float64)
+    return torch.tensor(1.0 / totals.tokens, dtype=torch.float64, device=counted.device).expand(counted.shape)
 
 
 def counts(batch: TokenBatch, where: Tensor | None) -> tuple[int, int]:
     """Tokens of a part that count, and sequences with at least one such token."""
-    counted = batch.sequence if where is None else batch.sequence[where]
-    seen = torch.zeros(batch.num_sequences, dtype=torch.bool, device=counted.device)
-    seen[counted] = True
-    return counted.numel(), int(seen.sum())
+    tokens = len(batch) if where is None else int(where.count_nonzero())
+    marks = torch.ones_like(batch.sequence, dtype=torch.float32) if where is None else numbers(where).float()
+    seen = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
+    return tokens, int(seen.count_nonzero())
 
 
 def pulling(terms: Terms, batch: TokenBatch) -> Tensor:
     """``(n,)`` bool, the tokens whose surrogate can have a gradient: kept, weight and advantage not zero."""
-    pull = (batch.advantages if terms.bonus is None else batch.advantages + terms.bonus) != 0
+    pull = nonzero(batch.advantages if terms.bonus is None else batch.advantages + terms.bonus)
     if terms.weight is not None:
-        pull = pull & (terms.weight != 0)
+        pull = pull & nonzero(terms.weight)
     return pull if terms.keep is None else pull & terms.keep
 
 
@@ -124,54 +139,73 @@ def loss_of_part(
     keep = present if terms.keep is None else terms.keep
 
     log_ratio = (terms.ratio or token_log_ratio)(policy, anchor, batch)
-    log_ratio = torch.where(keep, log_ratio, torch.zeros_like(log_ratio)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
+    guarded = terms.keep is not None and not (terms.ratio is None and terms.surrogate is None)
+    if guarded:  # a method's own function may be anything on tokens that were dropped; the defaults are finite
+        log_ratio = torch.where(keep, log_ratio, 0.0)
+    ratio = bounded_exp(log_ratio)
     advantages = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
     surrogate = (terms.surrogate or clipped_surrogate)(policy, anchor, ratio, advantages, terms.bounds, terms.exempt)
+    if guarded:
+        surrogate = torch.where(keep, surrogate, 0.0)
+    factor = _coefficients(aggregate, batch, keep, kept, surrogate.dtype)
     if terms.weight is not None:
-        surrogate = surrogate * terms.weight
-    surrogate = torch.where(keep, surrogate, torch.zeros_like(surrogate))
+        factor = factor * terms.weight
+    if terms.keep is not None:
+        factor = factor * numbers(keep)  # a zero times what is finite costs a tenth of a `where` and its backward
+    loss = (surrogate * factor).sum()
 
-    loss = _weighted(surrogate, aggregate, batch, keep, kept)
     report = dict(terms.report)
     penalised: Tensor | None = None
     for name, penalty in terms.penalties.items():
         value = penalty.fn(policy, anchor)
         if penalty.where is not None:
-            value = torch.where(penalty.where, value, torch.zeros_like(value))
-        report[f"{name}/value"] = Mean.of(value, penalty.where)
-        penalised = penalty.coefficient * value if penalised is None else penalised + penalty.coefficient * value
-    finite = torch.isfinite(policy.logprobs)
+            value = torch.where(penalty.where, value, 0.0)
+        report[f"{name}/value"] = _mean_where(value, penalty.where)
+        scale = penalty.coefficient
+        penalised = scale * value if penalised is None else torch.add(penalised, value, alpha=scale)
+    known = 0 * policy.logprobs.detach()  # NaN where a live value is NaN or Inf, else 0
     if penalised is not None:
-        loss = loss + _weighted(penalised, aggregate, batch, present, everything)
-        finite = finite & torch.isfinite(penalised)
+        factor = _coefficients(aggregate, batch, present, everything, penalised.dtype)
+        loss = loss + (penalised * factor).sum()
+        known.add_(penalised.detach(), alpha=0)
 
-    report |= _ratio_report(ratio.detach(), advantages, keep, pulling(terms, batch), terms)
-    report["tokens/kept"] = Mean.of(keep)
+    report |= _ratio_report(ratio.detach(), batch, advantages, keep, terms)
     if batch.entropies is not None:
         report["tokens/entropy"] = Mean.of(batch.entropies)
-    nonfinite = (~finite).sum()
+    nonfinite = known.count_nonzero()
     # clamping would hide a NaN or Inf log-prob behind a finite loss
-    loss = torch.where(nonfinite == 0, loss, torch.full_like(loss, torch.nan))
+    loss = torch.where(nonfinite == 0, loss, torch.nan)
     return LossOutput(loss, report, nonfinite)
 
 
-def _weighted(values: Tensor, aggregate: Aggregate, batch: TokenBatch, counted: Tensor, totals: Totals) -> Tensor:
-    if totals.tokens == 0:
-        return (values * 0.0).sum()  # keeps the graph: every rank runs the same backward
-    coefficients = aggregate(batch.sequence, counted, batch.num_sequences, totals)
-    return (values * coefficients.to(values.dtype)).sum()
+def _coefficients(
+    aggregate: Aggregate, batch: TokenBatch, counted: Tensor, totals: Totals, dtype: torch.dtype
+) -> Tensor:
+    if totals.tokens == 0:  # zeros keep the graph: every rank runs the same backward
+        return torch.zeros_like(counted, dtype=dtype)
+    return aggregate(batch.sequence, counted, batch.num_sequences, totals).to(dtype)
 
 
-def _ratio_report(ratio: Tensor, advantages: Tensor, keep: Tensor, pull: Tensor, terms: Terms) -> dict[str, Mean]:
-    # nothing is read off tokens that do not pull: their live log-probs need not be computed
-    report = {"ratio/mean": Mean.of(ratio, pull)}
+def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
+    """Of ``(n,)`` values that are zero elsewhere."""
+    return Mean.of(values) if where is None else Mean(total(values.detach()), where.count_nonzero().double().cpu())
+
+
+def _ratio_report(ratio: Tensor, batch: TokenBatch, advantages: Tensor, keep: Tensor, terms: Terms) -> dict[str, Mean]:
+    pull = pulling(terms, batch)  # nothing is read off other tokens: their live log-probs need not be computed
+    kept = Mean.of(keep)
+    report = {"ratio/mean": _mean_where(ratio * numbers(pull), pull), "tokens/kept": kept}
+
+    def share(stopped: Tensor) -> Mean:
+        return Mean((stopped & bound).count_nonzero().double(), kept.total.cpu())
+
     bounds = terms.bounds
     if bounds is not None:
         bound = pull if terms.exempt is None else pull & ~terms.exempt
-        high = (advantages > 0) & (ratio > 1 + bounds.high) & bound
-        low = (advantages < 0) & (ratio < 1 - bounds.low) & bound
-        report |= {"ratio/clipped_high": Mean.of(high, keep), "ratio/clipped_low": Mean.of(low, keep)}
+        rewarded = batch.rewarded if terms.bonus is None else greater(advantages, 0)
+        punished = batch.punished if terms.bonus is None else less(advantages, 0)
+        report["ratio/clipped_high"] = share(rewarded & greater(ratio, 1 + bounds.high))
+        report["ratio/clipped_low"] = share(punished & less(ratio, 1 - bounds.low))
         if bounds.dual is not None:
-            report["ratio/clipped_dual"] = Mean.of((advantages < 0) & (ratio > bounds.dual) & bound, keep)
+            report["ratio/clipped_dual"] = share(punished & greater(ratio, bounds.dual))
     return report

@@ -96,10 +96,10 @@ class TokenObjective(ABC):
         """Statistics of the whole step and the state with which it is made.
 
         Methods leave this alone; combinators override it, because what they contain may need several rounds of
-        measuring. The empty batch makes every rank know the names, so that all join the same collectives.
+        measuring. The empty batch makes a rank without parts know the names, so that all join the same collectives.
         """
         with torch.no_grad():
-            stat = settle((self.measure(part) for part in (TokenBatch.empty(self.needs), *parts)), comm)
+            stat = settle((self.measure(part) for part in parts or (TokenBatch.empty(self.needs),)), comm)
             return stat, self.advance(state, stat)
 
 

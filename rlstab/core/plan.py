@@ -143,11 +143,17 @@ def make_plan(
             own = stat if scope == "step" else objective.settle([part], state, LocalComm())[0]
             merged[id(part)] = part, objective.terms(part, own, state)
             settled[id(part)] = own
-        lr_scale = objective.terms(TokenBatch.empty(objective.needs), stat, state).lr_scale
+        if parts and scope == "step":  # the same in every part
+            lr_scale = merged[id(parts[0])][1].lr_scale
+        else:
+            lr_scale = objective.terms(TokenBatch.empty(objective.needs), stat, state).lr_scale
 
         tally = torch.zeros(6, dtype=torch.float64)
         for part, terms in (merged[id(part)] for part in parts):
-            tally += torch.tensor([*counts(part, terms.keep), *counts(part, None), *_live(part, terms)])
+            kept, sequences = counts(part, terms.keep)
+            # where every sequence has a kept token, it has a token
+            whole = (len(part), sequences) if sequences == part.num_sequences else counts(part, None)
+            tally += torch.tensor([kept, sequences, *whole, *_live(part, terms)])
         kept_tokens, kept_sequences, tokens, sequences, live, penalised = comm.sum(tally).tolist()
     return Plan(
         objective=objective,
@@ -164,11 +170,11 @@ def make_plan(
 
 def _live(batch: TokenBatch, terms: Terms) -> tuple[int, int]:
     penalised = sum(
-        len(batch) if penalty.where is None else int(penalty.where.sum())
+        len(batch) if penalty.where is None else int(penalty.where.count_nonzero())
         for penalty in terms.penalties.values()
         if penalty.coefficient != 0
     )
-    return int(pulling(terms, batch).sum()), penalised
+    return int(pulling(terms, batch).count_nonzero()), penalised
 
 
 def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:
@@ -177,7 +183,7 @@ def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], co
     for part in parts:
         present = dict(part.per_token())
         # NaN and Inf survive a sum; a sum of finite values that overflows is looked at again
-        if bool(torch.stack([present[name].sum(dtype=torch.float64) for name in names]).isfinite().all()):
+        if bool(torch.stack([present[name].sum().double() for name in names]).isfinite().all()):
             continue
         bad += torch.tensor([float((~torch.isfinite(present[name])).sum()) for name in names], dtype=torch.float64)
     found = {name: int(count) for name, count in zip(names, comm.sum(bad).tolist(), strict=True) if count}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlstab.core.chunks import chunks
+
 
 def _signed(value: int) -> int:
     """The two's complement int64 that has the bits of ``value``."""
@@ -22,8 +24,12 @@ def _fold(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
-    x = _fold(x + GOLDEN, 30).mul_(_signed(0xBF58476D1CE4E5B9))
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014), in place: every input bit reaches every output bit."""
+    return _finish(x.add_(GOLDEN))
+
+
+def _finish(x: Tensor) -> Tensor:
+    x = _fold(x, 30).mul_(_signed(0xBF58476D1CE4E5B9))
     x = _fold(x, 27).mul_(_signed(0x94D049BB133111EB))
     return _fold(x, 31)
 
@@ -47,9 +53,12 @@ def uniform(seed: int, *identity: Tensor) -> Tensor:
 def uniform_in(seed: int, group: Tensor, member: Tensor, place: Tensor) -> Tensor:
     """``uniform(seed, group[member], place)`` for ``(S,)`` groups and ``(n,)`` members, mixed once a group."""
     state = torch.zeros((), dtype=torch.int64, device=group.device) + _signed(seed)
-    state = _mix(_mix(state) + group.to(torch.int64))
-    return _number(_mix(state[member] + place))
+    state = _mix(_mix(state) + group.to(torch.int64)).add_(GOLDEN)
+    numbers = torch.empty(member.shape, dtype=torch.float64, device=member.device)
+    for out, own, at in chunks(numbers, member, place):
+        out.copy_(_number(_finish(state.index_select(0, own).add_(at))))
+    return numbers
 
 
 def _number(bits: Tensor) -> Tensor:
-    return (bits >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)
+    return bits.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)

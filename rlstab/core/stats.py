@@ -13,8 +13,15 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlstab.core.chunks import chunks
 from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.compare import below, places, reached
 from rlstab.core.select import Found, select
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum in float64, a scalar. In pieces, because torch casts before it adds."""
+    return torch.stack([chunk.sum(dtype=torch.float64) for (chunk,) in chunks(values.reshape(-1))]).sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +40,7 @@ class Mean:
         else:  # sums over a mask take a fraction of the time of picking the values first
             count = where.count_nonzero().double().cpu()
             values = values & where if values.dtype == torch.bool else torch.where(where, values, 0.0)
-        if values.dtype == torch.bool:
-            return cls(values.count_nonzero().double(), count)
-        return cls(values.sum(dtype=torch.float64), count)
+        return cls(values.count_nonzero().double() if values.dtype == torch.bool else total(values), count)
 
     @classmethod
     def scalar(cls, value: float) -> Mean:
@@ -72,17 +77,28 @@ class Pool:
     rule: Rule
 
     @classmethod
-    def quantile(cls, values: Tensor, q: float) -> Pool:
-        """The q-quantile with linear interpolation between order statistics (position ``q (n - 1)``)."""
-        return cls((_wide(values),), q, "linear")
+    def quantile(cls, values: Tensor, q: float, where: Tensor | None = None) -> Pool:
+        """The q-quantile with linear interpolation between order statistics (position ``q (n - 1)``).
+
+        Of ``(n,)`` values, or of those where the ``(n,)`` bool is True.
+        """
+        return cls((_wide(values, where),), q, "linear")
 
     @classmethod
-    def top(cls, values: Tensor, share: float, *, rounding: Literal["ceil", "floor"] = "ceil") -> Pool:
+    def top(
+        cls,
+        values: Tensor,
+        share: float,
+        where: Tensor | None = None,
+        *,
+        rounding: Literal["ceil", "floor"] = "ceil",
+    ) -> Pool:
         """The k-th largest value: at least k values reach it, more only by ties.
 
-        ``k = ceil(share * n)``, or with ``floor``, which some published code uses, ``max(1, floor(share * n))``.
+        ``k = ceil(share * n)``, or with ``floor``, which some published code uses, ``max(1, floor(share * n))``. Of
+        ``(n,)`` values, or of those where the ``(n,)`` bool is True.
         """
-        return cls((_wide(values),), share, rounding)
+        return cls((_wide(values, where),), share, rounding)
 
     def merge(self, other: Pool) -> Pool:
         """The pool of both parts."""
@@ -122,9 +138,11 @@ class Pool:
         return parts[0] if len(parts) == 1 else torch.cat([one.to(parts[0].device) for one in parts])
 
 
-def _wide(values: Tensor) -> Tensor:
+def _wide(values: Tensor, where: Tensor | None) -> Tensor:
     """``(n,)`` float32 for half precision, float64 for what is no float: nothing is rounded."""
     values = values.detach().reshape(-1)
+    if where is not None:
+        values = values.index_select(0, places(where.reshape(-1)))  # faster than by the mask
     if values.dtype in (torch.float32, torch.float64):
         return values
     return values.float() if values.is_floating_point() else values.double()
@@ -143,7 +161,7 @@ def _whole(place: float) -> float:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a :class:`Pool` settles to. Comparisons are made in float64, so no dtype can move a tie.
+    """What a :class:`Pool` settles to. Comparisons are those of float64, so no dtype can move a tie.
 
     Attributes:
         value: None when the pool was empty; then nothing compares as True.
@@ -157,11 +175,11 @@ class Threshold:
 
     def below(self, values: Tensor) -> Tensor:
         """``(n,)`` bool, ``values < threshold``."""
-        return self._none(values) if self.value is None else values.double() < self.value
+        return self._none(values) if self.value is None else below(values, self.value)
 
     def reached(self, values: Tensor) -> Tensor:
         """``(n,)`` bool, ``values >= threshold``."""
-        return self._none(values) if self.value is None else values.double() >= self.value
+        return self._none(values) if self.value is None else reached(values, self.value)
 
     def report(self) -> Mean:
         """The threshold as a metric: absent (count 0) when the pool was empty."""

@@ -103,6 +103,7 @@ class ConstantLength(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def constant(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
-            return torch.full_like(counted, 1.0 / (totals.sequences * self.length), dtype=torch.float64)
+            share = torch.tensor(1.0 / (totals.sequences * self.length), dtype=torch.float64, device=counted.device)
+            return share.expand(counted.shape)
 
         return Terms(aggregate=constant)

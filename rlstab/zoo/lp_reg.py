@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.compare import places
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
@@ -192,13 +193,15 @@ class LpReg(TokenObjective):
         surprisal = -batch.logprobs
         if self.form == "paper":
             return {"surprisal": Pool.top(surprisal, self.share)}
-        return {"surprisal": Pool.top(surprisal[batch.advantages < 0], self.share, rounding="floor")}
+        return {"surprisal": Pool.top(surprisal, self.share, batch.punished, rounding="floor")}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat["surprisal"]
         assert isinstance(threshold, Threshold)
-        plausible = batch.logprobs.double() >= batch.signal("max_logprobs").double() + math.log(self.min_p)
-        selected = threshold.reached(-batch.logprobs) & plausible & (batch.advantages < 0)
+        selected = threshold.reached(-batch.logprobs) & batch.punished
+        rare = places(selected)  # few; the next condition is in float64
+        plausible = batch.logprobs[rare].double() >= batch.signal("max_logprobs")[rare].double() + math.log(self.min_p)
+        selected = selected.index_copy(0, rare, plausible)
         if self.form == "code" and threshold.nominal <= 1:
             selected = torch.zeros_like(selected)
         report = {"threshold": threshold.report(), "selected": Mean.of(selected)}

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, final
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.compare import less
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Settled
@@ -123,5 +124,5 @@ class RandomMask(TokenObjective):
         return Terms(keep=~dropped, report={"dropped": Mean.of(dropped)})
 
     def _dropped(self, batch: TokenBatch) -> Tensor:
-        drawn = batch.uniform(STREAM + self.seed) < self.share
-        return drawn & (batch.advantages > 0) if self.sign == "positive" else drawn
+        drawn = less(batch.uniform(STREAM + self.seed), self.share)
+        return drawn & batch.rewarded if self.sign == "positive" else drawn

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, final
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.compare import below
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
@@ -138,8 +139,8 @@ class S2TMask(TokenObjective):
 
     def measure(self, batch: TokenBatch) -> Stat:
         entropies = batch.signal("entropies")
-        pool = entropies[self._candidates(batch)] if self.population == "candidates" else entropies
-        return {"entropy": Pool.quantile(pool, self.quantile)}
+        where = self._candidates(batch) if self.population == "candidates" else None
+        return {"entropy": Pool.quantile(entropies, self.quantile, where)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat["entropy"]
@@ -154,4 +155,4 @@ class S2TMask(TokenObjective):
         return Terms(keep=~spurious, report=report)
 
     def _candidates(self, batch: TokenBatch) -> Tensor:
-        return (batch.advantages > 0) & (batch.logprobs.double() < math.log(self.max_prob))
+        return batch.rewarded & below(batch.logprobs, math.log(self.max_prob))

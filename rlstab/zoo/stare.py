@@ -13,7 +13,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.errors import OutOfRange
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat, Summary, Threshold
 from rlstab.core.terms import Terms
 
 
@@ -173,11 +173,13 @@ class STARE(TokenObjective):
 
     def measure(self, batch: TokenBatch) -> Stat:
         surprisal = -batch.logprobs
-        return {
+        stat: dict[str, Summary] = {
             "entropy": Mean.of(batch.signal("entropies")),
-            "rewarded": Pool.top(surprisal[batch.advantages > 0], self.share),
-            "punished": Pool.top(surprisal[batch.advantages < 0], self.share),
+            "rewarded": Pool.top(surprisal, self.share, batch.rewarded),
         }
+        if self.variant == "C2":
+            stat["punished"] = Pool.top(surprisal, self.share, batch.punished)
+        return stat
 
     def advance(self, state: State, stat: Settled) -> State:
         """This step's entropy decides its gate; the gains that it moves act in the next step."""
@@ -201,16 +203,17 @@ class STARE(TokenObjective):
         report = {"gate": Mean.scalar(float(state["gate"])), "boost": Mean.scalar(state["boost"])}
         if not state["gate"]:
             return Terms(report=report)
-        rewarded, punished = stat["rewarded"], stat["punished"]
+        rewarded = stat["rewarded"]
         assert isinstance(rewarded, Threshold)
-        assert isinstance(punished, Threshold)
         surprisal = -batch.logprobs
         weight = torch.ones_like(surprisal)
-        boosted = (batch.advantages > 0) & rewarded.reached(surprisal)
+        boosted = batch.rewarded & rewarded.reached(surprisal)
         weight = torch.where(boosted, state["boost"], weight)
         report |= {"threshold": rewarded.report(), "boosted": Mean.of(boosted)}
         if self.variant == "C2":
-            damped = (batch.advantages < 0) & punished.reached(surprisal)
+            punished = stat["punished"]
+            assert isinstance(punished, Threshold)
+            damped = batch.punished & punished.reached(surprisal)
             weight = torch.where(damped, state["damp"], weight)
             report["damped"] = Mean.of(damped)
         return Terms(weight=weight, report=report)

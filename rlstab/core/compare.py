@@ -1,0 +1,57 @@
+"""Comparisons of ``(n,)`` values, as bools: on a CPU in half the time of torch's, which write bools one by one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def greater(values: Tensor, other: float | Tensor) -> Tensor:
+    """``values > other``; a number is rounded to the dtype of the values."""
+    return torch.gt(values, other, out=torch.empty_like(values)).bool()
+
+
+def less(values: Tensor, other: float | Tensor) -> Tensor:
+    """``values < other``; a number is rounded to the dtype of the values."""
+    return torch.lt(values, other, out=torch.empty_like(values)).bool()
+
+
+def nonzero(values: Tensor) -> Tensor:
+    """``values != 0``."""
+    return values.bool()
+
+
+def numbers(where: Tensor) -> Tensor:
+    """Bools as 0 and 1 for arithmetic: bytes, which torch converts several times faster."""
+    return where.view(torch.uint8)
+
+
+def places(where: Tensor) -> Tensor:
+    """Indices of the ``(n,)`` bools that are True, ascending; on a CPU numpy finds them several times faster."""
+    if where.device.type == "cpu":
+        return torch.from_numpy(where.numpy().nonzero()[0])
+    return where.nonzero().squeeze(1)
+
+
+def reached(values: Tensor, number: float) -> Tensor:
+    """``values >= number`` as float64 has it, whatever the dtype: ``number`` may lie between two values of it."""
+    if not values.is_floating_point():
+        values = values.double()
+    return torch.ge(values, _next(number, values.dtype), out=torch.empty_like(values)).bool()
+
+
+def below(values: Tensor, number: float) -> Tensor:
+    """``values < number`` as float64 has it, whatever the dtype."""
+    if not values.is_floating_point():
+        values = values.double()
+    return less(values, _next(number, values.dtype))
+
+
+def _next(number: float, dtype: torch.dtype) -> float:
+    """The smallest number of the dtype that is not below ``number``: no value of the dtype lies between the two."""
+    rounded = torch.tensor(number, dtype=dtype)
+    if float(rounded) < number:
+        rounded = rounded.nextafter(torch.tensor(math.inf, dtype=dtype))
+    return float(rounded)

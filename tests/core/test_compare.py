@@ -1,0 +1,83 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlstab.core import chunks as module
+from rlstab.core.compare import below, greater, less, nonzero, numbers, places, reached
+from rlstab.core.slope import with_slope
+from rlstab.core.stats import Pool, total
+from tests.core.steps import batch_of, random_rows
+
+quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+EDGE = [0.0, -0.0, 1.0, -1.0, 2.0**-149, math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@quick
+@given(number=st.floats(width=64), near=st.integers(-2, 2))
+def test_a_number_between_two_values_compares_as_in_float64(dtype, number, near):
+    values = [torch.tensor(number, dtype=dtype)]
+    for _ in range(abs(near)):
+        values.append(values[-1].nextafter(torch.tensor(math.copysign(math.inf, near), dtype=dtype)))
+    values = torch.cat([torch.stack(values), torch.tensor(EDGE, dtype=dtype)])
+    assert torch.equal(reached(values, number), values.double() >= number)
+    assert torch.equal(below(values, number), values.double() < number)
+
+
+def test_integers_compare_with_a_fraction():
+    values = torch.tensor([0, 1, 2])
+    assert reached(values, 0.5).tolist() == [False, True, True]
+    assert below(values, 0.5).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("other", [0, -0.5, torch.linspace(-1, 1, len(EDGE))])
+def test_comparisons_are_those_of_torch(other):
+    values = torch.tensor(EDGE)
+    assert torch.equal(greater(values, other), values > other)
+    assert torch.equal(less(values, other), values < other)
+    assert torch.equal(nonzero(values), values != 0)
+    assert numbers(values > other).tolist() == (values > other).int().tolist()
+
+
+def test_a_batch_knows_the_signs_of_its_advantages():
+    batch = batch_of(random_rows(3, [4, 2]))
+    assert torch.equal(batch.rewarded, batch.advantages > 0)
+    assert torch.equal(batch.punished, batch.advantages < 0)
+
+
+def test_pieces_change_no_result(monkeypatch):
+    batch = batch_of(random_rows(0, [4, 1, 6, 0, 3]))
+    drawn, added = batch.uniform(5), total(batch.logprobs.float())
+    monkeypatch.setattr(module, "CHUNK", 3)
+    assert torch.equal(batch.uniform(5), drawn)
+    assert total(batch.logprobs.float()).item() == pytest.approx(added.item(), rel=1e-15)
+    assert total(torch.tensor([[1.0, 2.0], [3.0, 4.0]])) == 10
+    assert total(torch.zeros(0)) == 0
+
+
+def test_a_pool_of_some_is_the_pool_of_these():
+    values = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0], dtype=torch.float64)
+    where = values != 4
+    assert Pool.quantile(values, 0.5, where).threshold() == Pool.quantile(values[where], 0.5).threshold()
+    assert Pool.top(values, 0.5, where).threshold().value == 3
+    assert Pool.top(values, 0.5, where & ~where).threshold().value is None
+
+
+def test_a_slope_that_was_given_is_the_derivative_and_has_none():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = with_slope(x, torch.tensor([7.0, 8.0]), torch.tensor([0.0, 3.0]))
+    assert y.tolist() == [7.0, 8.0]
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    assert gradient.tolist() == [0.0, 48.0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_places_are_where_it_is_true():
+    where = torch.tensor([False, True, True, False, True])
+    assert places(where).tolist() == [1, 2, 4]
+    assert places(where[:0]).dtype == torch.int64
+    assert places(where[::2]).tolist() == [1, 2]
