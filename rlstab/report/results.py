@@ -77,7 +77,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "run_hash": run.about.get("run_hash"),
         "objective_hash": run.about.get("objective_hash"),
         "config": _plain(run.config),
-        "about": _plain(run.about),
+        # the command in run.json is that of a bench's worker, with the paths of its machine
+        "about": _plain({name: value for name, value in run.about.items() if name != "command"}),
         "command": run.command,
         "seconds": _plain(run.seconds),
         "cpu_seconds": _plain(run.cpu_seconds),
