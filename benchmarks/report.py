@@ -67,29 +67,35 @@ def _change(goal: Goal, found: Found | None, before: Found | None) -> str:
 
 
 def head_rows(records: list[Record]) -> list[Row]:
-    """Every head at 20 % live rows: CPU-seconds, G, and peak memory, of the newest runs."""
-    newest: dict[tuple[str, str, str], dict[str, Record]] = {}
+    """Every head at 20 % live rows: CPU-seconds and G of one run, so that they compare, and the newest peak memory."""
+    timed: dict[tuple[str, str], dict[str, dict[str, Record]]] = {}
+    weighed: dict[tuple[str, str, str], Record] = {}
     for one in records:
         if one["benchmark"] == "head" and one["live"] == 0.2 and one["rows"] == "random" and one["preset"] not in SMALL:
-            newest.setdefault((one["preset"], one["dtype"], one["case"]), {})[one["mode"]] = one
+            shape = one["preset"], one["dtype"]
+            if one["mode"] == "fwdbwd":
+                timed.setdefault(shape, {}).setdefault(one["run"], {})[one["case"]] = one
+            elif one["mode"] == "memory":
+                weighed[*shape, one["case"]] = one
+    # of the runs with the most heads the newest
+    chosen = {shape: max(reversed(runs.values()), key=len) for shape, runs in timed.items()}
     rows = []
-    order = list(HEADS)
-    for preset, dtype, case in sorted(newest, key=lambda key: (key[:2], order.index(key[2]))):
-        modes = newest[preset, dtype, case]
-        timed, weighed = modes.get("fwdbwd"), modes.get("memory")
-        some = timed or weighed
-        if some is not None:
-            rows.append(
-                (
-                    f"{preset}: {' x '.join(map(str, some['shape']))}",
-                    dtype,
-                    case,
-                    f"{timed['cpu_s']:.2f}" if timed else "",
-                    f"{timed['g_units']:.2f}" if timed else "",
-                    f"{weighed['peak_mib']:.0f}" if weighed else "",
-                    HEADS[case].handicap,
+    for preset, dtype in sorted({*chosen, *(key[:2] for key in weighed)}):
+        for case, head in HEADS.items():
+            time, weight = chosen.get((preset, dtype), {}).get(case), weighed.get((preset, dtype, case))
+            some = time or weight
+            if some is not None:
+                rows.append(
+                    (
+                        f"{preset}: {' x '.join(map(str, some['shape']))}",
+                        dtype,
+                        case,
+                        f"{time['cpu_s']:.2f}" if time else "",
+                        f"{time['g_units']:.2f}" if time else "",
+                        f"{weight['peak_mib']:.0f}" if weight else "",
+                        head.handicap,
+                    )
                 )
-            )
     return rows
 
 
@@ -97,7 +103,7 @@ def runs_used(records: list[Record]) -> list[str]:
     """What the newest run of each benchmark was measured with, a line each."""
     newest = {one["benchmark"]: one for one in records if one.get("preset") not in SMALL}
     return [
-        f"- `{name}`, {one['date'][:10]}: {one['machine']}, {one['threads']} thread(s), "
+        f"- `{name}`, {one['date'][:10]}: {one['machine']}, {one['threads']} thread(s), load {one['load']:g}, "
         f"{', '.join(f'{package} {version}' for package, version in one['versions'].items())}; commit "
         f"{one['commit']}, seed {one['seed']}"
         for name, one in sorted(newest.items())
