@@ -145,6 +145,7 @@ class _Draws:
         tokens, mask = prompt_ids[once], prompt_mask[once]
         positions = position_ids(mask)
         rows = torch.arange(count, device=device)
+        numbers = uniform(self.seed, sequence_ids.unsqueeze(-1), torch.arange(most, device=device))
         with policy.autocast():
             for place in range(most):
                 logits = policy.next_logits(
@@ -154,7 +155,7 @@ class _Draws:
                     cache.reorder_cache(of)
                     logits, mask, positions = logits[of], mask[of], positions[of]
                 growing = ~out.ended[rows]
-                chosen = self._token(logits.float(), sequence_ids[rows], place, out, rows, growing)
+                chosen = self._token(logits.float(), numbers[rows, place], place, out, rows, growing)
                 out.ended[rows] = out.ended[rows] | torch.isin(chosen, ends)
                 if settings.stop is not None:
                     out.ended[rows] |= _stopped(policy, out.tokens[rows, : place + 1], settings.stop)
@@ -176,15 +177,14 @@ class _Draws:
         )
 
     def _token(
-        self, logits: Tensor, sequence_ids: Tensor, place: int, out: _Sampled, rows: Tensor, growing: Tensor
+        self, logits: Tensor, number: Tensor, place: int, out: _Sampled, rows: Tensor, growing: Tensor
     ) -> Tensor:
         """Draw the token at ``place`` of some rows, and write it and its signals down where a row still grows."""
         heat = self.settings.temperature
         if self.greedy:
             chosen = logits.argmax(-1)
         else:
-            draw = uniform(self.seed, sequence_ids, torch.tensor(place, device=logits.device))
-            chosen = _invert(torch.softmax(logits / heat, dim=-1), draw)
+            chosen = _invert(torch.softmax(logits / heat, dim=-1), number)
         signals = token_signals_from_logits(
             logits, chosen, temperature=heat, needs=set(self.names), min_p=self.options.get("min_p")
         )
