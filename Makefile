@@ -26,7 +26,7 @@ test-slow: $(VENV)/.installed-dev
 
 # by paths: naming packages would make coverage import torch, and pytest import it again
 coverage: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/core tests/zoo tests/testing \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/core tests/zoo tests/testing tests/test_explain.py \
 		--cov=rlstab/core --cov=rlstab/zoo --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=98
 
 # the goals that hold on any machine, by CPU-seconds and ratios; under a minute
