@@ -1,4 +1,4 @@
-"""Comparisons of ``(n,)`` values, as bools: on a CPU in half the time of torch's, which write bools one by one."""
+"""Comparisons of ``(n,)`` values, as bools: on a CPU faster than torch's own, which write bools one by one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def nonzero(values: Tensor) -> Tensor:
 
 
 def numbers(where: Tensor) -> Tensor:
-    """Bools as 0 and 1 for arithmetic: bytes, which torch converts several times faster."""
+    """Bools as 0 and 1 for arithmetic: bytes, which torch converts faster."""
     return where.view(torch.uint8)
 
 
 def places(where: Tensor) -> Tensor:
-    """Indices of the ``(n,)`` bools that are True, ascending; on a CPU numpy finds them several times faster."""
+    """Indices of the ``(n,)`` bools that are True, ascending; on a CPU numpy finds them faster."""
     if where.device.type == "cpu":
         return torch.from_numpy(where.numpy().nonzero()[0])
     return where.nonzero().squeeze(1)

@@ -76,6 +76,7 @@ class Composition(TokenObjective):
         return {key: stat for key, (stat, _) in settled.items()}, {key: new for key, (_, new) in settled.items()}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        # a statistic is a summary or, of a combinator, a mapping of them; the keys say which, the types do not
         return merge_terms(
             {key: one.terms(batch, stat[key], state[key]) for key, one in self.keyed.items()}  # type: ignore[arg-type]
         )
@@ -165,6 +166,7 @@ class Within(TokenObjective):
         return {"outer": outer_stat, "inner": inner_stat}, {"outer": outer_state, "inner": inner_state}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        # as in Composition: which statistics are mappings is in the keys, not in the types
         outer = self.outer.terms(batch, stat["outer"], state["outer"])  # type: ignore[arg-type]
         kept = _kept(batch, outer)
         inner = self.inner.terms(batch.select(kept), stat["inner"], state["inner"])  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def loss_of_part(
     if terms.weight is not None:
         factor = factor * terms.weight
     if terms.keep is not None:
-        factor = factor * numbers(keep)  # a zero times what is finite costs a tenth of a `where` and its backward
+        factor = factor * numbers(keep)  # a zero times what is finite costs less than a `where` and its backward
     loss = (surrogate * factor).sum()
 
     report = dict(terms.report)

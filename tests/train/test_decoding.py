@@ -24,19 +24,9 @@ from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.rollout import sample
 from rlstab.train.step import forward_signals
+from tests.train.test_head import SIZE as HEAD_SIZE
 
-SIZE = {
-    "vocab_size": 29,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "bos_token_id": 1,
-    "eos_token_id": 19,
-    "pad_token_id": 0,
-}
+SIZE = {**HEAD_SIZE, "eos_token_id": 19}  # that of the tokenizer
 
 
 @pytest.fixture(scope="module")
