@@ -38,7 +38,7 @@ def k3(d: Tensor, cap: float | None = None) -> Tensor:
 
 
 class _K3(torch.autograd.Function):
-    """Its derivative falls out of the value; those of two clamps cost several times as much."""
+    """Its derivative falls out of the value; autograd through two clamps costs more."""
 
     @staticmethod
     def forward(ctx: Any, d: Tensor, cap: float | None) -> Tensor:
