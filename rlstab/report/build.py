@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.markdown import markdown
 from rlstab.report.numbers import counted

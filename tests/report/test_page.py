@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report import page
 from rlstab.report.comparison import compare
 from rlstab.report.contents import contents, data

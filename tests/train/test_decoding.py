@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from rlstab import ModelError
-from rlstab.config.run import RolloutSettings
+from rlstab.config.runs import RolloutSettings
 from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.rollout import sample
