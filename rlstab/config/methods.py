@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from rlstab.core.docstring import docstring
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Setting, settings_of
 
@@ -21,7 +22,7 @@ def method_model(cls: type[TokenObjective]) -> type[BaseModel]:
     return create_model(
         cls.__name__,
         __config__=ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False),
-        __doc__=(cls.__doc__ or "").strip().split("\n")[0],
+        __doc__=docstring(cls).partition("\n")[0],
         **fields,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar, TypeAlias
@@ -11,6 +10,8 @@ import torch
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
+from rlstab.core.docstring import summary
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.core.terms import Terms
@@ -30,10 +31,14 @@ class TokenObjective(ABC):
     Attributes:
         name: the name in YAML and in metrics.
         exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
+        limits: settings at which it is the identity.
+        interacts: what it and other methods do to each other, where the other one does not say so already.
     """
 
     name: ClassVar[str]
     exceptions: ClassVar[Mapping[str, str]] = {}
+    limits: ClassVar[tuple[Limit, ...]] = ()
+    interacts: ClassVar[tuple[Interaction, ...]] = ()
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)
@@ -71,9 +76,8 @@ class TokenObjective(ABC):
         A setting that the sentences leave out has no effect beside the others. Without an override it is the first
         line of the docstring, with all settings, under one of the fields.
         """
-        summary = inspect.cleandoc(type(self).__doc__ or "").partition("\n")[0].replace("``", "")
         chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
-        text = f"{summary} ({chosen})" if chosen else summary
+        text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
         return dict.fromkeys(sorted(self.writes)[:1], text)
 
     def init_state(self) -> State:
