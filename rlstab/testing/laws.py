@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
-from rlstab.core.compose import Composition, Within, compose, within
+from rlstab.core.compose import compose, within
 from rlstab.core.loss import loss_of_part
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean, Pool, Settled
 from rlstab.core.terms import Bounds, Penalty, Terms
+from rlstab.core.walk import walk
 from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw, close, near, same_summary
 from rlstab.testing.outcome import Outcome, run_parts, run_ranks, run_whole
@@ -141,7 +142,7 @@ def replication(method: TokenObjective, case: Case) -> None:
     """Every sequence twice: the same loss and metrics, half the gradient each."""
     with torch.no_grad():
         if any(
-            isinstance(one, Pool) for leaf in leaves_of(method) for one in leaf.measure(case.first.batch()).values()
+            isinstance(one, Pool) for leaf in walk(method) for one in leaf.method.measure(case.first.batch()).values()
         ):
             raise NotHere("it selects by an order statistic")
     one, double = run_whole(method, case.first), run_whole(method, case.first.twice())
@@ -266,7 +267,7 @@ def well_formed(method: TokenObjective, case: Case) -> None:
 
 def monoid(method: TokenObjective, case: Case) -> None:
     """Statistics merge in any order and grouping, and those of an empty batch change nothing."""
-    for leaf in leaves_of(method):
+    for leaf in (one.method for one in walk(method)):
         with torch.no_grad():
             nothing = leaf.measure(TokenBatch.empty(leaf.needs))
             one, two = leaf.measure(case.first.batch()), leaf.measure(case.second.batch())
@@ -281,7 +282,7 @@ def monoid(method: TokenObjective, case: Case) -> None:
 
 def serialises(method: TokenObjective, case: Case) -> None:
     """``repr`` and YAML give an equal method, the state survives JSON, and the run goes on as it would have."""
-    classes = {type(leaf).__name__: type(leaf) for leaf in leaves_of(method)}
+    classes = {type(leaf.method).__name__: type(leaf.method) for leaf in walk(method)}
     if eval(repr(method), {**classes, "compose": compose, "within": within}) != method:
         raise BrokenLaw(f"its repr does not give it back: {method!r}.")
     first = run_whole(method, case.first)
@@ -309,6 +310,18 @@ def precision(method: TokenObjective, case: Case) -> None:
         close(f"in {str(dtype).removeprefix('torch.')}", narrow, wide, tolerances.SINGLE)
 
 
+def limits(method: TokenObjective, case: Case) -> None:
+    """Each method is the identity at each of its limits that settings give, whatever its other settings are."""
+    limited = [one.at(leaf.method) for leaf in walk(method) for one in leaf.method.limits if one.settings is not None]
+    if not limited:
+        raise NotHere("it declares no settings at which it is the identity")
+    base = run_whole(compose(), case.first)
+    for other in limited:
+        outcome = run_whole(other, case.first)
+        outcome.report, outcome.state = base.report, base.state
+        close(f"{other!r} against no method", base, outcome, 0.0)
+
+
 LAWS: tuple[Law, ...] = (
     Law("finite", "finite on extreme inputs", finite, extreme=True),
     Law("pure", "inputs unchanged, no global randomness, same call same result", pure),
@@ -326,6 +339,7 @@ LAWS: tuple[Law, ...] = (
     Law("monoid", "statistics merge in any order; empty ones change nothing", monoid),
     Law("serialises", "repr and state survive, and the run goes on", serialises),
     Law("precision", "float32 and bfloat16 within a bound of float64", precision),
+    Law("limits", "the identity at its `limits`, bit for bit", limits),
 )
 
 _ALWAYS = frozenset({"old_logprobs", "logprobs", "advantages"})
@@ -365,15 +379,6 @@ class _Dropping(_Partner):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(keep=self.chosen(batch))
-
-
-def leaves_of(objective: TokenObjective) -> list[TokenObjective]:
-    """The methods inside a composition or a `within`."""
-    if isinstance(objective, Composition):
-        return [leaf for one in objective.members for leaf in leaves_of(one)]
-    if isinstance(objective, Within):
-        return [*leaves_of(objective.outer), *leaves_of(objective.inner)]
-    return [objective]
 
 
 def _policy_part(terms: Terms, plan: Plan, batch: TokenBatch, leaves: dict[str, Tensor]) -> None:

@@ -88,7 +88,9 @@ class ConstantLength(TokenObjective):
     )
     interacts = (
         Interaction(
-            "good", "clip_higher", "with {other} at 0.2 on both sides and advantages without deviation it is Dr. GRPO."
+            "good",
+            "clip_higher",
+            "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO.",
         ),
         Interaction(
             "against", MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."

@@ -135,7 +135,8 @@ class LpReg(TokenObjective):
         Limit(
             {"coefficient": 0.0, "form": "paper", "ratio_cap": None}, "the penalty is all there is, and costs nothing."
         ),
-        Limit(None, "A step without punished tokens selects none, in form 'code' nor one with fewer than 2 / `share`."),
+        Limit(None, "A step without punished tokens selects none."),
+        Limit(None, "In form 'code' a step with fewer than 2 / `share` punished tokens selects none."),
     )
     interacts = (
         Interaction("good", "token_mean", "{own} was published on {other}."),

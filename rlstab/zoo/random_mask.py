@@ -103,7 +103,7 @@ class RandomMask(TokenObjective):
         Interaction(
             "redundant",
             ("s2t", "top_entropy"),
-            "what {other} drops is dropped whatever {own} draws, so {own} is a control only in the place of {other}.",
+            "a token dropped by {other} is dropped whatever {own} draws, so {own} is a control only in its place.",
         ),
     )
 

@@ -83,7 +83,9 @@ class SequenceMean(TokenObjective):
         Limit(None, "Equal to `token_mean`, the identity, where every response keeps the same number of tokens."),
     )
     interacts = (
-        Interaction("beside", MASK, "a token that {other} leaves alone in its response gets the whole weight of it."),
+        Interaction(
+            "beside", MASK, "under {own} a token that {other} leaves alone in its response gets the whole weight of it."
+        ),
         Interaction(
             "beside",
             ("kl", "entropy_bonus", "lp_reg"),
