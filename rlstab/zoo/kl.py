@@ -101,7 +101,7 @@ class KLPenalty(TokenObjective):
 
     limits = (Limit({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),)
     interacts = (
-        Interaction("good", ("clip_higher", "sequence_mean"), "{own} was first published with {other}, in GRPO."),
+        Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
         Interaction(
             "against",
             ("entropy_bonus", "adaptive_entropy"),

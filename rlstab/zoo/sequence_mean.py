@@ -83,6 +83,7 @@ class SequenceMean(TokenObjective):
         Limit(None, "Equal to `token_mean`, the identity, where every response keeps the same number of tokens."),
     )
     interacts = (
+        Interaction("good", ("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
         Interaction(
             "beside", MASK, "under {own} a token that {other} leaves alone in its response gets the whole weight of it."
         ),

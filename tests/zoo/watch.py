@@ -13,7 +13,7 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Setting, settings_of
 from rlstab.core.stats import settle
-from rlstab.explain.cards import BASICS, card
+from rlstab.explain.card_sections import BASICS, card
 
 
 class WatchedBatch(TokenBatch):
