@@ -14,11 +14,8 @@ import torch
 
 import rlstab
 from rlstab.cli import main
-from rlstab.core.batch import PolicyOutputs, TokenBatch
-from rlstab.core.compose import compose
 from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import TokenObjective
-from rlstab.core.plan import make_plan
 from rlstab.core.settings import Range
 from rlstab.core.terms import Penalty, Terms
 from rlstab.explain import card_sections, cards
@@ -26,7 +23,7 @@ from rlstab.explain.card_page import markdown, shipped
 from rlstab.explain.card_sections import CardError, card
 from tests.core.says import says
 from tests.core.test_import import beyond
-from tests.zoo.watch import differences, evidence, examples, live
+from tests.zoo.watch import differences, examples
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = [cls.name for cls in shipped()]
@@ -94,37 +91,6 @@ def test_deviations_and_source(cls: type[TokenObjective]) -> None:
     assert all(item.startswith("From ") for item in found.items("Deviations"))
     assert re.search(r"\b(19|20)\d\d\b", found.sections["Source"])
     assert re.search(r"arXiv \d{4}\.\d{5}", found.sections["Source"])
-
-
-def losses(*methods: TokenObjective) -> list[torch.Tensor]:
-    """Loss and gradients of three steps with state."""
-    tensors = evidence()
-    batch, objective, state = TokenBatch.from_padded(**tensors), compose(*methods), None
-    found = []
-    for _ in range(3):
-        outputs = live(tensors)
-        plan = make_plan(objective, [batch], state)
-        loss = plan.loss(batch, PolicyOutputs.from_padded(batch, **outputs)).loss
-        loss.backward()
-        found.append(loss.detach())
-        found += [torch.zeros_like(one) if one.grad is None else one.grad for one in outputs.values()]
-        state = plan.state
-    return found
-
-
-def test_sequence_mean_is_the_identity_on_equal_lengths() -> None:
-    tensors = evidence()
-    tensors["response_mask"] = torch.tensor([[1, 1, 1, 1, 0]]).expand(3, 5)
-    batch = TokenBatch.from_padded(**tensors)
-    policy = PolicyOutputs.from_padded(batch, **live(tensors))
-    assert torch.equal(compose(rlstab.SequenceMean())(batch, policy).loss, compose()(batch, policy).loss)
-
-
-def test_constant_length_is_the_identity_at_the_mean_length() -> None:
-    mean = int(evidence()["response_mask"].sum()) // 3
-    found = zip(losses(rlstab.ConstantLength(length=mean)), losses(), strict=True)
-    assert all(torch.equal(one, other) for one, other in found)
-    assert not torch.equal(losses(rlstab.ConstantLength(length=mean + 1))[0], losses()[0])
 
 
 # -- a card that is wrong is refused, with a text that says what to do -----------------------------------------------

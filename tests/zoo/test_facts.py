@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rlstab import S2TMask, TopEntropyMask, compose, make_plan, within
+from rlstab import ClipHigher, ConstantLength, LpReg, S2TMask, SequenceMean, TopEntropyMask, compose, make_plan, within
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.facts import MASK, Interaction, Kind
 from rlstab.core.objective import TokenObjective
@@ -101,14 +101,18 @@ def losses(*methods: TokenObjective) -> list[torch.Tensor]:
 
 
 @every_method
-def test_limits_are_the_identity_bit_for_bit_whatever_the_other_settings(cls: type[TokenObjective]) -> None:
-    plain = losses()
+@pytest.mark.parametrize("base", [(), (ClipHigher(low=0.1, high=0.1),)], ids=["plain", "clipped"])
+def test_limits_are_the_identity_bit_for_bit(cls: type[TokenObjective], base: tuple[TokenObjective, ...]) -> None:
+    """Whatever the other settings are, alone and beside a clip."""
+    without = losses(*base)
     for method in [*examples(cls), *EXAMPLES[cls.name]]:
         for limit in cls.limits:
             if limit.settings is not None:
                 limited = limit.at(method)
                 assert limit.reached(limited)
-                assert all(torch.equal(one, other) for one, other in zip(losses(limited), plain, strict=True)), limited
+                if not base or "bounds" not in limited.writes:
+                    found = losses(*base, limited)
+                    assert all(torch.equal(one, other) for one, other in zip(found, without, strict=True)), limited
 
 
 @every_method
@@ -126,3 +130,25 @@ def test_a_limit_of_steps_is_reached_by_no_setting() -> None:
     assert nowhere
     assert not any(limit.reached(one) for limit in nowhere for several in EXAMPLES.values() for one in several)
     assert not within(S2TMask(), TopEntropyMask()).limits
+
+
+def test_sequence_mean_is_the_identity_on_equal_lengths() -> None:
+    tensors = evidence()
+    tensors["response_mask"] = torch.tensor([[1, 1, 1, 1, 0]]).expand(3, 5)
+    batch = TokenBatch.from_padded(**tensors)
+    policy = PolicyOutputs.from_padded(batch, **live(tensors))
+    assert torch.equal(compose(SequenceMean())(batch, policy).loss, compose()(batch, policy).loss)
+
+
+def test_constant_length_is_the_identity_at_the_mean_length() -> None:
+    mean = int(evidence()["response_mask"].sum()) // 3
+    found = zip(losses(ConstantLength(length=mean)), losses(), strict=True)
+    assert all(torch.equal(one, other) for one, other in found)
+    assert not torch.equal(losses(ConstantLength(length=mean + 1))[0], losses()[0])
+
+
+def test_lp_reg_in_form_code_selects_none_of_few() -> None:
+    """Three tokens are punished: fewer than 2 / 0.6, and more than 2 / 0.7."""
+    few, enough = (losses(LpReg(form="code", share=share)) for share in (0.6, 0.7))
+    assert all(torch.equal(one, other) for one, other in zip(few, losses(), strict=True))
+    assert not all(torch.equal(one, other) for one, other in zip(enough, losses(), strict=True))
