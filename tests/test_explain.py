@@ -578,6 +578,8 @@ def test_settings_at_which_a_method_does_nothing() -> None:
         ("- " + repr(KLPenalty(coefficient=0.0)), "0 times the estimate; the reference is still evaluated."),
         ("- " + repr(STARE(variant="C2", boost=1.0, damp=1.0)), "every weight is 1, in variant C2 too."),
     ]
+    (line,) = idle(compose(STARE(boost=1.0, damp=1.0, share=0.3), TokenMean()), None)
+    assert line.endswith("does nothing: every weight is 1.")
     assert idle(compose(S2TMask()), None) == ["Nothing is known to be idle or unsafe."]
     assert "with one the ratio is 1" in idle(compose(ClipHigher()), None)[0]
 

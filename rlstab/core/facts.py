@@ -47,7 +47,7 @@ class Interaction:
         kind: see :data:`Kind`.
         others: name of the other method, or names; or :data:`MASK`.
         why: one or two sentences, the first without a capital. ``{own}`` and ``{other}`` become the names; with several
-            others that may be "a and b".
+            others that may be "a, b and c".
         where: holds only for methods with these settings. ``why`` says which.
         nested: also holds where one of them acts within the other.
     """
@@ -70,7 +70,8 @@ class Interaction:
 
     def says(self, own: str, *others: str) -> str:
         """The sentence about these methods, names in backticks."""
-        return self.why.format(own=f"`{own}`", other=" and ".join(one if one == MASK else f"`{one}`" for one in others))
+        *first, last = [one if one == MASK else f"`{one}`" for one in others]
+        return self.why.format(own=f"`{own}`", other=f"{', '.join(first)} and {last}" if first else last)
 
 
 #: Of a method whose penalty has no mask of its own.

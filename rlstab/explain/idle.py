@@ -14,12 +14,9 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
         found += [f"- {text}" for text in inert(objective, run)]
     elif "bounds" in objective.writes:
         found.append("- The trust region acts only with several optimizer steps a rollout: with one the ratio is 1.")
-    found += [
-        f"- {leaf.method!r} does nothing: {limit.why}"
-        for leaf in walk(objective)
-        for limit in leaf.method.limits
-        if limit.settings and limit.reached(leaf.method)
-    ]
+    for leaf in walk(objective):
+        reached = [one for one in leaf.method.limits if one.settings and one.reached(leaf.method)]
+        found += [f"- {leaf.method!r} does nothing: {one.why}" for one in reached[:1]]
     return found or ["Nothing is known to be idle or unsafe."]
 
 
