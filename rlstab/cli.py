@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
 
-    cards = commands.add_parser("cards", help="write the page of each method from its docstring, and their comparison")
+    cards = commands.add_parser("cards", help="write the page of each method from its class, and their comparison")
     cards.add_argument("--out", default="docs/methods", help="folder of the pages (docs/methods)")
     cards.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     cards.set_defaults(command=_cards)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from rlstab.core.docstring import docstring
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Setting, settings_of
 
@@ -23,7 +24,7 @@ def method_model(cls: type[TokenObjective]) -> type[BaseModel]:
     return create_model(
         cls.__name__,
         __config__=ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False),
-        __doc__=(cls.__doc__ or "").strip().split("\n")[0],
+        __doc__=docstring(cls).partition("\n")[0],
         **fields,
     )
 
@@ -31,7 +32,8 @@ def method_model(cls: type[TokenObjective]) -> type[BaseModel]:
 def _annotation(one: Setting) -> Any:
     allowed: list[Any] = [*one.kinds, *([Literal[one.choices]] if one.choices else [])]
     if one.items is not None:
-        allowed.append(Annotated[tuple[_limited(one.items), ...], Field(strict=False)])  # YAML has lists
+        items: Any = _limited(one.items)
+        allowed.append(Annotated[tuple[items, ...], Field(strict=False)])  # YAML has lists
     return functools.reduce(operator.or_, [*allowed, *([None] if one.optional else [])])
 
 

@@ -30,6 +30,7 @@ from rlstab.core.fit import check_complete
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe, observe
 from rlstab.core.settings import settings_of
+from rlstab.core.walk import walk
 from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.zoo import METHODS
@@ -176,7 +177,7 @@ def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[T
         recipe = preset(checked.preset)
     except UnknownName as error:
         raise document.error((*place, "preset"), str(error)) from error
-    names = leaves(recipe.objective).keys()
+    names = [leaf.name for leaf in walk(recipe.objective)]
     for place_of, name in [
         *(((*place, "set", name), name) for name in checked.set),
         *(((*place, "drop", index), name) for index, name in enumerate(checked.drop)),
@@ -187,17 +188,6 @@ def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[T
     members = recipe.objective.members if isinstance(recipe.objective, Composition) else (recipe.objective,)
     adapted = (_adapted(document, one, checked, place) for one in members)
     return [one for one in adapted if one is not None]
-
-
-def leaves(objective: TokenObjective) -> dict[str, TokenObjective]:
-    """The methods of an objective by name, those inside `within` too."""
-    if isinstance(objective, Composition):
-        return {name: leaf for one in objective.members for name, leaf in leaves(one).items()}
-    if isinstance(objective, Within):
-        return {**leaves(objective.outer), **leaves(objective.inner)}
-    if isinstance(objective, Observe):
-        return leaves(objective.method)
-    return {objective.name: objective}
 
 
 def _adapted(document: Document, method: TokenObjective, item: PresetItem, place: Place) -> TokenObjective | None:

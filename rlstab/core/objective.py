@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import torch
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.contract import check_class, checked_stat, checked_terms
+from rlstab.core.docstring import summary
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.core.terms import Terms
@@ -36,12 +37,16 @@ class TokenObjective(ABC):
         excludes: methods, by name, with which it cannot be composed, each with the reason.
         requires: methods by name, or fields of Terms that some method has to fill, without which it is not itself,
             each with the reason. Checked when a loss is made, for a composition may grow until then.
+        limits: settings at which it is the identity.
+        interacts: what it and other methods do to each other, where the other one does not say so already.
     """
 
     name: ClassVar[str]
     exceptions: ClassVar[Mapping[str, str]] = {}
     excludes: ClassVar[Mapping[str, str]] = {}
     requires: ClassVar[Mapping[str, str]] = {}
+    limits: ClassVar[tuple[Limit, ...]] = ()
+    interacts: ClassVar[tuple[Interaction, ...]] = ()
 
     def __init_subclass__(cls, *, combinator: bool = False, **kwargs: Any) -> None:
         """Check the class; settings are checked also where a ``__post_init__`` does not call this one.
@@ -112,9 +117,8 @@ class TokenObjective(ABC):
         A setting that the sentences leave out has no effect beside the others. Without an override it is the first
         line of the docstring, with all settings, under one of the fields.
         """
-        summary = inspect.cleandoc(type(self).__doc__ or "").partition("\n")[0].replace("``", "")
         chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
-        text = f"{summary} ({chosen})" if chosen else summary
+        text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
         return dict.fromkeys(sorted(self.writes)[:1], text)
 
     def init_state(self) -> State:

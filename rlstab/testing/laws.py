@@ -15,14 +15,15 @@ from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
-from rlstab.core.compose import Composition, Within, compose, within
+from rlstab.core.compose import compose, within
 from rlstab.core.loss import loss_of_part
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.observe import Observe, observe
+from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Pool, Settled, settle
 from rlstab.core.terms import Bounds, Penalty, Terms
+from rlstab.core.walk import walk
 from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw, close, near, same_summary
 from rlstab.testing.outcome import Outcome, run_parts, run_ranks, run_whole
@@ -143,7 +144,7 @@ def order_free(method: TokenObjective, case: Case) -> None:
 def replication(method: TokenObjective, case: Case) -> None:
     """Every sequence twice: the same loss and metrics, half the gradient each."""
     with torch.no_grad():
-        measured = [_measured(leaf, case.first.batch()) for leaf in leaves_of(method)]
+        measured = [_measured(leaf, case.first.batch()) for leaf in _methods(method)]
         if any(isinstance(one, Pool) for several in measured for one in several.values()):
             raise NotHere("it selects by an order statistic")
     one, double = run_whole(method, case.first), run_whole(method, case.first.twice())
@@ -273,7 +274,7 @@ def declared(method: TokenObjective, case: Case) -> None:
 
 def monoid(method: TokenObjective, case: Case) -> None:
     """Statistics merge in any order and grouping, and those of an empty batch change nothing."""
-    for leaf in leaves_of(method):
+    for leaf in _methods(method):
         with torch.no_grad():
             nothing = _measured(leaf, TokenBatch.empty(leaf.needs))
             one, two = _measured(leaf, case.first.batch()), _measured(leaf, case.second.batch())
@@ -288,7 +289,7 @@ def monoid(method: TokenObjective, case: Case) -> None:
 
 def serialises(method: TokenObjective, case: Case) -> None:
     """``repr`` and YAML give an equal method, the state survives JSON, and the run goes on as it would have."""
-    classes = {type(leaf).__name__: type(leaf) for leaf in leaves_of(method)}
+    classes = {type(leaf).__name__: type(leaf) for leaf in _methods(method)}
     text = repr(method)
     for cls in classes.values():  # a class made inside a function calls itself by a path that is no Python
         text = text.replace(f"{cls.__qualname__}(", f"{cls.__name__}(")
@@ -319,6 +320,18 @@ def precision(method: TokenObjective, case: Case) -> None:
         close(f"in {str(dtype).removeprefix('torch.')}", narrow, wide, tolerances.SINGLE)
 
 
+def limits(method: TokenObjective, case: Case) -> None:
+    """Each method is the identity at each of its limits that settings give, whatever its other settings are."""
+    limited = [one.at(leaf.method) for leaf in walk(method) for one in leaf.method.limits if one.settings is not None]
+    if not limited:
+        raise NotHere("it declares no settings at which it is the identity")
+    base = run_whole(compose(), case.first)
+    for other in limited:
+        outcome = run_whole(other, case.first)
+        outcome.report, outcome.state = base.report, base.state
+        close(f"{other!r} against no method", base, outcome, 0.0)
+
+
 LAWS: tuple[Law, ...] = (
     Law("finite", "finite on extreme inputs", finite, extreme=True),
     Law("pure", "inputs unchanged, no global randomness, same call same result", pure),
@@ -336,6 +349,7 @@ LAWS: tuple[Law, ...] = (
     Law("monoid", "statistics merge in any order; empty ones change nothing", monoid),
     Law("serialises", "repr and state survive, and the run goes on", serialises),
     Law("precision", "float32 and bfloat16 within a bound of float64", precision),
+    Law("limits", "the identity at its `limits`, bit for bit", limits),
 )
 
 _ALWAYS = frozenset({"old_logprobs", "logprobs", "advantages"})
@@ -383,15 +397,9 @@ def _measured(leaf: TokenObjective, batch: TokenBatch) -> dict[str, Any]:
     return {**first, **leaf.measure_again(batch, settle([first], LocalComm()))}
 
 
-def leaves_of(objective: TokenObjective) -> list[TokenObjective]:
-    """The methods inside a composition or a `within`."""
-    if isinstance(objective, Composition):
-        return [leaf for one in objective.members for leaf in leaves_of(one)]
-    if isinstance(objective, Within):
-        return [*leaves_of(objective.outer), *leaves_of(objective.inner)]
-    if isinstance(objective, Observe):
-        return leaves_of(objective.method)
-    return [objective]
+def _methods(objective: TokenObjective) -> list[TokenObjective]:
+    """The methods inside, those that are only observed too."""
+    return [leaf.method for leaf in walk(objective, observed=True)]
 
 
 def _policy_part(plan: Plan, leaves: dict[str, Tensor]) -> None:

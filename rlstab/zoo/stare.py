@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Pool, Settled, Stat
@@ -91,20 +92,8 @@ class STARE(TokenObjective):
         - From its code: the state is part of the checkpoint; there it is not saved, so gains restart when a run
           resumes.
 
-    Interacts:
-        - good with: ``clip_higher`` and ``token_mean``, the base of the official script (0.2, 0.28, dual clip 10).
-        - careful with: ``s2t`` drops the rarest of the tokens that STARE boosts, and composed the drop wins;
-          ``within(S2TMask(), STARE())`` takes the share among the tokens left. ``lp_reg`` and variant C2 hold the same
-          punished rare tokens, so their effects add up.
-        - surprising: ``entropy_bonus`` and ``adaptive_entropy`` lift the mean entropy and with it keep the gate shut.
-          ``top_entropy`` drops rare tokens at sure places after the share was counted. The weight multiplies the
-          clipped surrogate, so a token that ``clip_higher`` stops stays stopped. In the paper the gate matters more
-          than the gain.
-
-    Limits:
-        - ``STARE(boost=1.0)``: every weight is 1 as long as ``step`` is 0.
-        - ``STARE(variant="C2", boost=1.0, damp=1.0)``: likewise.
-        - ``STARE(target_entropy=0.0)``: no mean entropy is below 0, so the gate stays shut.
+    Surprises:
+        In the paper the gate matters more than the gain.
 
     Example:
         A correct and a wrong response of two tokens each, share one half: one token in each pool. The mean entropy is
@@ -132,6 +121,43 @@ class STARE(TokenObjective):
         Stability", 2026, arXiv 2606.19236. Reference code: hp-luo/STARE ``verl/trainer/ppo/core_algos.py``,
         ``recipe/STARE/stare_ray_trainer.py`` (commit bffb9e7).
     """
+
+    limits = (
+        Limit({"boost": 1.0, "variant": "O1", "step": 0.0}, "every weight is 1."),
+        Limit({"boost": 1.0, "damp": 1.0, "step": 0.0}, "every weight is 1, in variant C2 too."),
+        Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays shut."),
+    )
+    interacts = (
+        Interaction(
+            "good",
+            ("clip_higher", "token_mean"),
+            "{own} was published on {other}, the base of its official script (0.2, 0.28, dual clip 10).",
+        ),
+        Interaction("against", "entropy_bonus", "{other} lifts the mean entropy and so holds {own}'s gate shut."),
+        Interaction(
+            "against",
+            "adaptive_entropy",
+            "{other} lifts the mean entropy and so holds {own}'s gate shut; the one with the lower target seldom acts.",
+        ),
+        Interaction(
+            "against",
+            "top_entropy",
+            "{other} silences rare tokens at places where the policy was sure, and {own}'s share still counts them.",
+            nested=False,
+        ),
+        Interaction(
+            "beside",
+            "clip_higher",
+            "the weight of {own} multiplies the clipped policy term, so a token that {other} stops stays stopped.",
+        ),
+        Interaction(
+            "beside",
+            "lp_reg",
+            "{own} in variant C2 damps and {other} holds the same tokens, rare ones that were punished, so the effects "
+            "add up.",
+            where=lambda stare, lp_reg: stare.variant == "C2",
+        ),
+    )
 
     name: ClassVar[str] = "stare"
     needs = frozenset({"entropies"})

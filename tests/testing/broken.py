@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, Stat
@@ -283,6 +284,18 @@ class ForeignState(_Broken):
         return Terms()
 
 
+@dataclass(frozen=True)
+class FalseLimit(_Broken):
+    """It says that a factor of 0 changes nothing, and a factor of 0 silences every token."""
+
+    name: ClassVar[str] = "false_limit"
+    limits = (Limit({"factor": 0.0}, "it has no effect."),)
+    factor: float = 1.0
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(weight=torch.full_like(batch.logprobs, self.factor))
+
+
 def _clip_oracle(rows: list[list[dict[str, float]]]) -> float:
     total, count = 0.0, 0
     for one in (token for row in rows for token in row):
@@ -315,6 +328,7 @@ BROKEN: Mapping[TokenObjective, frozenset[str]] = {
     InverseProbability(): frozenset({"finite"}),
     Cancellation(): frozenset({"precision"}),
     ForeignState(): frozenset({"serialises"}),
+    FalseLimit(): frozenset({"limits"}),
 }
 
 #: Oracles of those that break the law *oracle*.

@@ -14,7 +14,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
 from rlstab.core.stats import settle
-from rlstab.explain.cards import BASICS, card
+from rlstab.explain.card_sections import BASICS, card
 
 
 class WatchedBatch(TokenBatch):
