@@ -118,8 +118,8 @@ def _train(options: argparse.Namespace) -> int:
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
 
-    if options.timeout is not None and not 0 < options.timeout < 1e9:
-        raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds above 0.")
+    if options.timeout is not None and not 0 < options.timeout <= 1e9:
+        raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
     timeout = TIMEOUT if options.timeout is None else timedelta(seconds=options.timeout)
     train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
     leave()

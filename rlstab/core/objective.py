@@ -103,7 +103,14 @@ class TokenObjective(ABC):
             return stat, self.advance(state, stat)
 
 
-def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[str], host: str) -> None:
+def require_signals(
+    objective: TokenObjective,
+    *,
+    provides: Set[str],
+    live: Set[str],
+    host: str,
+    otherwise: str = "use a host that provides it",
+) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
     Args:
@@ -111,6 +118,7 @@ def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
+        otherwise: what to do about a missing signal, other than to remove the method.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -122,5 +130,5 @@ def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[
             if missing:
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or use a host that provides it."
+                    f"{', '.join(sorted(given))}. Remove '{key}', or {otherwise}."
                 )

@@ -115,6 +115,7 @@ def train(
         provides=SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs"} | providers.signals.keys(),
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
+        otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)

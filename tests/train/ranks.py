@@ -63,8 +63,10 @@ def fading(responses: Responses) -> Tensor:
 
 
 def provided(file: Path) -> None:
-    """A run on a signal and advantages of its own."""
-    train(weighing(load_run(file), "places"), signals={"places": places}, advantages=fading)
+    """A run on a signal and advantages of its own; made twice, for the processes stay together between two runs."""
+    run = weighing(load_run(file), "places")
+    train(run, signals={"places": places}, advantages=fading)
+    train(run, overwrite=True, signals={"places": places}, advantages=fading)
 
 
 def raises(file: Path) -> None:
