@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective, TopEntropyMask, compose, make_plan
-from rlstab.advantages import grpo
-from rlstab.config.run import RolloutSettings
+from rlstab.config.runs import RolloutSettings
 from rlstab.core.plan import Scope
+from rlstab.stages.advantages import grpo
+from rlstab.tasks import Countdown
 from rlstab.train.policy import load_policy
 from rlstab.train.reward import score
 from rlstab.train.rollout import Rollout, grouped, sample
-from rlstab.train.tasks import Countdown
 
 PARTS = (2, 4, 8, 16, 32)
 METHODS: dict[str, TokenObjective] = {

@@ -8,7 +8,12 @@ from typing import Any
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.compose import Composition, compose, within
-from rlstab.core.errors import (
+from rlstab.core.loss import LossOutput
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import Plan, make_plan
+from rlstab.core.stats import Mean, Pool, Threshold
+from rlstab.core.terms import Bounds, Penalty, Terms
+from rlstab.errors import (
     CheckpointError,
     ConfigError,
     Conflict,
@@ -22,11 +27,6 @@ from rlstab.core.errors import (
     ShapeError,
     UnknownName,
 )
-from rlstab.core.loss import LossOutput
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import Plan, make_plan
-from rlstab.core.stats import Mean, Pool, Threshold
-from rlstab.core.terms import Bounds, Penalty, Terms
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher

@@ -8,7 +8,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from rlstab.core.errors import ConfigError, RlstabError
+from rlstab.errors import ConfigError, RlstabError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="say in words what an objective does, costs, equals and cannot do")
     source = explain.add_mutually_exclusive_group(required=True)
-    source.add_argument("file", nargs="?", help="run file, objective, or names with commas, such as s2t,stare")
+    source.add_argument("file", nargs="?", help="run, objective or bench file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
     explain.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
@@ -127,7 +127,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlstab.check import check
+    from rlstab.explain import check
 
     check(options.file, _overrides(options.set))
     return 0
@@ -135,7 +135,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from rlstab.bench.file import load_bench
-    from rlstab.bench.run import dry_run, run_bench
+    from rlstab.bench.schedule import dry_run, run_bench
 
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
@@ -149,10 +149,13 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from rlstab.explain import explain, explain_preset
+    from rlstab.bench.explained import bench_page, is_bench
+    from rlstab.explain import explain, explain_preset, show
 
     if options.preset is not None:
         explain_preset(options.preset, markdown=options.markdown)
+    elif Path(options.file).exists() and is_bench(options.file):
+        show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
     else:
         explain(options.file, _overrides(options.set), markdown=options.markdown)
     return 0
@@ -192,7 +195,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _schema(options: argparse.Namespace) -> int:
     if options.of == "bench":
-        from rlstab.bench.schema import bench_schema as json_schema
+        from rlstab.bench.file_schema import bench_schema as json_schema
     else:
         from rlstab.config import json_schema
 
@@ -211,14 +214,14 @@ def _schema(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from rlstab.check import listing
+    from rlstab.explain import listing
 
     Console().print(listing())
     return 0
 
 
 def _cards(options: argparse.Namespace) -> int:
-    from rlstab import cards
+    from rlstab.explain import cards
 
     if options.check:
         found = cards.stale(options.out)

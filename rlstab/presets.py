@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlstab.core.compose import compose, within
-from rlstab.core.errors import UnknownName, did_you_mean
 from rlstab.core.objective import TokenObjective
+from rlstab.errors import UnknownName, did_you_mean
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.kl import KLPenalty
@@ -26,7 +26,7 @@ class Preset:
 
     Attributes:
         objective: its loss.
-        estimator: advantage estimator, see :mod:`rlstab.advantages`.
+        estimator: advantage estimator, see :mod:`rlstab.stages.advantages`.
         about: what it is, one sentence.
         sources: ``method.setting`` to where the value comes from, for every setting of the objective.
     """

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rlstab import signals
-from rlstab.core.errors import RlstabError
+from rlstab.errors import RlstabError
 from rlstab.signals import SIGNAL_NAMES, token_signals, triton_head
 from tests.test_signal_passes import DIFFERENTIABLE, MIN_P, Largest, dense, error, inputs, leaves, reference, total
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstab import ShapeError
-from rlstab.advantages import dr_grpo, grpo, rloo
+from rlstab.stages.advantages import dr_grpo, grpo, rloo
 
 ESTIMATORS = {
     "grpo": grpo,

@@ -34,14 +34,14 @@ from rlstab import (
     make_plan,
     within,
 )
-from rlstab.cards import card
 from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
 from rlstab.core.batch import SIGNALS
 from rlstab.core.settings import Setting, percent, settings_of
-from rlstab.explain import STAGES, costs, everywhere, explain, hosts, idle, page, recipes, story
-from rlstab.hosts import HOSTS
-from rlstab.interactions import INTERACTIONS, MASK, inert, interactions, unsafe
+from rlstab.explain.cards import card
+from rlstab.explain.hosts import HOSTS
+from rlstab.explain.interactions import INTERACTIONS, MASK, inert, interactions, unsafe
+from rlstab.explain.page import STAGES, costs, everywhere, explain, hosts, idle, page, recipes, story
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
 from tests.zoo.watch import evidence, examples, live

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 import rlstab
-from rlstab.cards import card
 from rlstab.core.registry import Registry
+from rlstab.explain.cards import card
 from rlstab.zoo import METHODS
 from tests.zoo.watch import differences
 

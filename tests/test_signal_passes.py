@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstab import MissingPackage, OutOfRange, ShapeError, signals
-from rlstab.core.errors import RlstabError
+from rlstab.errors import RlstabError
 from rlstab.signals import SIGNAL_NAMES, tile, token_signals, token_signals_from_logits
 
 MIN_P = 0.3

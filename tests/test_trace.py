@@ -18,9 +18,9 @@ from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Terms, merge_terms
 from rlstab.presets import PRESETS
-from rlstab.token_texts import token_texts
 from rlstab.trace import ACTIONS, Trace, trace
-from rlstab.train.trace import Tracer
+from rlstab.trace.token_texts import token_texts
+from rlstab.trace.writer import Tracer
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask

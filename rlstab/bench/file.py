@@ -31,8 +31,8 @@ from rlstab.bench.part import part, placed
 from rlstab.bench.stack import ablations
 from rlstab.config.document import Document, Place, shown
 from rlstab.config.objectives import digest
-from rlstab.config.run import Positive, RunConfig, Settings, build_run, run_hash
-from rlstab.core.errors import ConfigError, RlstabError, did_you_mean
+from rlstab.config.runs import Positive, RunConfig, Settings, build_run, run_hash
+from rlstab.errors import ConfigError, RlstabError, did_you_mean
 
 #: A name is a folder too.
 NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlstab.config.document import Document, Place
-from rlstab.core.errors import ConfigError
+from rlstab.errors import ConfigError
 
 
 def part(document: Document, place: Place) -> Document:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlstab.bench.file import Bench, BenchRun
-from rlstab.bench.record import read_record, update_record, write_record
+from rlstab.bench.status import read_record, update_record, write_record
 from rlstab.bench.worker import Order, last_lines
 
 #: One thread a run: two such runs side by side do more than one run on two threads.

@@ -16,7 +16,7 @@ from rich.text import Text
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.follow import Follower
 from rlstab.bench.pool import Worker
-from rlstab.bench.record import read_record
+from rlstab.bench.status import read_record
 
 
 class Screen:

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstab.bench.record import update_record
-from rlstab.core.errors import RlstabError
+from rlstab.bench.status import update_record
+from rlstab.errors import RlstabError
 
 #: Lines of an error that are kept.
 LINES = 12

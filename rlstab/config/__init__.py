@@ -2,7 +2,7 @@
 
 from rlstab.config.document import Document
 from rlstab.config.objectives import dump_objective, load_objective, objective_hash
-from rlstab.config.run import RunConfig, dump_run, load_run, run_hash
+from rlstab.config.runs import RunConfig, dump_run, load_run, run_hash
 from rlstab.config.schema import json_schema
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from rlstab.core.errors import ConfigError, did_you_mean
+from rlstab.errors import ConfigError, did_you_mean
 
 Place = tuple[str | int, ...]
 

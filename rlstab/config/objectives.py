@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
 from rlstab.config.methods import method_model
 from rlstab.core.compose import Composition, Within, compose, within
-from rlstab.core.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
+from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.zoo import METHODS
 

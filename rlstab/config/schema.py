@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rlstab.config.methods import method_model
-from rlstab.config.run import RunConfig
+from rlstab.config.runs import RunConfig
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlstab.core.compare import greater, less
-from rlstab.core.errors import MissingSignal, ShapeError
 from rlstab.core.random import uniform_in
+from rlstab.errors import MissingSignal, ShapeError
 
 #: Signals beyond the basic ones that rlstab itself knows how to provide, with what each is.
 SIGNALS: Mapping[str, str] = {

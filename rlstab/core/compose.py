@@ -14,12 +14,12 @@ from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.comm import Comm
-from rlstab.core.errors import Conflict, NonFinite
 from rlstab.core.loss import LossOutput
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Penalty, Terms, merge_terms, two_owners
+from rlstab.errors import Conflict, NonFinite
 
 
 @final

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.compare import greater, less, nonzero, numbers
-from rlstab.core.errors import ShapeError
 from rlstab.core.slope import with_slope
 from rlstab.core.stats import Mean, total
 from rlstab.core.terms import Aggregate, Bounds, Terms, Totals
+from rlstab.errors import ShapeError
 
 #: Log-ratios are clamped to this many nats before ``exp``; outside the gradient is zero.
 MAX_LOG_RATIO = 20.0

@@ -11,10 +11,10 @@ import torch
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
-from rlstab.core.errors import MissingSignal
 from rlstab.core.settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.core.terms import Terms
+from rlstab.errors import MissingSignal
 
 #: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
 State: TypeAlias = Mapping[str, Any]

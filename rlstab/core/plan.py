@@ -16,11 +16,11 @@ from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.errors import NonFinite
 from rlstab.core.loss import LossOutput, counts, loss_of_part, pulling
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
+from rlstab.errors import NonFinite
 
 Scope = Literal["step", "microbatch"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from rlstab.core.errors import Conflict, UnknownName, did_you_mean
 from rlstab.core.objective import TokenObjective
+from rlstab.errors import Conflict, UnknownName, did_you_mean
 
 
 class Registry:

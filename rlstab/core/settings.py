@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rlstab.core.errors import OutOfRange
+from rlstab.errors import OutOfRange
 
 
 @dataclass(frozen=True)

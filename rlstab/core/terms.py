@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
-from rlstab.core.errors import Conflict
 from rlstab.core.stats import Mean
+from rlstab.errors import Conflict
 
 TokenFunction: TypeAlias = Callable[[PolicyOutputs, PolicyOutputs], Tensor]
 

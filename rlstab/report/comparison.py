@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlstab.core.errors import ReportError, did_you_mean
+from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.collapse import DETECTORS, Detection, collapsed, detect
 from rlstab.report.inert import Inert, inert_methods
 from rlstab.report.model import Loaded, RunRecord

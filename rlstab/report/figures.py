@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report import palette
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.contents import looks_of

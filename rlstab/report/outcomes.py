@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlstab.core.errors import ReportError, did_you_mean
+from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.bins import binned, weights
 from rlstab.report.model import RunRecord
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.model import RunRecord
 from rlstab.report.numbers import counted
 from rlstab.report.tokens import Sample, read_tokens

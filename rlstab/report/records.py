@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.folder import is_run, read_folder, read_json
 from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status
 from rlstab.report.numbers import counted, ranges

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.bins import binned
 from rlstab.report.model import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
 from rlstab.report.numbers import ranges

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.numbers import counted
-from rlstab.token_texts import token_texts
-from rlstab.trace import ACTIONS
+from rlstab.trace.effects import ACTIONS
+from rlstab.trace.token_texts import token_texts
 
 #: A value of a token, far from overflow; None where it was not finite, or was not given.
 Number = Annotated[float, Field(ge=-1e30, le=1e30)] | None
@@ -26,7 +26,7 @@ class Method:
 
     Attributes:
         name: of the method; the key under which it stands is the prefix of its metrics.
-        actions: by action (see :data:`rlstab.trace.ACTIONS`) the places of the tokens, ascending.
+        actions: by action (see :data:`rlstab.trace.effects.ACTIONS`) the places of the tokens, ascending.
         weight, bonus: by place, where the method has one of its own.
     """
 
@@ -51,7 +51,7 @@ class Sample:
         surprisal: minus the log-prob under the policy that sampled, nats.
         entropies: nats.
         advantages: by token.
-        ratio, weight, kept, bonus, exempt, clipped: see :class:`rlstab.trace.Trace`.
+        ratio, weight, kept, bonus, exempt, clipped: see :class:`rlstab.trace.effects.Trace`.
         methods: by key.
     """
 

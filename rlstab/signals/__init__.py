@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rlstab.core.errors import MissingPackage, MissingSignal, OutOfRange, ShapeError
+from rlstab.errors import MissingPackage, MissingSignal, OutOfRange, ShapeError
+from rlstab.signals.fields import ORDER, SIGNAL_NAMES, Ask, TokenSignals
 from rlstab.signals.head import HeadSignals
 from rlstab.signals.logits import LogitsSignals
-from rlstab.signals.record import ORDER, SIGNAL_NAMES, Ask, TokenSignals
 from rlstab.signals.tile import wide
 
 __all__ = ["COLUMNS", "ROWS", "SIGNAL_NAMES", "TokenSignals", "token_signals", "token_signals_from_logits"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.signals.record import Ask
+from rlstab.signals.fields import Ask
 from rlstab.signals.tile import Buffers, Rows, Slope, alive, incoming, once, spans, whole_rows, wide
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.errors import RlstabError
-from rlstab.signals.record import ORDER, Ask
+from rlstab.errors import RlstabError
+from rlstab.signals.fields import ORDER, Ask
 
 #: A forbidden token has log-prob -inf, and 0 * inf is NaN; at this one the probability is 0 in every dtype.
 FLOOR = -1e4
@@ -64,6 +64,22 @@ def whole_rows(found: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) 
     if "log_kept_mass" in found.values:
         where = slice(None) if ask.kept_rows is None else ask.kept_rows[span]
         found.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
+
+
+def settle(
+    found: Rows, span: slice, *, top: Tensor, total: Tensor, moment: Tensor, squares: Tensor, own: Tensor
+) -> None:
+    """Fill ``found[span]`` from sums over the vocabulary: of e, e * y and e * e; ``own`` is the token's logit."""
+    found.top[span], found.log_sum[span] = top, total.log()
+    log_sum = found.log_sum[span]
+    results = {
+        "logprobs": (own - top) - log_sum,
+        "entropies": log_sum - moment / total,
+        "max_logprobs": -log_sum,
+        "sum_p_sq": squares / total.square(),
+    }
+    for name in found.values.keys() & results.keys():
+        found.values[name][span] = results[name]
 
 
 def _entropy(logprobs: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ import torch
 import triton
 from torch import Tensor
 
-from rlstab.core.errors import ShapeError
+from rlstab.errors import ShapeError
 from rlstab.signals import kernels
-from rlstab.signals.head import Head, settle
-from rlstab.signals.record import Ask
-from rlstab.signals.tile import FLOOR, Buffers, Rows, Slope, lowest_kept, spans
+from rlstab.signals.fields import Ask
+from rlstab.signals.projection import Head
+from rlstab.signals.tile import FLOOR, Buffers, Rows, Slope, lowest_kept, settle, spans
 
 #: Rows, words and hidden units of the tile that one program multiplies; powers of 2, at least 16.
 BLOCK = (64, 128, 32)

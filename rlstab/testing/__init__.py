@@ -4,9 +4,9 @@
 Needs the extra ``rlstab[testing]`` (hypothesis, and pytest for the helper).
 """
 
-from rlstab.testing.check import Report, Result, check_objective, parametrize_laws
-from rlstab.testing.compare import BrokenLaw
+from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.laws import LAWS, Law
+from rlstab.testing.objective_check import Report, Result, check_objective, parametrize_laws
 from rlstab.testing.steps import Step, steps
 
 __all__ = [

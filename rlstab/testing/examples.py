@@ -7,8 +7,8 @@ import random
 from collections.abc import Mapping
 
 from rlstab.core.compose import Composition, compose
-from rlstab.core.errors import Conflict
 from rlstab.core.objective import TokenObjective
+from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength

@@ -21,8 +21,8 @@ from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean, Pool, Settled
 from rlstab.core.terms import Bounds, Penalty, Terms
 from rlstab.testing import tolerances
-from rlstab.testing.compare import BrokenLaw, close, near, same_summary
-from rlstab.testing.run import Outcome, run_parts, run_ranks, run_whole
+from rlstab.testing.agreement import BrokenLaw, close, near, same_summary
+from rlstab.testing.outcome import Outcome, run_parts, run_ranks, run_whole
 from rlstab.testing.steps import Step
 
 

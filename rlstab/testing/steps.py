@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
-from rlstab.core.errors import MissingPackage
+from rlstab.errors import MissingPackage
 
 try:
     from hypothesis import strategies as st

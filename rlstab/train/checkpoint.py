@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlstab.core.errors import CheckpointError
 from rlstab.core.objective import State
+from rlstab.errors import CheckpointError
 from rlstab.train.policy import Policy
 
 FORMAT = 1

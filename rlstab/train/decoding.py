@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlstab.core.errors import ModelError
+from rlstab.errors import ModelError
 from rlstab.train.policy import Policy, position_ids
 
 #: Log-probs agree to this share of the largest logit. Sound caches miss by roundings, others by about the logits.

@@ -10,11 +10,11 @@ from accelerate.utils import gather_object
 from einops import rearrange
 from torch import Tensor
 
-from rlstab.config.run import EvaluationSettings, RolloutSettings
+from rlstab.config.runs import EvaluationSettings, RolloutSettings
+from rlstab.tasks import Task
 from rlstab.train.policy import Policy
 from rlstab.train.reward import Scores, score
 from rlstab.train.rollout import grouped, sample
-from rlstab.train.tasks import Task
 
 #: Evaluation draws its random numbers from a stream of its own.
 SEED = 1_000_003

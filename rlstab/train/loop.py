@@ -26,15 +26,17 @@ from rich.markup import escape
 from torch import Tensor
 
 import rlstab
-from rlstab import advantages
 from rlstab.config.objectives import objective_hash
-from rlstab.config.run import AdvantageSettings, RunConfig, dump_run, run_hash
+from rlstab.config.runs import AdvantageSettings, RunConfig, dump_run, run_hash
 from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.errors import CheckpointError, ConfigError, NonFinite
 from rlstab.core.objective import require_signals
+from rlstab.errors import CheckpointError, ConfigError, NonFinite
 from rlstab.signals import SIGNAL_NAMES
+from rlstab.stages import advantages
+from rlstab.tasks import Example, Task
+from rlstab.tasks.from_settings import build_task
+from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint
-from rlstab.train.build import build_task
 from rlstab.train.decoding import require_decoding
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.metrics import Metrics
@@ -46,8 +48,6 @@ from rlstab.train.providers import AdvantageProvider, Providers, Responses, Sign
 from rlstab.train.reward import Scores, score
 from rlstab.train.rollout import grouped, sample
 from rlstab.train.step import Experience, Learner, forward_signals
-from rlstab.train.tasks import Example, Task
-from rlstab.train.trace import Tracer
 from rlstab.train.tracking import forget_after, read_metrics, start_trackers
 
 #: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
-from rlstab.core.errors import DataError, ModelError
+from rlstab.errors import DataError, ModelError
 from rlstab.signals import TokenSignals, token_signals_from_logits
-from rlstab.train.head import VocabularyHead, find_head
+from rlstab.train.vocabulary_head import VocabularyHead, find_head
 
 #: Models that ship with the package.
 SHIPPED = {

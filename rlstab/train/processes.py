@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 
-from rlstab.core.errors import ConfigError, RlstabError
+from rlstab.errors import ConfigError, RlstabError
 
 #: A process that hears nothing from another for so long ends with an error. One that died is noticed at once, because
 #: its connections close; this is for one that hangs, and it must be longer than the slowest scorer.

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS
-from rlstab.core.errors import ConfigError, NonFinite, ShapeError
+from rlstab.errors import ConfigError, NonFinite, ShapeError
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.train.tasks import Example
+from rlstab.tasks import Example
 
 
 @dataclass(frozen=True)

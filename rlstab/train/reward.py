@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlstab.train.tasks import Example, Task
+from rlstab.tasks import Example, Task
 
 
 @dataclass

@@ -10,18 +10,18 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from rlstab.config.run import OptimisationSettings
+from rlstab.config.runs import OptimisationSettings
 from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
 from rlstab.core.comm import Comm
-from rlstab.core.errors import NonFinite, ShapeError
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
+from rlstab.errors import NonFinite, ShapeError
 from rlstab.signals import SIGNAL_NAMES
+from rlstab.trace.writer import Tracer
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
-from rlstab.train.trace import Tracer
 
 #: Gradients travel between ranks in buckets of at most so many numbers.
 BUCKET = 1 << 24

@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process
 
-from rlstab.config.run import RunConfig
+from rlstab.config.runs import RunConfig
 
 
 class JsonLinesTracker(GeneralTracker):

@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar, final
 from torch import Tensor
 
 from rlstab.core.batch import PolicyOutputs, TokenBatch
-from rlstab.core.errors import OutOfRange
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.core.terms import Penalty, Terms
+from rlstab.errors import OutOfRange
 
 
 @final

@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.errors import OutOfRange
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Pool, Settled, Stat, Summary, Threshold
 from rlstab.core.terms import Terms
+from rlstab.errors import OutOfRange
 
 
 @final

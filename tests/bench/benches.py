@@ -49,7 +49,7 @@ def tiny(out: Path, methods: Any, **more: Any) -> dict[str, Any]:
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers pretend; a method called ``fail``, ``die`` or ``hang`` does so."""
     monkeypatch.setattr(pool, "COMMAND", [sys.executable, "-c", PRETEND])
-    monkeypatch.setattr("rlstab.bench.run.POLL", 0.02)
+    monkeypatch.setattr("rlstab.bench.schedule.POLL", 0.02)
 
 
 def console() -> Console:

@@ -10,7 +10,7 @@ import pytest
 from rlstab.bench.file import Bench, load_bench
 from rlstab.config import load_run, run_hash
 from rlstab.config.document import dump
-from rlstab.core.errors import ConfigError
+from rlstab.errors import ConfigError
 from tests.bench.benches import tiny
 
 HEAD = "name: x\nbase: {objective: clip_higher}\n"

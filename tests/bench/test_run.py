@@ -20,12 +20,12 @@ from rich.console import Console
 from rlstab.bench import pool
 from rlstab.bench.file import load_bench
 from rlstab.bench.pool import Worker
-from rlstab.bench.run import dry_run, plan_of, run_bench
+from rlstab.bench.schedule import dry_run, plan_of, run_bench
 from rlstab.bench.screen import Screen, clock
 from rlstab.bench.worker import ORPHANED
 from rlstab.cli import main
 from rlstab.config.document import dump
-from rlstab.core.errors import ConfigError
+from rlstab.errors import ConfigError
 from tests.bench.benches import console, pretend, printed, record, tiny
 
 

@@ -24,9 +24,9 @@ from rlstab import (
     TopEntropyMask,
     compose,
 )
-from rlstab import advantages as estimators
 from rlstab.core.terms import Terms
 from rlstab.signals import token_signals_from_logits
+from rlstab.stages import advantages as estimators
 from tests.conformance.record import LENGTH, tensors
 from tests.conformance.recorded import apart, by_parts, by_rows, by_rows_added, difference, load, ours, theirs
 

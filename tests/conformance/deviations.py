@@ -22,8 +22,8 @@ from rlstab import (
     TopEntropyMask,
     compose,
 )
-from rlstab import advantages as estimators
 from rlstab.core.objective import TokenObjective
+from rlstab.stages import advantages as estimators
 from tests.conformance.agreements import (
     TRL_TOP,
     VERL,

@@ -19,7 +19,7 @@ def published(source: str) -> str:
 
 
 def card(name: str) -> str:
-    return "[advantages](../rlstab/advantages.py)" if name == "advantages" else f"[{name}](methods/{name}.md)"
+    return "[advantages](../rlstab/stages/advantages.py)" if name == "advantages" else f"[{name}](methods/{name}.md)"
 
 
 def row(cells: Iterable[str]) -> str:

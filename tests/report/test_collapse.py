@@ -133,5 +133,5 @@ def test_short_runs_and_missing_metrics_are_not_judged() -> None:
 
 def test_a_run_that_failed_over_nan_has_collapsed_and_one_without_memory_has_not() -> None:
     values = {"reward/mean": noisy(ramp(0.2, 0.4))}
-    assert collapsed(record(values, status="failed", error="rlstab.core.errors.NonFinite: 20 optimizer steps"))
+    assert collapsed(record(values, status="failed", error="rlstab.errors.NonFinite: 20 optimizer steps"))
     assert not collapsed(record(values, status="failed", error="torch.OutOfMemoryError"))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.comparison import compare
 from rlstab.report.records import load_runs
 from tests.report.conftest import place_run, write_bench, write_run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report import figures
 from rlstab.report.comparison import compare
 from rlstab.report.model import Loaded

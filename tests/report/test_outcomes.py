@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.outcomes import chosen_outcomes, known_outcomes, outcome_of
 from tests.report.conftest import record
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
-from rlstab.core.errors import ReportError
-from rlstab.report import page
+from rlstab.errors import ReportError
+from rlstab.report import html as page
 from rlstab.report.comparison import compare
 from rlstab.report.contents import contents, data
 from rlstab.report.model import LeftOut, Loaded, RunRecord

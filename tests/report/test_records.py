@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.bins import binned
 from rlstab.report.records import load_runs
 from rlstab.report.results import export_results
@@ -138,13 +138,13 @@ def test_without_a_configuration_a_plain_run_has_no_name(tmp_path: Path, text: s
 
 
 def test_a_run_of_a_bench_that_failed_before_it_began_is_kept(bench: Path) -> None:
-    error = "Traceback\nrlstab.core.errors.NonFinite: 20 optimizer steps in a row"
+    error = "Traceback\nrlstab.errors.NonFinite: 20 optimizer steps in a row"
     folder = bench / "runs" / "default" / "grpo" / "seed-9"
     place_run(folder, bench="entropy", setting="default", method="grpo", seed=9, status="failed", error=error)
     loaded = load_runs(bench)
     failed = [run for run in loaded.runs if run.status == "failed"]
     assert [(run.seed, run.rollouts) for run in failed] == [(9, 0)]
-    assert any("failed after 0 rollouts: rlstab.core.errors.NonFinite" in note for note in loaded.notes)
+    assert any("failed after 0 rollouts: rlstab.errors.NonFinite" in note for note in loaded.notes)
 
 
 def test_a_run_of_a_bench_that_has_only_begun_is_left_out(bench: Path) -> None:

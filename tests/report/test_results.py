@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.records import load_runs
 from rlstab.report.results import export_results
@@ -31,7 +31,7 @@ def test_a_results_file_gives_equal_statistics(folder: str, tmp_path: Path, requ
         write_run(path / "runs/default/grpo/seed-7", seed=7, steps=57, evaluate=False)
         place_run(path / "runs/default/grpo/seed-7", bench="entropy", setting="default", method="grpo", seed=7)
         write_run(path / "runs/default/s2t/seed-7", seed=7, done=33, changes={"steps/refused": [1.0] * 60})
-        error = "rlstab.core.errors.NonFinite: refused"
+        error = "rlstab.errors.NonFinite: refused"
         place = {"bench": "entropy", "setting": "default", "method": "s2t", "seed": 7}
         place_run(path / "runs/default/s2t/seed-7", status="failed", error=error, **place)
     loaded = load_runs(path)

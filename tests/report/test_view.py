@@ -14,7 +14,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, models
 
 from rlstab.cli import main
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report.terminal import show
 from rlstab.report.tokens import Tokens, read_tokens
 from rlstab.report.view import choose, write_view

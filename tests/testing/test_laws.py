@@ -11,8 +11,8 @@ import rlstab
 from rlstab import ClipHigher, KLPenalty, LpReg, S2TMask, TopEntropyMask, compose, within
 from rlstab.presets import PRESETS
 from rlstab.testing import LAWS, check_objective, parametrize_laws
-from rlstab.testing.broken import BROKEN, ORACLES
 from rlstab.testing.examples import EXAMPLES, random_compositions
+from tests.testing.broken import BROKEN, ORACLES
 
 
 def test_every_method_has_example_settings() -> None:

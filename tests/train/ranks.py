@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rlstab
-from rlstab.advantages import dr_grpo
 from rlstab.config import RunConfig, load_run
 from rlstab.core.stats import Mean
+from rlstab.stages.advantages import dr_grpo
 from rlstab.train import Responses, loop, train
 from rlstab.train.processes import leave
 

@@ -8,9 +8,9 @@ from hypothesis import example as also
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab.core.errors import OutOfRange
-from rlstab.train.tasks import ALPHABET, JUNK, Chain, Example
-from rlstab.train.tasks.chain import Sum
+from rlstab.errors import OutOfRange
+from rlstab.tasks import ALPHABET, JUNK, Chain, Example
+from rlstab.tasks.chain import Sum
 
 FOURTEEN = Example("Q4+7-2+5=", Sum((4, 7, -2, 5)))
 BELOW = Example("Q1-9+3=", Sum((1, -9, 3)))

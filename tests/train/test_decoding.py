@@ -19,12 +19,12 @@ from transformers import (
 )
 
 from rlstab import ModelError
-from rlstab.config.run import RolloutSettings
+from rlstab.config.runs import RolloutSettings
 from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.rollout import sample
 from rlstab.train.step import forward_signals
-from tests.train.test_head import SIZE as HEAD_SIZE
+from tests.train.test_vocabulary_head import SIZE as HEAD_SIZE
 
 SIZE = {**HEAD_SIZE, "eos_token_id": 19}  # that of the tokenizer
 

@@ -18,8 +18,8 @@ from rich.console import Console
 
 import rlstab
 from rlstab.presets import PRESETS
+from rlstab.tasks import Countdown, Example
 from rlstab.train import loop
-from rlstab.train.tasks import Countdown, Example
 from tests.train.runs import go, largest_difference, small, weights, without_times
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import rlstab
+from rlstab.tasks import Example
 from rlstab.train import Responses, train
 from rlstab.train.loop import group_advantages
 from rlstab.train.providers import Providers
-from rlstab.train.tasks import Example
 from rlstab.zoo import METHODS
 from tests.train.ranks import fading, places, weighing
 from tests.train.runs import largest_difference, quiet, small, weights, without_times

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlstab.config.run import RolloutSettings
+from rlstab.config.runs import RolloutSettings
+from rlstab.tasks import Countdown
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.rollout import Rollout, _invert, grouped, sample
 from rlstab.train.step import forward_signals
-from rlstab.train.tasks import Countdown
 
 SIGNALS = {"logprobs", "entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"}
 

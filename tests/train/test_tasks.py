@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlstab
-from rlstab.core.errors import DataError, MissingPackage, OutOfRange, UnknownName
-from rlstab.train.tasks import ALPHABET, Countdown, Example, Jsonl, ReasoningGym
-from rlstab.train.tasks.countdown import Problem
-from rlstab.train.warm_start import character_tokenizer, measure, warm_start
+from examples.tiny_models import character_tokenizer, measure, warm_start
+from rlstab.errors import DataError, MissingPackage, OutOfRange, UnknownName
+from rlstab.tasks import ALPHABET, Countdown, Example, Jsonl, ReasoningGym
+from rlstab.tasks.countdown import Problem
 
 DATA = Path(rlstab.__file__).parent / "data"
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import rlstab
-from rlstab import cards
-from rlstab.cards import CardError, card
 from rlstab.cli import main
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.compose import compose
@@ -22,6 +20,8 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.settings import Range
 from rlstab.core.terms import Penalty, Terms
+from rlstab.explain import cards
+from rlstab.explain.cards import CardError, card
 from rlstab.zoo import METHODS
 from tests.core.says import says
 from tests.core.test_import import beyond
@@ -321,7 +321,7 @@ def test_declared_is_not_done(broken: type[TokenObjective], expected: list[str])
 
 
 def test_cards_need_the_lower_floors() -> None:
-    assert beyond("rlstab/cards.py", "rlstab.core", "rlstab.zoo", "rlstab.presets") == []
+    assert beyond("rlstab/explain/cards.py", "rlstab.core", "rlstab.errors", "rlstab.zoo", "rlstab.presets") == []
 
 
 def test_the_pages_in_docs_are_fresh() -> None:

@@ -1,6 +1,6 @@
 """Make a tiny model of countdown or chain: a small Llama, trained from scratch on noisy demonstrations.
 
-`python -m rlstab.train.warm_start --task TASK --out DIR` writes the model and its tokenizer into one folder and prints
+`python -m examples.tiny_models --task TASK --out DIR` writes the model and its tokenizer into one folder and prints
 how good it is. The models that come with the package were made this way.
 """
 
@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rlstab.train.tasks import ALPHABET, Chain, Countdown, Example, Task
+from rlstab.tasks import ALPHABET, Chain, Countdown, Example, Task
 
 PAD = "<pad>"
 EOS = "$"
@@ -258,7 +258,7 @@ def measure(
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m rlstab.train.warm_start",
+        prog="python -m examples.tiny_models",
         description="Train a tiny model from scratch (one to two and a half minutes on one CPU core).",
     )
     parser.add_argument("--task", choices=sorted(RECIPES), default="countdown")

@@ -15,12 +15,12 @@ from rich.table import Table
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import compose
-from rlstab.core.errors import MissingPackage
 from rlstab.core.objective import TokenObjective
+from rlstab.errors import MissingPackage
 from rlstab.testing import tolerances
-from rlstab.testing.compare import BrokenLaw, close
+from rlstab.testing.agreement import BrokenLaw, close
 from rlstab.testing.laws import LAWS, Case, Law, NotHere, leaves_of
-from rlstab.testing.run import run_whole
+from rlstab.testing.outcome import run_whole
 from rlstab.testing.steps import steps
 
 #: The loss of a step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.

@@ -12,7 +12,7 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.top_entropy import TopEntropyMask
 
 if TYPE_CHECKING:
-    from rlstab.config.run import RunConfig
+    from rlstab.config.runs import RunConfig
 
 #: ``against``: one undoes what the other does. ``redundant``: both do one thing, or one leaves the other little to do.
 #: ``beside``: they do not hinder each other, and what comes of it may surprise.

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
 from rlstab.core.compose import Composition
-from rlstab.core.errors import Conflict
+from rlstab.errors import Conflict
 
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition, Within
-from rlstab.core.errors import RlstabError, did_you_mean
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Setting, settings_of
+from rlstab.errors import RlstabError, did_you_mean
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
 

@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from rlstab.core.errors import ReportError
+from rlstab.errors import ReportError
 from rlstab.report import palette
 from rlstab.report.comparison import Comparison
 from rlstab.report.contents import contents, data

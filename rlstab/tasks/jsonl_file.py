@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlstab.core.errors import DataError
-from rlstab.train.tasks.prompt_template import PromptTemplate
-from rlstab.train.tasks.task import Example
+from rlstab.errors import DataError
+from rlstab.tasks.prompt_template import PromptTemplate
+from rlstab.tasks.task import Example
 
 
 def read_examples(path: Path, prompt_field: str, answer_field: str, template: PromptTemplate) -> list[Example]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlstab.core.objective import TokenObjective
-from rlstab.interactions import walk
+from rlstab.explain.interactions import walk
 
 _LOGITS = frozenset({"entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"})
 _LIVE = frozenset({"entropies", "log_kept_mass"})

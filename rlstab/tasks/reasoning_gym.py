@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from rlstab.core.errors import MissingPackage, OutOfRange, UnknownName, did_you_mean
-from rlstab.train.tasks.answer_pattern import AnswerPattern
-from rlstab.train.tasks.prompt_template import PromptTemplate
-from rlstab.train.tasks.task import Example, Split
+from rlstab.errors import MissingPackage, OutOfRange, UnknownName, did_you_mean
+from rlstab.tasks.answer_pattern import AnswerPattern
+from rlstab.tasks.prompt_template import PromptTemplate
+from rlstab.tasks.task import Example, Split
 
 # reasoning-gym makes item i of a data set from the number `data set's seed + i`, and some libraries below it take 32
 # bits at most. So a block of 64 items takes a whole range of 64 such numbers: those of training lie in the lower half

@@ -17,19 +17,18 @@ import torch
 from rich.console import Console
 from rich.markdown import Markdown
 
-from rlstab.cards import card
-from rlstab.check import COSTS, read
 from rlstab.config import Document, RunConfig, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.compose import Composition, Within
-from rlstab.core.errors import ConfigError
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import Terms
-from rlstab.hosts import HOSTS, measures
-from rlstab.interactions import Kind, inert, interactions, unsafe, walk
+from rlstab.explain.cards import card
+from rlstab.explain.hosts import HOSTS, measures
+from rlstab.explain.interactions import Kind, inert, interactions, unsafe, walk
+from rlstab.explain.table import COSTS, read
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.zoo import METHODS
 from rlstab.zoo.token_mean import TokenMean
@@ -82,7 +81,7 @@ def explain(
     """Print what a composition means, in words.
 
     Args:
-        source: path of a run file, of an objective or of a bench, or names of methods and presets with commas between.
+        source: path of a run file or of an objective, or names of methods and presets with commas between.
         overrides: values of a run by dotted path.
         console: where to print.
         markdown: print the Markdown itself.
@@ -90,17 +89,8 @@ def explain(
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
-    console = console or Console()
-    if _are_names(source) and not overrides:
-        text = page(source, *_named(source))
-    elif _is_bench(source):
-        text = bench_page(source, overrides)
-    else:
-        text = page(source, *read(source, overrides))
-    if markdown:
-        console.file.write(text)
-    else:
-        console.print(Markdown(text, hyperlinks=False))
+    named = _are_names(source) and not overrides
+    show(page(source, *(_named(source) if named else read(source, overrides))), console, markdown=markdown)
 
 
 def explain_preset(name: str, console: Console | None = None, *, markdown: bool = False) -> None:
@@ -109,10 +99,14 @@ def explain_preset(name: str, console: Console | None = None, *, markdown: bool 
     Raises:
         UnknownName: no preset has this name.
     """
-    console = console or Console()
     recipe = preset(name)
     assert isinstance(recipe.objective, Composition)
-    text = page(f"preset {name}", recipe.objective, None, about=recipe)
+    show(page(f"preset {name}", recipe.objective, None, about=recipe), console, markdown=markdown)
+
+
+def show(text: str, console: Console | None = None, *, markdown: bool = False) -> None:
+    """Print a page, or with ``markdown`` the Markdown that it is made of."""
+    console = console or Console()
     if markdown:
         console.file.write(text)
     else:
@@ -133,34 +127,6 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
     hashes = f"Objective `{objective_hash(objective)}`" + (f", run `{run_hash(run)}`." if run else ".")
     body = "\n\n".join(f"## {head}\n\n" + "\n".join(lines) for head, lines in sections.items() if lines)
     return f"# {title}\n\n{about.about + ' ' if about else ''}{hashes}\n\n{body}\n"
-
-
-def bench_page(source: str, overrides: Mapping[str, Any]) -> str:
-    """Every method of a bench, each as the run that it is in the first setting.
-
-    Raises:
-        ConfigError: see :func:`rlstab.bench.file.load_bench`; or there are overrides, which a bench takes in its file.
-    """
-    from rlstab.bench.file import load_bench  # the one source that stands on a higher floor
-
-    if overrides:
-        raise ConfigError(f"{source}: a bench takes no --set. Write {', '.join(overrides)} under its base or settings.")
-    bench = load_bench(source)
-    first = bench.settings[0]
-    others = f", the first of {len(bench.settings)} settings" if len(bench.settings) > 1 else ""
-    pages = {
-        one.method: page(one.method, one.config.composition, one.config)
-        for one in bench.runs[::-1]
-        if one.setting == first
-    }
-    head = f"# {source}\n\nBench {bench.name}, base {bench.baseline}. Each method at {first}{others}."
-    nested = [re.sub(r"(?m)^#", "##", pages[name]) for name in bench.methods]
-    return "\n\n".join([head, *nested])
-
-
-def _is_bench(source: str) -> bool:
-    data = Document.read(source).data
-    return isinstance(data, Mapping) and "base" in data and bool(data.keys() & {"methods", "stack"})
 
 
 def _are_names(source: str) -> bool:

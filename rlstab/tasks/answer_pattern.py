@@ -2,7 +2,7 @@
 
 import re
 
-from rlstab.core.errors import OutOfRange
+from rlstab.errors import OutOfRange
 
 
 class AnswerPattern:

@@ -21,8 +21,8 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from rlstab.train.head import find_head
 from rlstab.train.policy import Policy, Sequences, load_policy
+from rlstab.train.vocabulary_head import find_head
 
 SIZE = {
     "vocab_size": 29,

@@ -5,8 +5,8 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from rlstab.core.errors import OutOfRange
-from rlstab.train.tasks.task import Example, Split
+from rlstab.errors import OutOfRange
+from rlstab.tasks.task import Example, Split
 
 # Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
 JUNK = "()?#~"

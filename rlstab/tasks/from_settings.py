@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlstab.config.run import ChainSettings, CountdownSettings, ReasoningGymSettings, TaskSettings
-from rlstab.train.tasks import Chain, Countdown, Jsonl, ReasoningGym, Task
+from rlstab.config.runs import ChainSettings, CountdownSettings, ReasoningGymSettings, TaskSettings
+from rlstab.tasks import Chain, Countdown, Jsonl, ReasoningGym, Task
 
 
 def build_task(settings: TaskSettings) -> Task:

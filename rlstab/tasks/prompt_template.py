@@ -1,6 +1,6 @@
 """Put a question into the text that surrounds it."""
 
-from rlstab.core.errors import OutOfRange
+from rlstab.errors import OutOfRange
 
 
 class PromptTemplate:

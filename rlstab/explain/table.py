@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
-from rlstab.config.run import RunConfig
+from rlstab.config.runs import RunConfig
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition, Within
 from rlstab.core.objective import TokenObjective
-from rlstab.interactions import inert, interactions, unsafe
+from rlstab.explain.interactions import inert, interactions, unsafe
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
 

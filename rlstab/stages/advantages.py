@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstab.core.errors import ShapeError
+from rlstab.errors import ShapeError
 
 
 def grpo(rewards: Tensor, group_ids: Tensor, *, std: bool = True, epsilon: float = 1e-4, ddof: int = 1) -> Tensor:

@@ -21,10 +21,10 @@ from rich.table import Table
 import rlstab
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.pool import command, go
-from rlstab.bench.record import FILE, read_record, write_record
 from rlstab.bench.screen import Screen
+from rlstab.bench.status import FILE, read_record, write_record
 from rlstab.config.document import dump
-from rlstab.core.errors import ConfigError
+from rlstab.errors import ConfigError
 
 #: Seconds between looks at the workers.
 POLL = 0.25
@@ -37,7 +37,7 @@ SHOWN = 6
 
 
 @dataclass
-class Plan:
+class Schedule:
     """What is to be done with each run.
 
     Attributes:
@@ -171,9 +171,9 @@ def _matches(run: BenchRun, pattern: str) -> bool:
     return any(fnmatchcase(name, pattern) for name in (run.name, f"{run.setting}/{run.method}"))
 
 
-def plan_of(runs: Sequence[BenchRun], *, overwrite: bool, retry: bool) -> Plan:
+def plan_of(runs: Sequence[BenchRun], *, overwrite: bool, retry: bool) -> Schedule:
     """What is to be done, by what each folder holds."""
-    plan = Plan()
+    plan = Schedule()
     for one in runs:
         record = read_record(one.folder) or {}
         status, same = record.get("status"), record.get("run_hash") == one.hash

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.config.run import TrackingSettings
+from rlstab.config.runs import TrackingSettings
 from rlstab.core.batch import PolicyOutputs, TokenBatch
 from rlstab.core.plan import Plan
-from rlstab.token_texts import token_texts
-from rlstab.trace import MethodTrace, Trace, trace
+from rlstab.trace.effects import MethodTrace, Trace, trace
+from rlstab.trace.token_texts import token_texts
 
 FORMAT = 1
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from rlstab.core.errors import DataError, MissingPackage, OutOfRange
-from rlstab.train.tasks.answer_pattern import AnswerPattern
-from rlstab.train.tasks.jsonl_file import read_examples
-from rlstab.train.tasks.prompt_template import PromptTemplate
-from rlstab.train.tasks.task import Example, Split
+from rlstab.errors import DataError, MissingPackage, OutOfRange
+from rlstab.tasks.answer_pattern import AnswerPattern
+from rlstab.tasks.jsonl_file import read_examples
+from rlstab.tasks.prompt_template import PromptTemplate
+from rlstab.tasks.task import Example, Split
 
 
 class Jsonl:

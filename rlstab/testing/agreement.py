@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlstab.core.stats import Mean, Pool, Summary
 from rlstab.testing import tolerances
-from rlstab.testing.run import Outcome
+from rlstab.testing.outcome import Outcome
 
 
 class BrokenLaw(AssertionError):

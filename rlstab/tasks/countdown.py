@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlstab.core.errors import OutOfRange
-from rlstab.train.tasks.task import Example, Split
+from rlstab.errors import OutOfRange
+from rlstab.tasks.task import Example, Split
 
 # One token a character. `$` ends an answer; the last nine occur in no prompt and no demonstration of countdown, and are
 # there for `chain` and for tasks of your own on the same tokenizer.

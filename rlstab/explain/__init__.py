@@ -1,0 +1,6 @@
+"""What a composition means, before anything runs: in words, as a table, and as a card per method."""
+
+from rlstab.explain.page import explain, explain_preset, show
+from rlstab.explain.table import check, listing
+
+__all__ = ["check", "explain", "explain_preset", "listing", "show"]

@@ -1,0 +1,1 @@
+"""What acts outside the loss, before it is computed."""
