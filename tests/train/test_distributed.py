@@ -191,13 +191,16 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def by_hand(file: Path, *more: str) -> list[subprocess.Popen[str]]:
-    """Two processes without a launcher, rank 0 first."""
+def by_hand(files: list[Path], *more: str) -> list[subprocess.Popen[str]]:
+    """Two processes without a launcher, each with its file, rank 0 first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    arguments = [sys.executable, "-m", "rlstab.cli", "train", str(file), *more]
-    return [start(arguments, RANK=rank, LOCAL_RANK=rank, **meet) for rank in "01"]
+    train = [sys.executable, "-m", "rlstab.cli", "train"]
+    return [
+        start([*train, str(file), *more], RANK=str(rank), LOCAL_RANK=str(rank), **meet)
+        for rank, file in enumerate(files)
+    ]
 
 
 def wait_for_lines(out: Path, lines: int, alive: Callable[[], bool]) -> None:
@@ -247,7 +250,7 @@ def test_when_a_rank_is_killed_under_torchrun_all_end_and_the_run_resumes(tmp_pa
 def test_when_a_rank_is_killed_without_a_launcher_the_other_ends(tmp_path: Path, uninterrupted: Path) -> None:
     out = tmp_path / "run"
     file = file_of(small(out, STACK, **LONG), tmp_path)
-    ranks = by_hand(file)
+    ranks = by_hand([file, file])
     with cleared(ranks):
         wait_for_lines(out, 4, lambda: ranks[1].poll() is None)
         assert counted(out) == 2
@@ -261,7 +264,8 @@ def test_when_a_rank_is_killed_without_a_launcher_the_other_ends(tmp_path: Path,
 
 @pytest.mark.slow
 def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> None:
-    ranks = by_hand(file_of(small(tmp_path / "run", STACK, **LONG), tmp_path), "--timeout", "5")
+    file = file_of(small(tmp_path / "run", STACK, **LONG), tmp_path)
+    ranks = by_hand([file, file], "--timeout", "5")
     with cleared(ranks):
         wait_for_lines(tmp_path / "run", 4, lambda: ranks[1].poll() is None)
         ranks[1].send_signal(signal.SIGSTOP)
@@ -270,6 +274,21 @@ def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> 
     assert ranks[0].returncode == 1
     assert "raised on rank 0 of 2 processes" in said
     assert "5000ms" in said
+
+
+@pytest.mark.slow
+def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
+    files = [file_of(small(tmp_path / str(seed), seed=seed), tmp_path) for seed in range(2)]
+    ranks = by_hand(files)
+    with cleared(ranks):
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [2, 2]
+    for rank, text in enumerate(said):
+        assert re.search(
+            r"^ConfigError: rank 1 makes run \w{12} from the start, rank 0 makes run \w{12} from the", text
+        )
+        assert text.endswith(f"(raised on rank {rank} of 2 processes)\n")
+    assert not [*tmp_path.glob("*/config.yaml")]
 
 
 @pytest.mark.slow
