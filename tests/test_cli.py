@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -217,15 +218,23 @@ def test_set_changes_what_is_trained(rlstab_command, monkeypatch, pairs, expecte
     monkeypatch.setattr("rlstab.train.loop.train", lambda run, **options: trained.append((run, options)))
     arguments = [text for pair in pairs for text in ("--set", pair)]
     assert rlstab_command("train", "f.yaml", *arguments, f="objective: s2t\n") == (0, "", "")
-    assert trained == [(load_run({"objective": "s2t", **expected}), {"resume": False, "overwrite": False})]
+    ((run, _),) = trained
+    assert run == load_run({"objective": "s2t", **expected})
 
 
-@pytest.mark.parametrize("flags", [["--resume"], ["--overwrite"], []])
+@pytest.mark.parametrize("flags", [["--resume"], ["--overwrite"], ["--timeout", "90"], []])
 def test_the_flags_of_train_arrive(rlstab_command, monkeypatch, flags):
     trained = []
     monkeypatch.setattr("rlstab.train.loop.train", lambda run, **options: trained.append(options))
     rlstab_command("train", "f.yaml", *flags, f="objective: s2t\n")
-    assert trained == [{"resume": "--resume" in flags, "overwrite": "--overwrite" in flags}]
+    timeout = timedelta(minutes=1.5 if "--timeout" in flags else 30)
+    assert trained == [{"resume": "--resume" in flags, "overwrite": "--overwrite" in flags, "timeout": timeout}]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e12"])
+def test_a_timeout_is_some_seconds(rlstab_command, seconds):
+    said = f"ConfigError: --timeout {float(seconds)}: expected a number of seconds, from above 0 to 1e9.\n"
+    assert rlstab_command("train", "f.yaml", f"--timeout={seconds}", f="objective: s2t\n") == (2, "", said)
 
 
 def test_set_is_checked_too(rlstab_command):

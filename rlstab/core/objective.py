@@ -188,7 +188,14 @@ def ask(method: TokenObjective, batch: TokenBatch, stat: Settled, state: State) 
     return checked_terms(method.name, method.terms(batch, stat, state), batch, method.writes)
 
 
-def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[str], host: str) -> None:
+def require_signals(
+    objective: TokenObjective,
+    *,
+    provides: Set[str],
+    live: Set[str],
+    host: str,
+    otherwise: str = "use a host that provides it",
+) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
     Args:
@@ -196,6 +203,7 @@ def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
+        otherwise: what to do about a missing signal, other than to remove the method.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -207,5 +215,5 @@ def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[
             if missing:
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or use a host that provides it."
+                    f"{', '.join(sorted(given))}. Remove '{key}', or {otherwise}."
                 )

@@ -66,7 +66,10 @@ def describe(objective: Composition) -> RenderableType:
     for key, method in objective.keyed.items():
         table.add_row(key, *map(escape, (_effect(method), _settings(method), _reads(method), _writes(method))))
     signals = sorted(objective.needs)
-    lines = [f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, '')}" for name in signals]
+    lines = [
+        f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, 'yours to provide')}"
+        for name in signals
+    ]
     lines += [f"differentiates {name} of the live policy" for name in sorted(objective.live_needs)]
     return Group(table, *lines)
 

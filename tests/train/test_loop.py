@@ -86,7 +86,7 @@ def test_live_means_a_ratio_of_exactly_one(tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
     records = go(small(tmp_path, "clip_higher")).records
     assert {one["ratio/mean"] for one in records} == {1.0}
-    assert all(one["sampler/largest_gap"] < 1e-4 for one in records)
+    assert all(one["sampler/largest_gap_live"] < 1e-4 for one in records)
 
 
 def test_stale_data_moves_the_ratio(tmp_path: Path, scorer: Any) -> None:
@@ -220,8 +220,8 @@ def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path
         go(run)
     assert str(caught.value) == (
         "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: entropies, log_kept_mass, "
-        "logprobs, max_logprobs, ref_logprobs, rollout_logprobs, sum_p_sq. Remove 'foreign', or use a host that "
-        "provides it."
+        "logprobs, max_logprobs, ref_logprobs, rollout_logprobs, sum_p_sq. Remove 'foreign', or pass "
+        "rlstab.train.train a function that makes it, in signals."
     )
     assert not (tmp_path / "run").exists()
 
@@ -277,7 +277,7 @@ def test_bf16_keeps_float32_weights_and_measures_the_gap(tmp_path: Path, scorer:
     scorer(by_length)
     records = go(small(tmp_path, optimisation__precision="bf16")).records
     assert all(value.dtype == torch.float32 for value in weights(tmp_path).values())
-    assert all(0 < one["sampler/gap"] < 0.1 for one in records)
+    assert all(0 < one["sampler/gap_live"] < 0.1 for one in records)
     assert {one["ratio/mean"] for one in records} == {1.0}
 
 
