@@ -57,7 +57,7 @@ def instances(cls: type[TokenObjective]) -> list[TokenObjective]:
     """Every combination of choices, and where a controller can move, one that does."""
     moving: list[TokenObjective] = [AdaptiveEntropy(initial=0.004, low=0.003)] if cls is AdaptiveEntropy else []
     if cls is STARE:
-        moving = [STARE(variant=one, step=0.01) for one in ("O1", "C2")]
+        moving = [STARE(variant=one, increment=0.01) for one in ("O1", "C2")]
     return [*examples(cls), *moving]
 
 
@@ -426,7 +426,9 @@ def test_s2t_in_words() -> None:
 
 def test_inside_within_it_is_said_among_which_tokens() -> None:
     told = story(compose(within(S2TMask(), within(TopEntropyMask(), STARE()))), None, None)
-    assert any("`stare`, among the tokens that `s2t` and `top_entropy` keeps: In a step" in line for line in told)
+    assert any(
+        "`stare`, among the tokens that `s2t` and `top_entropy` keeps: In an optimizer step" in line for line in told
+    )
     assert any("`top_entropy`, among the tokens that `s2t` keeps: Drop" in line for line in told)
 
 
@@ -515,7 +517,7 @@ def test_settings_at_which_a_method_does_nothing() -> None:
     found = idle(compose(KLPenalty(coefficient=0.0), STARE(variant="C2", boost=1.0, damp=1.0), S2TMask()), None)
     assert [line.partition(" does nothing: ")[::2] for line in found] == [
         ("- " + repr(KLPenalty(coefficient=0.0)), "0 times the estimate; the reference is still evaluated."),
-        ("- " + repr(STARE(variant="C2", boost=1.0, damp=1.0)), "every weight is 1 as long as `step` is 0."),
+        ("- " + repr(STARE(variant="C2", boost=1.0, damp=1.0)), "every weight is 1 as long as `increment` is 0."),
     ]
     assert idle(compose(S2TMask()), None) == ["Nothing is known to be idle or unsafe."]
     assert "with one the ratio is 1" in idle(compose(ClipHigher()), None)[0]
@@ -655,7 +657,7 @@ def test_a_bench_is_explained_method_by_method(shown: Any, capsys: pytest.Captur
     file.write_text(BENCH)
     assert main(["explain", str(file), "--markdown"]) == 0
     out = capsys.readouterr().out
-    assert "Bench two, base plain. Each method at slow, the first of 2 settings." in out
+    assert "Bench two, baseline plain. Each method at slow, the first of 2 settings." in out
     assert re.findall(r"(?m)^##? (.*)", out) == [str(file), "plain", "masked"]
     assert out.count("### What happens to a token") == 2
     assert out.count("**Drop.** `s2t`") == 1

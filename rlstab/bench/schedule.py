@@ -183,7 +183,7 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool, retry: bool) -> Schedu
             plan.changed.append(one)
         elif status == "failed" and same and not retry:
             plan.failed.append(one)
-        elif status == "running" and same and any((one.folder / "checkpoints").glob("step-[0-9]*")):
+        elif status == "running" and same and any((one.folder / "checkpoints").glob("rollout-[0-9]*")):
             plan.resumed.append(one)
         else:
             plan.anew.append(one)
@@ -210,11 +210,12 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
         for method in bench.methods:
             these = [one for one in runs if (one.setting, one.method) == (setting, method)]
             if these:
-                rollouts = sum(one.config.optimisation.steps for one in these)
+                rollouts = sum(one.config.optimisation.rollouts for one in these)
                 config = these[0].config
                 sampled = rollouts * config.rollout.prompts * config.rollout.group
                 done = sum(one in plan.finished for one in these)
-                numbers = [len(these), done, rollouts, rollouts * config.optimisation.steps_per_rollout, sampled]
+                optimizer_steps = rollouts * config.optimisation.optimizer_steps_per_rollout
+                numbers = [len(these), done, rollouts, optimizer_steps, sampled]
                 totals = [total + number for total, number in zip(totals, numbers, strict=True)]
                 table.add_row(escape(setting), escape(method), *map(str, numbers))
     table.add_section()
@@ -246,7 +247,7 @@ def _describe(bench: Bench, workers: int) -> None:
     about: dict[str, Any] = {
         "name": bench.name,
         "hash": bench.hash,
-        "base": bench.baseline,
+        "baseline": bench.baseline,
         "command": command(bench),
         "started": before.get("started", now) if before.get("hash") == bench.hash else now,
         "rlstab": rlstab.__version__,

@@ -213,7 +213,7 @@ def _is(method: TokenObjective, name: str) -> bool:
 def inert(objective: Composition, run: RunConfig) -> list[str]:
     """Methods and settings that cannot act in a run, each with the reason."""
     optimisation, found = run.optimisation, []
-    one_step = optimisation.steps_per_rollout == 1
+    one_step = optimisation.optimizer_steps_per_rollout == 1
     ratio = {"live": "the ratio is exactly 1", "recompute": "the ratio is 1 up to rounding"}
     if one_step and optimisation.old_logprobs in ratio:
         found += [
@@ -246,10 +246,10 @@ def inert(objective: Composition, run: RunConfig) -> list[str]:
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, found = run.optimisation, []
-    if optimisation.steps_per_rollout > 1 and "bounds" not in objective.writes and objective.trust_region:
+    if optimisation.optimizer_steps_per_rollout > 1 and "bounds" not in objective.writes and objective.trust_region:
         found.append(
-            f"{optimisation.steps_per_rollout} optimizer steps a rollout and no method with bounds: nothing stops a "
-            f"token whose ratio has run away. Add clip_higher."
+            f"{optimisation.optimizer_steps_per_rollout} optimizer steps a rollout and no method with bounds: nothing "
+            f"stops a token whose ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
         found.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

@@ -53,12 +53,12 @@ def make_report(
         again = _command(paths, metrics, baseline, f"--markdown {shlex.quote(str(markdown_file))}")
         written.append(_write(Path(markdown_file), markdown(comparison, title="Results", command=again), "--markdown"))
     if out is not None:
-        from rlstab.report import figures, page  # Markdown and export do without plotly and matplotlib
+        from rlstab.report import figures, html  # Markdown and export do without plotly and matplotlib
 
         folder = Path(out)
         again = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
         written.append(_write(folder / "report.md", markdown(comparison, command=again), "--out"))
-        written.append(page.write(comparison, folder, again))
+        written.append(html.write(comparison, folder, again))
         drawn = figures.write(comparison, folder)
         if drawn:
             written.append(drawn[0].parent)

@@ -105,7 +105,7 @@ class Learner:
                     self._step(experience, rows, metrics, compare_sampler=first)
                 except NonFinite as error:
                     self.optimizer.zero_grad()
-                    metrics.count("steps/refused")
+                    metrics.count("optimizer_steps/refused")
                     self.last_refusal = str(error)
 
     def _mini_batches(self, experience: Experience) -> Iterator[tuple[bool, Tensor]]:
@@ -119,7 +119,7 @@ class Learner:
         for epoch in range(self.settings.epochs):
             order = torch.arange(groups)
             if self.settings.mini_batches > 1:
-                key = torch.arange(groups) + self.optimizer_steps // self.settings.steps_per_rollout * groups
+                key = torch.arange(groups) + self.optimizer_steps // self.settings.optimizer_steps_per_rollout * groups
                 order = uniform(self.seed + 1, key, torch.tensor(epoch)).argsort()
             for number, chosen in enumerate(order.chunk(self.settings.mini_batches)):
                 yield epoch == number == 0, torch.isin(place, chosen).nonzero().squeeze(-1)
@@ -137,7 +137,7 @@ class Learner:
             self.objective, [batch for _, batch in parts], self.state, self.comm, scope=self.settings.scope
         )
         if plan.silent:
-            metrics.count("steps/skipped")
+            metrics.count("optimizer_steps/skipped")
             self.state = plan.state
             return
 
@@ -172,7 +172,8 @@ class Learner:
                 f"{int(bad)} log-probs of the live policy are NaN or Inf and the gradient norm is {norm}. The "
                 f"optimizer step was refused; weights and state are those before it."
             )
-        warmup = min(1.0, self.optimizer_steps / self.settings.warmup_steps) if self.settings.warmup_steps else 1.0
+        ramp = self.settings.warmup_optimizer_steps
+        warmup = min(1.0, self.optimizer_steps / ramp) if ramp else 1.0
         lr = self.settings.lr * warmup * plan.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -75,7 +75,7 @@ class S2TMask(TokenObjective):
         - From its code: no official code was found, for any version.
 
     Interacts:
-        - good with: ``clip_higher`` and ``token_mean``, the base on which it was published, without ``kl`` or entropy
+        - good with: ``clip_higher`` and ``token_mean``, with which it was published, without ``kl`` or entropy
           terms.
         - careful with: ``stare`` boosts what S2T drops. A rewarded token below ``max_prob`` has a surprisal above 6.2
           nats and so is mostly in STARE's top share; composed, the drop wins. ``within(S2TMask(), STARE())`` takes the

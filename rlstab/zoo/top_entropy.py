@@ -65,7 +65,7 @@ class TopEntropyMask(TokenObjective):
           to float32, so it may fall on the entropy just below the quantile and keep one token more.
 
     Interacts:
-        - good with: ``clip_higher`` and ``token_mean``, the base of the paper (DAPO, 0.2 and 0.28, no ``kl``).
+        - good with: ``clip_higher`` and ``token_mean``, as in the paper (DAPO, 0.2 and 0.28, no ``kl``).
         - careful with: ``s2t`` and ``stare`` select rare tokens; those at sure places are dropped here, and still count
           in the other's pool. ``lp_reg`` keeps its penalty on them. ``constant_length`` has a fixed divisor, so 'kept'
           then does not rescale.

@@ -96,7 +96,7 @@ def stare(case: str, **settings: Any) -> Callable[[], float]:
 def gains(name: str) -> tuple[Mapping[str, Any], ...]:
     """The state of each step of a stored controller's run."""
     stored = load("stare")["controllers"][name]
-    method = STARE(target_entropy=stored["target_entropy"], step=stored["alpha"])
+    method = STARE(target_entropy=stored["target_entropy"], increment=stored["alpha"])
     state, states = method.init_state(), []
     for one in stored["steps"]:
         state = method.advance(state, {"entropy": Mean.scalar(one["entropy"])})

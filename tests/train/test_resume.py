@@ -19,9 +19,9 @@ from rlstab.config import dump_run
 from rlstab.train import checkpoint
 from tests.train.runs import go, small, weights, without_times
 
-STACK = [{"preset": "recommended"}, {"name": "adaptive_entropy", "step": 0.001, "target_entropy": 0.5}]
+STACK = [{"preset": "recommended"}, {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}]
 LONG: dict[str, Any] = {
-    "optimisation__steps": 8,
+    "optimisation__rollouts": 8,
     "optimisation__mini_batches": 2,
     "tracking__checkpoint_every": 2,
     "evaluation__every": 4,
@@ -75,7 +75,7 @@ def test_a_kill_during_a_save_leaves_the_checkpoint_before_it(
 
     def killed(path: Path) -> None:
         flushed.append(path)
-        if "step-000004" in str(path):
+        if "rollout-000004" in str(path):
             raise Killed
 
     out = tmp_path / "run"
@@ -83,14 +83,14 @@ def test_a_kill_during_a_save_leaves_the_checkpoint_before_it(
         patched.setattr(checkpoint, "_flush", killed)
         with pytest.raises(Killed):
             go(small(out, STACK, **LONG))
-    assert [one.name for one in checkpoint.checkpoints(out / "checkpoints")] == ["step-000002"]
+    assert [one.name for one in checkpoint.checkpoints(out / "checkpoints")] == ["rollout-000002"]
     go(small(out, STACK, **LONG), resume=True)
     assert_same(out, uninterrupted)
     assert not list((out / "checkpoints").glob(".writing-*"))
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    run = small(tmp_path / "run", optimisation__steps=2)
+    run = small(tmp_path / "run", optimisation__rollouts=2)
     go(run)
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
     go(run, resume=True)
@@ -98,17 +98,17 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_resume_may_lengthen_a_run(tmp_path: Path) -> None:
-    go(small(tmp_path / "run", optimisation__steps=2))
-    assert len(go(small(tmp_path / "run", optimisation__steps=4), resume=True).records) == 4
-    go(small(tmp_path / "whole", optimisation__steps=4))
+    go(small(tmp_path / "run", optimisation__rollouts=2))
+    assert len(go(small(tmp_path / "run", optimisation__rollouts=4), resume=True).records) == 4
+    go(small(tmp_path / "whole", optimisation__rollouts=4))
     assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
 
 
 def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    go(small(out, optimisation__steps=1))
+    go(small(out, optimisation__rollouts=1))
     with pytest.raises(rlstab.CheckpointError) as caught:
-        go(small(out, optimisation__steps=1, optimisation__lr=0.5), resume=True)
+        go(small(out, optimisation__rollouts=1, optimisation__lr=0.5), resume=True)
     assert str(caught.value) == (
         f"{out} was started with optimisation.lr = 0.001, the configuration says 0.5. A run continues as it began. "
         f"Resume with {out / 'config.yaml'}, or start anew in another tracking.out."
@@ -117,7 +117,7 @@ def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run = small(out, optimisation__steps=1)
+    run = small(out, optimisation__rollouts=1)
     go(run)
     record = checkpoint.checkpoints(out / "checkpoints")[-1] / "trainer.json"
     data = json.loads(record.read_text())
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["trainer.json", "trainer.safetensors"])
 def test_a_damaged_checkpoint_says_which_and_what_to_do(file: str, tmp_path: Path) -> None:
-    run = small(tmp_path / "run", optimisation__steps=1)
+    run = small(tmp_path / "run", optimisation__rollouts=1)
     go(run)
     damaged = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[-1] / file
     damaged.write_bytes(damaged.read_bytes()[:20])
