@@ -55,8 +55,9 @@ def _opening(comparison: Comparison, command: str | None) -> list[str]:
         f"above its baseline, ties half. Intervals are each for itself; what stands in words holds at {percent} for "
         f"all methods of one setting and outcome together (Holm), not over several outcomes. *No visible difference* "
         f"does not mean equal: the interval says how large a difference could have stayed hidden. Fewer than "
-        f"{MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations with normal "
-        f"values they hold the truth in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict rests on them."
+        f"{MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations with "
+        f"normal values they hold the truth in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict rests "
+        f"on them."
     )
     outcomes = _list(f"{one.name}: {one.text}" for one in comparison.outcomes)
     return [*parts, f"Outcomes, each of finished runs:\n\n{outcomes}"]

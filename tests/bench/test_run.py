@@ -100,6 +100,21 @@ def test_changed_runs_need_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert record(tmp_path, "default/b/seed-0")["run_hash"] == changed.runs[1].hash
 
 
+def test_runs_of_before_say_which_names_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher"}))
+    run_bench(bench, console=console())
+    folder = bench.runs[0].folder
+    (folder / "bench.json").write_text(json.dumps({**record(tmp_path, "default/a/seed-0"), "run_hash": "of before"}))
+    (folder / "config.yaml").write_text("objective: [{name: clip_higher}]\noptimisation: {steps: 2, lr: 0.001}\n")
+    with pytest.raises(ConfigError) as caught:
+        run_bench(bench, console=console())
+    assert (
+        "default/a/seed-0. They were written under older names, which changes their hashes: optimisation.steps is "
+        "called 'rollouts' now. Make them again with --overwrite, or keep them"
+    ) in str(caught.value)
+
+
 def test_a_folder_of_another_bench_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
     run_bench(load_bench(tiny(tmp_path, {"a": "clip_higher"})), console=console())

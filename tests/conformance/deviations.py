@@ -274,7 +274,7 @@ DEVIATIONS = (
     ),
     Deviation(
         STARE,
-        "the code uses them in step k already",
+        "the code uses them in k already",
         "stare",
         "W of the first step, whose entropy is above the target",
         lambda: load("stare")["controllers"]["adaptive"]["steps"][0]["boost"],
