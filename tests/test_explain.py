@@ -418,7 +418,7 @@ def test_s2t_in_words() -> None:
     told = story(compose(S2TMask(max_prob=0.01, quantile=0.8, population="all"), TokenMean()), None, None)
     assert told == [
         "1. **Drop.** `s2t`: Drop a token when its advantage is positive, its probability is below 0.01 and its "
-        "entropy is below the 0.8-quantile over all tokens of the step. It leaves the divisor too.",
+        "entropy is below the 0.8-quantile over all tokens of the optimizer step. It leaves the divisor too.",
         "2. **Trust region.** None: a token pulls with its ratio times its advantage, however far the ratio has gone.",
         "3. **Average.** `token_mean`: Average over all tokens of the optimizer step: every token weighs the same.",
     ]
@@ -551,7 +551,7 @@ def test_hosts_name_signals_that_exist() -> None:
 
 def test_what_a_host_does_not_hand_over() -> None:
     rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(S2TMask(), EntropyBonus()))[6:]}
-    assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole step"
+    assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole optimizer step"
     assert rows["subclass of `GRPOTrainer`, `_compute_loss`"] == "nothing"
     rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[6:]}
     assert set(rows.values()) == {"nothing"}

@@ -252,5 +252,5 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
             f"stops a token whose ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
-        found.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")
+        found.append("optimisation.scope = microbatch: the loss depends on how the optimizer step is cut.")
     return found

@@ -448,7 +448,8 @@ def hosts(objective: Composition) -> list[str]:
     own = f"no: it does not provide {', '.join(f'`{name}`' for name in foreign)}" if foreign else "yes"
     return [
         f"- rlstab's own trainer (`rlstab train`): {own}.",
-        f"- A loop of yours: yes, if it holds {listed}; it calls the objective, or `make_plan` for a step in parts.",
+        f"- A loop of yours: yes, if it holds {listed}; it calls the objective, or `make_plan` where an "
+        "optimizer step comes in parts.",
         "- Other trainers: no adapter ships yet. What the hook of each, as of mid-2026, does not hand over:",
         "",
         "| trainer | hook | lacks, for this objective | known by |",

@@ -47,7 +47,9 @@ class Progress:
         shown = {"reward": "reward/mean", "entropy": "tokens/entropy", "grad": "gradient/norm", "kept": "tokens/kept"}
         parts = [f"{label} {values[name]:.3f}" for label, name in shown.items() if name in values]
         parts += [
-            f"[yellow]{kind} {int(values[f'steps/{kind}'])}[/]" for kind in ("refused",) if f"steps/{kind}" in values
+            f"[yellow]{kind} {int(values[f'optimizer_steps/{kind}'])}[/]"
+            for kind in ("refused",)
+            if f"optimizer_steps/{kind}" in values
         ]
         self._bar.update(self._task, completed=rollout, description=" ".join(parts) + self._held)
 

@@ -71,7 +71,7 @@ class S2TMask(TokenObjective):
           old policy (``logprobs`` left out) is the same in the first step after a rollout and older by the steps since
           then in the others.
         - From the paper: how its quantile was taken across micro-batches and devices was not found. Here it is exact
-          over all parts of the step.
+          over all parts of the optimizer step.
         - From its code: no official code was found, for any version.
 
     Interacts:
@@ -90,7 +90,8 @@ class S2TMask(TokenObjective):
     Limits:
         - ``S2TMask(quantile=0.0)``: the threshold is the smallest entropy of the pool, and no candidate is below it.
         - ``S2TMask(quantile=0.0, population="all")``: likewise.
-        - A step without candidates keeps everything; so does, by default, a step with one, which is not below itself.
+        - An optimizer step without candidates keeps everything; so does, by default, one with one candidate, which
+          is not below itself.
 
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at
@@ -129,8 +130,8 @@ class S2TMask(TokenObjective):
 
     def in_words(self) -> Mapping[str, str]:
         pool = {
-            "candidates": "the tokens of the step that meet the first two conditions",
-            "all": "all tokens of the step",
+            "candidates": "the tokens of the optimizer step that meet the first two conditions",
+            "all": "all tokens of the optimizer step",
         }[self.population]
         return {
             "keep": f"Drop a token when its advantage is positive, its probability is below {self.max_prob} and its "

@@ -78,7 +78,7 @@ class STARE(TokenObjective):
         - ``next_damp``: M of the next, likewise.
 
     Deviations:
-        - From the paper: the gate is decided once per optimizer step, on the token mean of the step's own evidence. The
+        - From the paper: the gate is decided once per optimizer step, on the token mean of its own evidence. The
           paper has one value per batch, and the official code decides once per rollout, from the old policy, aggregated
           like the loss; with one optimizer step per rollout and a token mean these agree.
         - From its code: the top share is taken over all parts and ranks of the optimizer step, as the paper describes.

@@ -47,7 +47,7 @@ def test_a_folder_of_runs_is_searched(tmp_path: Path) -> None:
 
 def test_bins_hold_means_of_ten_rollouts_and_the_largest(tmp_path: Path) -> None:
     norm = [1.0] * 10 + [2.0] * 5
-    largest = [float(step) for step in range(1, 16)]
+    largest = [float(rollout) for rollout in range(1, 16)]
     changes = {"gradient/norm": norm, "gradient/largest_norm": largest, "optimizer_steps/refused": [0.0] * 15}
     run, _ = only(write_run(tmp_path / "run", rollouts=15, changes=changes))
     ends, values = binned(run, "gradient/norm")
