@@ -390,7 +390,7 @@ def _same_names(started: Any, path: Path) -> None:
     found = dict(old_settings(started))
     if found:
         names = ", ".join(f"{old} is called '{now}' now" for old, now in found.items())
-        cure = "Rename it there to continue the run."
+        cure = "Use the new names there to continue the run."
         if any(old.startswith("objective.") for old in found):  # its checkpoints bear the hash of the old names
             cure = "Continue the run with the version of rlstab that wrote it, or start anew in another tracking.out."
         raise CheckpointError(f"{path} was written under older names: {names}. {cure}")
