@@ -7,7 +7,7 @@ import pytest
 
 import rlstab
 from rlstab.cli import main
-from rlstab.report import figures, page
+from rlstab.report import figures, html
 from rlstab.report.build import make_report
 from rlstab.report.records import load_runs
 from tests.report.conftest import write_run
@@ -17,7 +17,7 @@ from tests.report.conftest import write_run
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where the page and the figures, which have tests of their own, would be written."""
     found: list[Path] = []
-    monkeypatch.setattr(page, "write", lambda comparison, out, command: found.append(out) or out / "report.html")
+    monkeypatch.setattr(html, "write", lambda comparison, out, command: found.append(out) or out / "report.html")
     monkeypatch.setattr(figures, "write", lambda comparison, out: found.append(out) or [out / "figures" / "a.png"])
     return found
 

@@ -16,7 +16,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from rlstab.errors import ReportError
-from rlstab.report import page
+from rlstab.report import html as page
 from rlstab.report.comparison import compare
 from rlstab.report.contents import contents, data
 from rlstab.report.model import LeftOut, Loaded, RunRecord

@@ -24,7 +24,7 @@ from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.rollout import sample
 from rlstab.train.step import forward_signals
-from tests.train.test_head import SIZE as HEAD_SIZE
+from tests.train.test_vocabulary_head import SIZE as HEAD_SIZE
 
 SIZE = {**HEAD_SIZE, "eos_token_id": 19}  # that of the tokenizer
 
