@@ -152,7 +152,7 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
         read_tokens(write(tmp_path / "tokens.jsonl", "{}"))
 
 
-def test_a_step_that_was_not_traced_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
+def test_a_rollout_that_was_not_traced_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
     found = read_tokens(write(tmp_path / "t.jsonl", line(0), line(1, rollout=50)))
     assert [one.rollout for one in choose(found, 50, 10).samples] == [50]
     with pytest.raises(ReportError, match=r"rollout 7 was not traced\. Traced: 1, 50"):
@@ -260,7 +260,7 @@ def test_the_terminal_shows_marks_below_the_tokens(tmp_path: Path) -> None:
     assert lines[at + 2] == "$"
     assert lines[at + 3] == "clip_higher clipped 1, stare (within/inner) boosted 1, s2t (within/outer) dropped 1"
     assert any("kl: every token is regularised" in one for one in lines)
-    assert next(one for one in lines if one.startswith("rollout")).startswith("step 1, optimizer step 1  response 1")
+    assert next(one for one in lines if one.startswith("rollout")).startswith("rollout 1, optimizer step 1  response 1")
 
 
 def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:

@@ -183,7 +183,8 @@ def test_a_run_of_before_continues_once_its_settings_are_renamed(tmp_path: Path)
         go(small(out, optimisation__rollouts=3, **long), resume=True)
     assert str(caught.value) == (
         f"{config} was written under older names: optimisation.steps is called 'rollouts' now, "
-        f"optimisation.warmup_steps is called 'warmup_optimizer_steps' now. Use the new names there to continue the run."
+        f"optimisation.warmup_steps is called 'warmup_optimizer_steps' now. Use the new names there to continue the "
+        f"run."
     )
     config.write_text(config.read_text().replace(" steps:", " rollouts:").replace(" warmup_s", " warmup_optimizer_s"))
     result = go(small(out, optimisation__rollouts=3, **long), resume=True)
