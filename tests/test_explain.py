@@ -38,6 +38,7 @@ from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
 from rlstab.core.batch import SIGNALS
 from rlstab.core.settings import Setting, percent, settings_of
+from rlstab.core.terms import WRITABLE
 from rlstab.explain.cards import card
 from rlstab.explain.hosts import HOSTS
 from rlstab.explain.interactions import INTERACTIONS, MASK, inert, interactions, unsafe
@@ -68,7 +69,7 @@ def others(method: TokenObjective, setting: Setting) -> Iterator[TokenObjective]
         if setting.accepts(value) and value != getattr(method, setting.name):
             try:
                 yield dataclasses.replace(method, **{setting.name: value})
-            except rlstab.OutOfRange:
+            except rlstab.errors.OutOfRange:
                 continue
 
 
@@ -203,7 +204,9 @@ def pulled(batch: TokenBatch, *methods: TokenObjective, advantage: bool = True) 
     if not advantage:
         batch = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     entropies = -(logprobs.exp() * logprobs + torch.special.xlog1py(1 - logprobs.exp(), -logprobs.exp()))
-    compose(*methods)(batch, PolicyOutputs(logprobs, entropies, logprobs)).loss.backward()
+    objective = compose(*methods)
+    state = objective.init_state()
+    objective(batch, PolicyOutputs(logprobs, entropies, logprobs), state=state).loss.backward()
     assert logprobs.grad is not None
     return logprobs.grad
 
@@ -411,7 +414,7 @@ def test_the_story_is_told_in_the_order_of_the_loss() -> None:
 
 
 def test_the_story_covers_every_field_of_terms() -> None:
-    assert STAGES.keys() == {one.name for one in dataclasses.fields(Terms)} - {"report"}
+    assert STAGES.keys() == {*WRITABLE, "report"}
 
 
 def test_s2t_in_words() -> None:
@@ -474,11 +477,11 @@ def test_of_an_advantage_without_its_deviation_it_is_dr_grpo_that_is_told() -> N
 @pytest.mark.parametrize(
     ("objective", "optimisation", "expected"),
     [
-        (["clip_higher"], {}, ["clip_higher cannot act: with one optimizer step a rollout the ratio is exactly 1."]),
+        (["clip_higher"], {}, ["clip_higher cannot act: with one optimizer step per rollout the ratio is exactly 1."]),
         (["clip_higher"], {"old_logprobs": "recompute"}, ["clip_higher cannot act: .* 1 up to rounding"]),
         (["clip_higher"], {"old_logprobs": "rollout"}, []),
         (["clip_higher"], {"epochs": 2}, []),
-        ([{"name": "lp_reg", "ratio_cap": 10.0}], {}, ["the cap of the ratio by lp_reg cannot act"]),
+        ([{"name": "lp_reg", "ratio_cap": 10.0}], {}, ["the trust region of lp_reg cannot act"]),
         (["s2t"], {"refresh": "step"}, ["optimisation.refresh = step: .* the same evidence again"]),
         (["s2t"], {"refresh": "step", "mini_batches": 2}, []),
     ],
@@ -602,7 +605,7 @@ def test_a_run_with_its_hash_and_what_set_changes(shown: Any) -> None:
     run = load_run("f.yaml", {"optimisation.epochs": 3})
     _, out, _ = shown("f.yaml", "--set", "optimisation.epochs=3")
     assert f"Objective {objective_hash(run.composition)}, run {run_hash(run)}." in out
-    assert "Warning: 3 optimizer steps a rollout and no method with bounds" in out
+    assert "Warning: 3 optimizer steps per rollout and no method with bounds" in out
 
 
 def test_markdown_is_what_a_page_is(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -624,7 +627,7 @@ def test_markdown_is_what_a_page_is(shown: Any, capsys: pytest.CaptureFixture[st
         (["stra"], "ConfigError: objective.0.name: no method is called 'stra'. Did you mean 'stare'?\n"),
         (["token_mean,sequence_mean"],
          "Conflict: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly "
-         "one.\n  Remove one of them. (Weights, masks and penalties combine freely.)\n"),
+         "one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)\n"),
         (["--preset", "dappo"], "UnknownName: no preset is called 'dappo'. Did you mean 'dapo'?\n"),
     ],
 )  # fmt: skip

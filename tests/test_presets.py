@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from rlstab import UnknownName
 from rlstab.config import dump_objective, load_objective, load_run
 from rlstab.config.objectives import leaves
 from rlstab.core.compose import Within
 from rlstab.core.settings import settings_of
+from rlstab.errors import UnknownName
 from rlstab.presets import PRESETS, preset
 
 #: Published values, written down by hand; where a source says nothing, the neutral setting.

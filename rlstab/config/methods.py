@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import MISSING
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -27,10 +29,14 @@ def method_model(cls: type[TokenObjective]) -> type[BaseModel]:
 
 
 def _annotation(one: Setting) -> Any:
-    annotation: Any = Literal[one.choices] if one.choices else one.kinds[0]
-    for kind in one.kinds[1:]:
-        annotation = annotation | kind
-    return annotation | None if one.optional else annotation
+    allowed: list[Any] = [*one.kinds, *([Literal[one.choices]] if one.choices else [])]
+    if one.items is not None:
+        allowed.append(Annotated[tuple[_limited(one.items), ...], Field(strict=False)])  # YAML has lists
+    return functools.reduce(operator.or_, [*allowed, *([None] if one.optional else [])])
+
+
+def _limited(one: Setting) -> Any:
+    return Annotated[_annotation(one), _field(one)]
 
 
 def _field(one: Setting) -> Any:

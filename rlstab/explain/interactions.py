@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition, Within
 from rlstab.core.objective import TokenObjective
 from rlstab.zoo.s2t import S2TMask
@@ -214,22 +215,20 @@ def inert(objective: Composition, run: RunConfig) -> list[str]:
     """Methods and settings that cannot act in a run, each with the reason."""
     optimisation, found = run.optimisation, []
     one_step = optimisation.optimizer_steps_per_rollout == 1
-    ratio = {"live": "the ratio is exactly 1", "recompute": "the ratio is 1 up to rounding"}
-    if one_step and optimisation.old_logprobs in ratio:
-        found += [
-            f"{key if one.writes == {'bounds'} else f'the cap of the ratio by {key}'} cannot act: with one optimizer "
-            f"step a rollout {ratio[optimisation.old_logprobs]}. It matters with epochs or mini_batches above 1."
-            for key, one in objective.keyed.items()
-            if "bounds" in one.writes
-        ]
+    found += [
+        f"{key if not one.writes - {'bounds', 'gates', 'ratio'} else f'the trust region of {key}'} cannot act: {why}"
+        for key, one in objective.keyed.items()
+        for drift in sorted(one.reads_drift)
+        if (why := why_idle(drift, optimisation)) is not None
+    ]
     if run.rollout.group == 1:
         found.append(
             "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
             "penalty moves the policy."
         )
-    if one_step and optimisation.refresh == "step":
+    if one_step and optimisation.refresh == "step" and optimisation.old_logprobs != "rollout":
         found.append(
-            "optimisation.refresh = step: with one optimizer step a rollout the policy has not moved, and one more "
+            "optimisation.refresh = step: with one optimizer step per rollout the policy has not moved, and one more "
             "forward makes the same evidence again."
         )
     advantage = run.advantage
@@ -246,10 +245,10 @@ def inert(objective: Composition, run: RunConfig) -> list[str]:
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, found = run.optimisation, []
-    if optimisation.optimizer_steps_per_rollout > 1 and "bounds" not in objective.writes and objective.trust_region:
+    if optimisation.optimizer_steps_per_rollout > 1 and not objective.writes & {"bounds", "gates"}:
         found.append(
-            f"{optimisation.optimizer_steps_per_rollout} optimizer steps a rollout and no method with bounds: nothing "
-            f"stops a token whose ratio has run away. Add clip_higher."
+            f"{optimisation.optimizer_steps_per_rollout} optimizer steps per rollout and no method with bounds or "
+            f"gates: nothing stops a token whose ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
         found.append("optimisation.scope = microbatch: the loss depends on how the optimizer step is cut.")

@@ -40,11 +40,12 @@ STAGES: Mapping[str, str] = {
     "ratio": "Ratio",
     "bounds": "Trust region",
     "exempt": "Exempt from the trust region",
-    "surrogate": "Policy term",
+    "gates": "Gate",
     "weight": "Weight",
     "aggregate": "Average",
     "penalties": "Penalty",
     "lr_scale": "Learning rate",
+    "report": "Only observed",
 }
 #: Where nobody has a say.
 _OTHERWISE = {

@@ -1,1 +1,5 @@
-"""A minimal GRPO-family trainer on accelerate: tasks, rollout, step, loop, checkpoint, tracking."""
+"""A minimal GRPO-family trainer on accelerate: rollout, step, loop, checkpoint, tracking."""
+
+from rlstab.train.loop import RunResult, train
+
+__all__ = ["RunResult", "train"]

@@ -11,10 +11,11 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rlstab.config.runs import OptimisationSettings
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
 from rlstab.errors import NonFinite

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, final
 
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.core.terms import Penalty, Terms
@@ -140,8 +141,7 @@ class AdaptiveEntropy(TokenObjective):
 
     def advance(self, state: State, stat: Settled) -> State:
         """This step's entropy decides whether its price is paid; the price that it moves is the next step's."""
-        mean = stat["entropy"]
-        assert isinstance(mean, Mean)
+        mean = stat.mean("entropy")
         now = state["next_coefficient"]
         if math.isnan(mean.value):
             return {**state, "coefficient": now}

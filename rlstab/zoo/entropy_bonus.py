@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, final
 
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Penalty, Terms

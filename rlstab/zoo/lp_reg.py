@@ -10,11 +10,12 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.compare import places
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Bounds, Penalty, Terms
 from rlstab.estimators import k3
 
@@ -196,8 +197,7 @@ class LpReg(TokenObjective):
         return {"surprisal": Pool.top(surprisal, self.share, batch.punished, rounding="floor")}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        threshold = stat["surprisal"]
-        assert isinstance(threshold, Threshold)
+        threshold = stat.threshold("surprisal")
         selected = threshold.reached(-batch.logprobs) & batch.punished
         rare = places(selected)  # few; the next condition is in float64
         plausible = batch.logprobs[rare].double() >= batch.signal("max_logprobs")[rare].double() + math.log(self.min_p)

@@ -13,7 +13,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.compare import below
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Terms
 
 
@@ -144,8 +144,7 @@ class S2TMask(TokenObjective):
         return {"entropy": Pool.quantile(entropies, self.quantile, where)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        threshold = stat["entropy"]
-        assert isinstance(threshold, Threshold)
+        threshold = stat.threshold("entropy")
         candidates = self._candidates(batch)
         spurious = candidates & threshold.below(batch.signal("entropies"))
         report = {

@@ -12,7 +12,7 @@ import torch
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Summary, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Terms
 from rlstab.errors import OutOfRange
 
@@ -123,7 +123,8 @@ class STARE(TokenObjective):
         ... )
         >>> live = old.clone().requires_grad_()
         >>> objective = compose(STARE(variant="C2", share=0.5))
-        >>> objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> out = objective(batch, PolicyOutputs.from_padded(batch, logprobs=live), state=objective.init_state())
+        >>> out.loss.backward()
         >>> [round(g, 4) for g in live.grad.flatten().tolist()]
         [-0.25, -0.275, 0.25, 0.225]
 
@@ -147,7 +148,6 @@ class STARE(TokenObjective):
     min_damp: Annotated[float, Range(ge=0, le=1)] = 0.5
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.increment and not (self.boost <= self.max_boost and self.min_damp <= self.damp):
             raise OutOfRange(
                 f"'{self.name}': boost = {self.boost} and damp = {self.damp}, expected boost <= max_boost = "
@@ -173,48 +173,34 @@ class STARE(TokenObjective):
         return {"gate": True, "boost": self.boost, "damp": self.damp, "next_boost": self.boost, "next_damp": self.damp}
 
     def measure(self, batch: TokenBatch) -> Stat:
-        surprisal = -batch.logprobs
-        stat: dict[str, Summary] = {
+        return {
             "entropy": Mean.of(batch.signal("entropies")),
-            "rewarded": Pool.top(surprisal, self.share, batch.rewarded),
+            "rewarded": Pool.top(-batch.logprobs, self.share, batch.rewarded),
+            **({"punished": Pool.top(-batch.logprobs, self.share, batch.punished)} if self.variant == "C2" else {}),
         }
-        if self.variant == "C2":
-            stat["punished"] = Pool.top(surprisal, self.share, batch.punished)
-        return stat
 
     def advance(self, state: State, stat: Settled) -> State:
         """This step's entropy decides its gate; the gains that it moves act in the next step."""
-        mean = stat["entropy"]
-        assert isinstance(mean, Mean)
-        entropy = mean.value
-        boost, damp = state["next_boost"], state["next_damp"]
-        gap = self.target_entropy - entropy
+        gap = self.target_entropy - stat.mean("entropy").value
+        now = {**state, "boost": state["next_boost"], "damp": state["next_damp"]}
+        if math.isnan(gap):  # a step without tokens decides nothing
+            return now
         move = math.copysign(self.increment, gap) if gap else 0.0
-        if math.isnan(entropy) or not self.increment:
-            return {**state, "gate": state["gate"] if math.isnan(entropy) else gap > 0, "boost": boost, "damp": damp}
-        return {
-            "gate": gap > 0,
-            "boost": boost,
-            "damp": damp,
-            "next_boost": min(max(boost + move, 1.0), self.max_boost),
-            "next_damp": min(max(damp - move, self.min_damp), 1.0),
-        }
+        boost, damp = now["boost"] + move, now["damp"] - move
+        if self.increment:
+            boost, damp = min(max(boost, 1.0), self.max_boost), min(max(damp, self.min_damp), 1.0)
+        return {**now, "gate": gap > 0, "next_boost": boost, "next_damp": damp}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         report = {"gate": Mean.scalar(float(state["gate"])), "boost": Mean.scalar(state["boost"])}
         if not state["gate"]:
             return Terms(report=report)
-        rewarded = stat["rewarded"]
-        assert isinstance(rewarded, Threshold)
-        surprisal = -batch.logprobs
-        weight = torch.ones_like(surprisal)
-        boosted = batch.rewarded & rewarded.reached(surprisal)
-        weight = torch.where(boosted, state["boost"], weight)
-        report |= {"threshold": rewarded.report(), "boosted": Mean.of(boosted)}
+        rarest = stat.threshold("rewarded")
+        boosted = batch.rewarded & rarest.reached(-batch.logprobs)
+        weight = torch.where(boosted, state["boost"], torch.ones_like(batch.logprobs))
+        report |= {"threshold": rarest.report(), "boosted": Mean.of(boosted)}
         if self.variant == "C2":
-            punished = stat["punished"]
-            assert isinstance(punished, Threshold)
-            damped = batch.punished & punished.reached(surprisal)
+            damped = batch.punished & stat.threshold("punished").reached(-batch.logprobs)
             weight = torch.where(damped, state["damp"], weight)
             report["damped"] = Mean.of(damped)
         return Terms(weight=weight, report=report)

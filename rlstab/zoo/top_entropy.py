@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, final
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Terms
 
 
@@ -127,8 +127,7 @@ class TopEntropyMask(TokenObjective):
         return {"entropy": Pool.quantile(batch.signal("entropies"), 1 - self.share)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        threshold = stat["entropy"]
-        assert isinstance(threshold, Threshold)
+        threshold = stat.threshold("entropy")
         forking = threshold.reached(batch.signal("entropies"))
         report = {"threshold": threshold.report(), "share": Mean.of(forking)}
         if self.denominator == "kept":

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlstab import ConfigError
 from rlstab.bench.file import load_bench
 from rlstab.cli import main
 from rlstab.config import load_objective, load_run
 from rlstab.config.renamed import SETTINGS, new_settings, old_settings
 from rlstab.config.runs import OptimisationSettings
 from rlstab.core.settings import settings_of
+from rlstab.errors import ConfigError
 from rlstab.zoo import METHODS
 
 OLD_FILES = {

@@ -194,7 +194,7 @@ def test_a_live_policy_with_nan_is_refused_until_the_run_ends(
 
     monkeypatch.setattr(loop, "load_policy", poisoned)
     with pytest.raises(
-        rlstab.NonFinite, match=r"2 optimizer steps in a row were refused, the last because: 1 log-probs"
+        rlstab.errors.NonFinite, match=r"2 optimizer steps in a row were refused, the last because: 1 log-probs"
     ):
         go(small(tmp_path))
     assert len(calls) == 2
@@ -216,7 +216,7 @@ def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path
 
     run = small(tmp_path / "run")
     run._composition = rlstab.compose(Foreign(), rlstab.ClipHigher())
-    with pytest.raises(rlstab.MissingSignal) as caught:
+    with pytest.raises(rlstab.errors.MissingSignal) as caught:
         go(run)
     assert str(caught.value) == (
         "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: entropies, log_kept_mass, "
@@ -229,7 +229,7 @@ def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run = small(tmp_path / "run", optimisation__rollouts=1)
     go(run)
-    with pytest.raises(rlstab.ConfigError) as caught:
+    with pytest.raises(rlstab.errors.ConfigError) as caught:
         go(run)
     assert str(caught.value) == (
         f"{tmp_path / 'run'} already holds a run. Continue it with --resume, replace it with --overwrite, or set "

@@ -108,7 +108,7 @@ def test_resume_may_lengthen_a_run(tmp_path: Path) -> None:
 def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(small(out, optimisation__rollouts=1))
-    with pytest.raises(rlstab.CheckpointError) as caught:
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
         go(small(out, optimisation__rollouts=1, optimisation__lr=0.5), resume=True)
     assert str(caught.value) == (
         f"{out} was started with optimisation.lr = 0.001, the configuration says 0.5. A run continues as it began. "
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
     data = json.loads(record.read_text())
     hash_of_this = data["objective"]
     record.write_text(json.dumps({**data, "objective": "000000000000"}))
-    with pytest.raises(rlstab.CheckpointError) as caught:
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
         go(run, resume=True)
     assert str(caught.value) == (
         f"{record.parent} belongs to the objective 000000000000, the configuration describes {hash_of_this}. A "
@@ -139,7 +139,9 @@ def test_a_damaged_checkpoint_says_which_and_what_to_do(file: str, tmp_path: Pat
     go(run)
     damaged = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[-1] / file
     damaged.write_bytes(damaged.read_bytes()[:20])
-    with pytest.raises(rlstab.CheckpointError, match=r"is damaged: .* Delete this folder, and --resume takes the"):
+    with pytest.raises(
+        rlstab.errors.CheckpointError, match=r"is damaged: .* Delete this folder, and --resume takes the"
+    ):
         go(run, resume=True)
 
 
@@ -176,10 +178,10 @@ def test_a_run_of_before_continues_once_its_settings_are_renamed(tmp_path: Path)
     assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
     config = out / "config.yaml"
     with pytest.raises(
-        rlstab.ConfigError, match=r"config\.yaml:\d+: optimisation\.steps: 'steps' is called 'rollouts'"
+        rlstab.errors.ConfigError, match=r"config\.yaml:\d+: optimisation\.steps: 'steps' is called 'rollouts'"
     ):
         load_run(config)
-    with pytest.raises(rlstab.CheckpointError) as caught:
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
         go(small(out, optimisation__rollouts=3, **long), resume=True)
     assert str(caught.value) == (
         f"{config} was written under older names: optimisation.steps is called 'rollouts' now, "
@@ -203,7 +205,7 @@ def test_a_run_of_before_whose_objective_was_renamed_says_so(tmp_path: Path) -> 
     run = small(out, ["clip_higher", "stare"], optimisation__rollouts=1, tracking__trace_every=1)
     go(run)
     as_before(out, "stare.step")
-    with pytest.raises(rlstab.CheckpointError) as caught:
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
         go(run, resume=True)
     assert str(caught.value) == (
         f"{out / 'config.yaml'} was written under older names: objective.1.step is called 'increment' now. Continue "

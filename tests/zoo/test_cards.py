@@ -14,10 +14,11 @@ import torch
 
 import rlstab
 from rlstab.cli import main
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import compose
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import make_plan
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range
 from rlstab.core.terms import Penalty, Terms
 from rlstab.explain import cards

@@ -30,7 +30,8 @@ def run(*methods, rows=ROWS):
     """Loss and gradients of all live inputs."""
     batch = batch_of(rows)
     policy, leaves = live_of(batch, rows)
-    loss = compose(*methods)(batch, policy).loss
+    objective = compose(*methods)
+    loss = objective(batch, policy, state=objective.init_state()).loss
     loss.backward()
     grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
     return [loss.detach(), *grads]
