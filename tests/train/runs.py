@@ -20,7 +20,7 @@ def small(out: Path, objective: Any = "clip_higher", **changes: Any) -> RunConfi
     data = {
         "objective": objective,
         "rollout": {"prompts": 4, "group": 4, "max_new_tokens": 16},
-        "optimisation": {"steps": 3, "lr": 1e-3},
+        "optimisation": {"rollouts": 3, "lr": 1e-3},
         "evaluation": {"every": 0},
         "tracking": {"out": str(out), "checkpoint_every": 0},
     }
@@ -39,7 +39,7 @@ def go(run: RunConfig, **options: Any) -> RunResult:
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
     """The weights of the newest checkpoint."""
-    return load_file(sorted((out / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
+    return load_file(sorted((out / "checkpoints").glob("rollout-*"))[-1] / "model.safetensors")
 
 
 def largest_difference(one: Path, other: Path) -> float:
