@@ -8,6 +8,7 @@ its CPU builds are enough.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import nox
@@ -27,6 +28,8 @@ INSTRUCTIONS = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "MKL_ENABLE_INSTRUCTIONS": "AVX512", "ONEDNN_MAX_CPU_ISA": "DEFAULT"},
 }
+#: What a torch needs otherwise than constraints.txt says: numpy 2.4 refuses what the interpreter of Triton 3.5 does.
+OTHERWISE = {"2.9": ["numpy<2.4"]}
 CAPABILITY = "import torch; print(torch.backends.cpu.get_cpu_capability())"
 SEEN = """
 import platform, torch
@@ -39,18 +42,23 @@ nox.options.download_python = "never"
 
 
 def environment(python: str, torch: str) -> str:
+    """Name of the environment of a Python and a torch."""
     return f"py{python}-torch{torch}".replace(".", "")
 
 
 def install(python: str, torch: str) -> None:
+    """Declare the session that builds an environment."""
+
     @nox.session(name=environment(python, torch), python=python, reuse_venv=True, default=False)
     def build(session: nox.Session) -> None:
-        # the pinned versions, but for torch and for what it alone chooses
-        pins = Path("constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        # the pinned versions, but for torch and what its version decides
+        pins = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
+        own = [f"torch=={torch}.*", *OTHERWISE.get(torch, [])]
+        free = {re.split("[=<]", one)[0] for one in [*own, "triton"]}
         constraints = Path(session.create_tmp()) / "constraints.txt"
-        constraints.write_text("".join(one for one in pins if not one.startswith(("torch==", "triton=="))))
+        constraints.write_text("\n".join(one for one in pins if one.split("==")[0] not in free), encoding="utf-8")
         try:
-            session.install("-c", str(constraints), f"torch=={torch}.*", "-e", ".[dev,tasks,tensorboard]")
+            session.install("-c", str(constraints), *own, "-e", ".[dev,tasks,tensorboard]")
         except nox.command.CommandFailed:
             session.error(f"pip found no torch {torch} for Python {python}, or not what it needs: see above")
 
@@ -58,6 +66,7 @@ def install(python: str, torch: str) -> None:
 
 
 def test(python: str, torch: str, instructions: str, threads: int) -> None:
+    """Declare the session that runs the tests under one configuration."""
     built = environment(python, torch)
 
     @nox.session(name=f"{built}-{instructions}-{threads}", venv_backend="none", requires=[built])
@@ -66,7 +75,9 @@ def test(python: str, torch: str, instructions: str, threads: int) -> None:
         own = {name: None for one in INSTRUCTIONS.values() for name in one}
 
         def ask(code: str, env: dict[str, str | None]) -> str:
-            return str(session.run(str(interpreter), "-c", code, env=env, silent=True, external=True, log=False)).strip()
+            return str(
+                session.run(str(interpreter), "-c", code, env=env, silent=True, external=True, log=False)
+            ).strip()
 
         has, wanted = ask(CAPABILITY, own), INSTRUCTIONS[instructions]["ATEN_CPU_CAPABILITY"].upper()
         order = ["DEFAULT", "AVX2", "AVX512"]

@@ -7,12 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
 from rlstab.config import RunConfig, load_run
 from rlstab.train.loop import RunResult, train
+from rlstab.train.policy import load_policy
+from tests.tolerances import depth, drift, rounding
+
+#: Bound on the logits of the model that `small` trains, on what it samples.
+LOGIT = 20.0
 
 
 def small(out: Path, objective: Any = "clip_higher", **changes: Any) -> RunConfig:
@@ -42,11 +48,25 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(sorted((out / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
 
 
-def largest_difference(one: Path, other: Path) -> float:
-    """Largest absolute difference between the weights of two runs."""
+def trained_alike(run: RunConfig, other: Path) -> None:
+    """Weights and metrics of two runs on the same data differ by what rounding does to their training."""
+    one, settings = Path(run.tracking.out), run.optimisation
     left, right = weights(one), weights(other)
     assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
+    terms = depth(load_policy("countdown-tiny").model, 40)
+    steps = settings.steps * settings.steps_per_rollout
+    large, apart = (
+        float(torch.cat([one.flatten().abs() for one in values]).quantile(0.9))
+        for values in (left.values(), [left[name] - right[name] for name in left])
+    )
+    # forward and backward make the gradients, and each step rounds the weights
+    assert apart <= steps * settings.lr * drift(2 * terms) + rounding(torch.float32, large, steps)
+    for mine, theirs in zip(without_times(one), without_times(other), strict=True):
+        assert mine.keys() == theirs.keys()
+        wide, narrow = (rounding(torch.float32, size, terms) for size in (LOGIT, 1.0))
+        for name in mine:
+            close = wide if name.startswith("sampler/") else narrow  # that is itself the rounding of log-probs
+            assert theirs[name] == pytest.approx(mine[name], rel=wide, abs=close), name
 
 
 def without_times(out: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,9 @@ import rlstab
 from rlstab.presets import PRESETS
 from rlstab.tasks import Countdown, Example
 from rlstab.train import loop
-from tests.train.runs import go, largest_difference, small, weights, without_times
+from rlstab.train.policy import load_policy
+from tests.tolerances import depth, rounding
+from tests.train.runs import LOGIT, go, small, trained_alike, weights, without_times
 
 
 class Fixed(Countdown):
@@ -70,23 +72,44 @@ STACK = [{"preset": "recommended"}, {"name": "lp_reg", "share": 0.2}, "kl", "ada
 @pytest.mark.parametrize("options", OPTIONS, ids=["live", "recompute", "refresh", "epochs"])
 def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
-    for size in (16, 3):
-        out = tmp_path / str(size)
-        go(small(out, STACK, optimisation__micro_batch_size=size, optimisation__lr=1e-4, **options))
-    # float32 sums in another order; AdamW turns a relative error of a tiny gradient into one of its step, lr
-    assert largest_difference(tmp_path / "16", tmp_path / "3") < 2e-5
-    whole, cut = without_times(tmp_path / "16"), without_times(tmp_path / "3")
-    for one, other in zip(whole, cut, strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    whole, cut = (
+        small(tmp_path / str(size), STACK, optimisation__micro_batch_size=size, optimisation__lr=1e-4, **options)
+        for size in (16, 3)
+    )
+    go(whole)
+    go(cut)
+    trained_alike(whole, tmp_path / "3")
+
+
+def gap(dtype: torch.dtype) -> float:
+    """Bound on what rounding puts between the sampler's log-prob of a token and the trainer's."""
+    model = load_policy("countdown-tiny").model
+    # in bfloat16 sums are float32: what goes in and out of a layer's seven products and two of the attention is rounded
+    terms = 2 * 9 * model.config.num_hidden_layers if dtype == torch.bfloat16 else depth(model, 40)
+    return rounding(dtype, LOGIT, terms)
+
+
+def test_the_gap_is_that_of_the_samplers_log_probs(
+    tmp_path: Path, scorer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(*arguments: Any, **options: Any) -> Any:
+        rollout = sample(*arguments, **options)
+        rollout.signals["logprobs"].add_(0.25)
+        return rollout
+
+    scorer(by_length)
+    sample = loop.sample
+    monkeypatch.setattr(loop, "sample", shifted)
+    for one in go(small(tmp_path)).records:
+        assert one["sampler/gap"] == pytest.approx(0.25, rel=0, abs=gap(torch.float32))
+        assert one["sampler/largest_gap"] == pytest.approx(0.25, rel=0, abs=gap(torch.float32))
 
 
 def test_live_means_a_ratio_of_exactly_one(tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
     records = go(small(tmp_path, "clip_higher")).records
     assert {one["ratio/mean"] for one in records} == {1.0}
-    assert all(one["sampler/largest_gap"] < 1e-4 for one in records)
+    assert all(one["sampler/largest_gap"] <= gap(torch.float32) for one in records)
 
 
 def test_stale_data_moves_the_ratio(tmp_path: Path, scorer: Any) -> None:
@@ -273,11 +296,14 @@ def test_other_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch: pytest
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_bf16_keeps_float32_weights_and_measures_the_gap(tmp_path: Path, scorer: Any) -> None:
+def test_bf16_rounds_what_it_computes_and_keeps_float32_weights(tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
-    records = go(small(tmp_path, optimisation__precision="bf16")).records
-    assert all(value.dtype == torch.float32 for value in weights(tmp_path).values())
-    assert all(0 < one["sampler/gap"] < 0.1 for one in records)
+    wide = go(small(tmp_path / "wide")).records
+    records = go(small(tmp_path / "narrow", optimisation__precision="bf16")).records
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path / "narrow").values())
+    assert records[0]["tokens/entropy"] != wide[0]["tokens/entropy"]
+    # not above 0: some kernels give each row of a batch the same bits as the row alone
+    assert all(one["sampler/largest_gap"] <= gap(torch.bfloat16) for one in records)
     assert {one["ratio/mean"] for one in records} == {1.0}
 
 
