@@ -1,7 +1,9 @@
 """How far apart two computations of one number may be: from its dtype, its size and the roundings on the way.
 
 Kernels of another processor, or of another shape on the same one, add in another order and fuse other products. What a
-test says of the product bit for bit needs none of this. Those of the law kit: `rlstab/testing/tolerances.py`.
+test says of the product bit for bit needs none of this. Those of the law kit:
+`rlstab/testing/tolerances.py`. Not here: statistical errors, digits that a document prints, the truncation of finite
+differences, one error as a share of another (`1.1 *` that of the plain path), bounds that docs/conformance.md publishes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,23 @@ def rounding(dtype: torch.dtype, magnitude: float, terms: int) -> float:
     return 2 * min(terms, 2 * terms**0.5) * torch.finfo(dtype).eps / 2 * magnitude
 
 
+def assert_near(
+    found: torch.Tensor, expected: torch.Tensor, terms: int, *, size: float = 1.0, dtype: torch.dtype | None = None
+) -> None:
+    """Two tensors are within ``rounding`` of each other.
+
+    Args:
+        found: in any dtype.
+        expected: of the same shape.
+        terms: see ``rounding``.
+        size: bound on what is rounded on the way, where it is larger than all that is expected: logits, a weight.
+        dtype: in which ``found`` was computed, where it is not its own.
+    """
+    magnitude = max(size, float(expected.detach().abs().max())) if expected.numel() else size
+    close = rounding(dtype or found.dtype, magnitude, terms)
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=close)
+
+
 def depth(model: PreTrainedModel, positions: int) -> int:
     """Roundings on the way from the tokens to the log-probs of a decoder, for ``rounding``.
 
@@ -48,8 +67,8 @@ def depth(model: PreTrainedModel, positions: int) -> int:
 def drift(terms: int) -> float:
     """How far apart AdamW takes nine weights in ten, in steps of lr, where float32 gradients differ by rounding.
 
-    A weight with gradient x moves by about x / |x|: an error e of x takes it e / |x| apart. ``rounding`` is five standard
-    deviations of e in units of the typical gradient, and the quotient of two centred normal numbers is Cauchy
-    distributed, nine in ten below tan(0.45 pi) = 6.3 times the quotient of their deviations.
+    A weight with gradient x moves by about x / |x|: an error e of x takes it e / |x| apart. ``rounding`` is five
+    standard deviations of e in units of the typical gradient. The quotient of two centred normal numbers is Cauchy
+    distributed: nine in ten are below tan(0.45 pi) = 6.3 times the quotient of their deviations.
     """
     return 6.3 * rounding(torch.float32, 1.0, terms) / 5

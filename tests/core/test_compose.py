@@ -22,6 +22,7 @@ from rlstab import (
     within,
 )
 from rlstab.core.objective import require_signals
+from rlstab.testing.tolerances import REORDERED, SINGLE
 from tests.core.compositions import FIVE
 from tests.core.methods import Boundless, DropPunished, Exempt, Noise, Scale
 from tests.core.says import says
@@ -74,7 +75,7 @@ def test_composition_of_nothing_is_the_plain_policy_gradient():
     batch = batch_of(ROWS)
     policy, _ = live_of(batch, ROWS)
     expected = -(batch.advantages * (policy.logprobs - batch.old_logprobs).exp()).mean()
-    torch.testing.assert_close(compose()(batch, policy).loss, expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(compose()(batch, policy).loss, expected, rtol=REORDERED, atol=0)
 
 
 def test_equal_names_get_numbers():
@@ -233,7 +234,7 @@ def test_live_outputs_within_need_not_share_a_dtype():
     batch = batch_of(ROWS)
     policy, _ = live_of(batch, ROWS)
     mixed = replace(policy, entropies=policy.entropies.float())
-    torch.testing.assert_close(objective(batch, mixed).loss, objective(batch, policy).loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(objective(batch, mixed).loss, objective(batch, policy).loss, rtol=SINGLE, atol=0)
 
 
 def test_weights_multiply_and_bonuses_add():
