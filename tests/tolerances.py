@@ -3,7 +3,7 @@
 Kernels of another processor, or of another shape on the same one, add in another order and fuse other products. What a
 test says of the product bit for bit needs none of this. Those of the law kit:
 `rlstab/testing/tolerances.py`. Not here: statistical errors, digits that a document prints, the truncation of finite
-differences, one error as a share of another (`1.1 *` that of the plain path), bounds that docs/conformance.md publishes.
+differences, one error as a share of another, the bounds that docs/conformance.md publishes.
 """
 
 from __future__ import annotations
