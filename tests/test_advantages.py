@@ -73,7 +73,7 @@ def test_equal_rewards_give_exactly_nothing(estimator, value, size):
 
 
 def test_the_mean_of_equal_rewards_can_miss_them():
-    # what makes the test above one that can fail: seven times 0.1, added one by one (sum() compensates since Python 3.12)
+    # what makes the test above one that can fail; one by one, since sum() compensates from Python 3.12 on
     assert reduce(add, [0.1] * 7) / 7 != 0.1
 
 
