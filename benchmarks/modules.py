@@ -20,10 +20,11 @@ from torch import Tensor
 
 from benchmarks.heads import HEADS, Problem, inputs, step, weights_of
 from benchmarks.protocol import SEED, Case, Run, interleave, listed, measured, parser
-from rlstab import Composition, Conflict, PolicyOutputs, TokenBatch, compose, make_plan
+from rlstab import Composition, PolicyOutputs, TokenBatch, compose, make_plan
 from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
+from rlstab.errors import Conflict
 from rlstab.testing.examples import EXAMPLES
 from rlstab.zoo.lp_reg import LpReg
 

@@ -6,27 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab import errors
+from rlstab.core.batch import TokenBatch
+from rlstab.core.comm import TorchComm
 from rlstab.core.compose import Composition, compose, within
 from rlstab.core.loss import LossOutput
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan
-from rlstab.core.stats import Mean, Pool, Threshold
-from rlstab.core.terms import Bounds, Penalty, Terms
-from rlstab.errors import (
-    CheckpointError,
-    ConfigError,
-    Conflict,
-    DataError,
-    MissingPackage,
-    MissingSignal,
-    ModelError,
-    NonFinite,
-    OutOfRange,
-    RlstabError,
-    ShapeError,
-    UnknownName,
-)
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.settings import Range
+from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.terms import Bounds, Gate, Held, Penalty, Terms
+from rlstab.presets import preset
+from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
@@ -44,35 +37,31 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "NOTHING",
     "STARE",
     "AdaptiveEntropy",
     "Bounds",
-    "CheckpointError",
     "ClipHigher",
     "Composition",
-    "ConfigError",
-    "Conflict",
     "ConstantLength",
-    "DataError",
     "EntropyBonus",
+    "Gate",
+    "Grouped",
+    "Held",
     "KLPenalty",
     "LossOutput",
     "LpReg",
     "Mean",
-    "MissingPackage",
-    "MissingSignal",
-    "ModelError",
-    "NonFinite",
-    "OutOfRange",
     "Penalty",
     "Plan",
     "PolicyOutputs",
     "Pool",
     "RandomMask",
-    "RlstabError",
+    "Range",
     "S2TMask",
     "SequenceMean",
-    "ShapeError",
+    "Settled",
+    "Stat",
     "State",
     "Terms",
     "Threshold",
@@ -80,12 +69,16 @@ __all__ = [
     "TokenMean",
     "TokenObjective",
     "TopEntropyMask",
-    "UnknownName",
+    "TorchComm",
     "available",
     "compose",
+    "errors",
     "load_objective",
     "make_plan",
+    "observe",
+    "preset",
     "register",
+    "token_signals",
     "within",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from rlstab.errors import ConfigError, RlstabError
@@ -16,7 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(options.command(options) or 0)
     except RlstabError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        print(f"{type(error).__name__}: {error}{notes}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; continue with --resume", file=sys.stderr)
@@ -32,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of tracking.out")
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
+    train.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="wait so long for another process that is silent (1800)"
+    )
     train.set_defaults(command=_train)
 
     check = commands.add_parser("check", help="say what each method of a YAML file does, needs and costs")
@@ -85,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
 
-    cards = commands.add_parser("cards", help="write the page of each method from its docstring, and their comparison")
+    cards = commands.add_parser("cards", help="write the page of each method from its class, and their comparison")
     cards.add_argument("--out", default="docs/methods", help="folder of the pages (docs/methods)")
     cards.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     cards.set_defaults(command=_cards)
@@ -111,8 +116,13 @@ def _train(options: argparse.Namespace) -> int:
 
     run = load_run(options.file, _overrides(options.set))
     from rlstab.train.loop import train
+    from rlstab.train.processes import TIMEOUT, leave
 
-    train(run, resume=options.resume, overwrite=options.overwrite)
+    if options.timeout is not None and not 0 < options.timeout <= 1e9:
+        raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
+    timeout = TIMEOUT if options.timeout is None else timedelta(seconds=options.timeout)
+    train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
+    leave()
     return 0
 
 

@@ -21,6 +21,10 @@ class MissingSignal(RlstabError, LookupError):
     """A method reads a signal that nobody provides."""
 
 
+class MethodError(RlstabError, TypeError):
+    """A class is no method, or a method returns something else than the interface asks for."""
+
+
 class OutOfRange(RlstabError, ValueError):
     """A setting has a type or value outside what the method allows."""
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab import ShapeError
+from rlstab.errors import ShapeError
 from rlstab.stages.advantages import dr_grpo, grpo, rloo
 from rlstab.testing.tolerances import REORDERED
 from tests.tolerances import rounding

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -83,8 +87,8 @@ NOTES = {
     "a clip without a ratio": ("objective: clip_higher\nseed: 0", "clip_higher cannot act: with one optimizer step"),
     "s2t and stare": ("[s2t, stare]", BOTH),
     "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy silences every token below its own entropy"),
-    "stare and a bonus": ("[stare, entropy_bonus]", "an entropy bonus lifts the mean entropy"),
-    "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "an entropy bonus lifts the mean entropy"),
+    "stare and a bonus": ("[stare, entropy_bonus]", "entropy_bonus lifts the mean entropy"),
+    "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "adaptive_entropy lifts the mean entropy"),
     "a mask and a fixed length": (
         "[s2t, {name: constant_length, length: 9}]",
         "constant_length divides by a fixed length, so the tokens that s2t drops still count in it.",
@@ -162,7 +166,7 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
          "ConfigError: section.yaml:2: rolout: unknown key 'rolout'. Did you mean 'rollout'?\n"),
         (["check", "two.yaml"],
          "Conflict: two.yaml:1: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition "
-         "has exactly one.\n  Remove one of them. (Weights, masks and penalties combine freely.)\n"),
+         "has exactly one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)\n"),
         (["schema", "--out", "none/schema.json"],
          "ConfigError: none/schema.json: cannot be written: no such file or directory. Give --out another file.\n"),
         (["schema", "--out", "."],
@@ -214,15 +218,23 @@ def test_set_changes_what_is_trained(rlstab_command, monkeypatch, pairs, expecte
     monkeypatch.setattr("rlstab.train.loop.train", lambda run, **options: trained.append((run, options)))
     arguments = [text for pair in pairs for text in ("--set", pair)]
     assert rlstab_command("train", "f.yaml", *arguments, f="objective: s2t\n") == (0, "", "")
-    assert trained == [(load_run({"objective": "s2t", **expected}), {"resume": False, "overwrite": False})]
+    ((run, _),) = trained
+    assert run == load_run({"objective": "s2t", **expected})
 
 
-@pytest.mark.parametrize("flags", [["--resume"], ["--overwrite"], []])
+@pytest.mark.parametrize("flags", [["--resume"], ["--overwrite"], ["--timeout", "90"], []])
 def test_the_flags_of_train_arrive(rlstab_command, monkeypatch, flags):
     trained = []
     monkeypatch.setattr("rlstab.train.loop.train", lambda run, **options: trained.append(options))
     rlstab_command("train", "f.yaml", *flags, f="objective: s2t\n")
-    assert trained == [{"resume": "--resume" in flags, "overwrite": "--overwrite" in flags}]
+    timeout = timedelta(minutes=1.5 if "--timeout" in flags else 30)
+    assert trained == [{"resume": "--resume" in flags, "overwrite": "--overwrite" in flags, "timeout": timeout}]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e12"])
+def test_a_timeout_is_some_seconds(rlstab_command, seconds):
+    said = f"ConfigError: --timeout {float(seconds)}: expected a number of seconds, from above 0 to 1e9.\n"
+    assert rlstab_command("train", "f.yaml", f"--timeout={seconds}", f="objective: s2t\n") == (2, "", said)
 
 
 def test_set_is_checked_too(rlstab_command):
@@ -245,3 +257,26 @@ def test_a_wrong_command_line_ends_with_code_2_and_the_usage(arguments, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: rlstab")
+
+
+def test_python_without_docstrings_says_the_same(tmp_path):
+    """``-OO`` drops docstrings and assertions; what the commands print must not depend on either."""
+    (tmp_path / "f.yaml").write_text("[s2t, stare, {name: kl, coefficient: 0.0}]")
+    program = (
+        "from rlstab.cli import main\n"
+        "for arguments in ('explain s2t,stare', 'check f.yaml', 'list', 'cards --out pages'):\n"
+        "    code = main(arguments.split())\n"
+        "    print(arguments, code)\n"
+    )
+    printed, pages = [], []
+    for flags in ([], ["-OO"]):
+        ran = subprocess.run(
+            [sys.executable, *flags, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        printed.append(ran.stdout)
+        pages.append({path.name: path.read_text() for path in (tmp_path / "pages").iterdir()})
+        shutil.rmtree(tmp_path / "pages")
+    assert printed[0] == printed[1]
+    assert pages[0] == pages[1]
+    assert len(re.findall(r"(?m)^(explain|check|list|cards) ?.* 0$", printed[1])) == 4
+    assert "act in opposite directions" in printed[1]

@@ -19,7 +19,7 @@ import yaml
 
 import rlstab
 from rlstab.core.registry import Registry
-from rlstab.explain.cards import card
+from rlstab.explain.card_sections import card
 from rlstab.zoo import METHODS
 from tests.zoo.watch import differences
 

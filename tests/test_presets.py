@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from rlstab import UnknownName
 from rlstab.config import dump_objective, load_objective, load_run
-from rlstab.config.objectives import leaves
 from rlstab.core.compose import Within
 from rlstab.core.settings import settings_of
+from rlstab.core.walk import walk
+from rlstab.errors import UnknownName
 from rlstab.presets import PRESETS, preset
 
 #: Published values, written down by hand; where a source says nothing, the neutral setting.
@@ -65,9 +65,9 @@ every = pytest.mark.parametrize("name", sorted(PRESETS))
 def settings(name: str) -> dict[str, object]:
     """``method.setting`` to value, those inside ``within`` too."""
     return {
-        f"{method.name}.{one.name}": getattr(method, one.name)
-        for method in leaves(PRESETS[name].objective).values()
-        for one in settings_of(type(method))
+        f"{leaf.name}.{one.name}": getattr(leaf.method, one.name)
+        for leaf in walk(PRESETS[name].objective)
+        for one in settings_of(type(leaf.method))
     }
 
 
@@ -83,7 +83,7 @@ def test_its_values_are_the_published_ones(name):
 @every
 def test_it_averages_and_normalises_as_published(name):
     one = PRESETS[name]
-    averages = [method.name for method in leaves(one.objective).values() if "aggregate" in method.writes]
+    averages = [leaf.name for leaf in walk(one.objective) if "aggregate" in leaf.method.writes]
     assert averages == [AVERAGE.get(name, "token_mean")]
     assert one.estimator == ESTIMATOR.get(name, "grpo")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlstab import ShapeError
+from rlstab.errors import ShapeError
 from rlstab.signals import token_signals
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstab import MissingPackage, OutOfRange, ShapeError, signals
-from rlstab.errors import RlstabError
+from rlstab import signals
+from rlstab.errors import MissingPackage, OutOfRange, RlstabError, ShapeError
 from rlstab.signals import SIGNAL_NAMES, tile, token_signals, token_signals_from_logits
 from tests.tolerances import assert_near
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from rlstab import MissingSignal, OutOfRange, ShapeError, signals
+from rlstab import signals
+from rlstab.errors import MissingSignal, OutOfRange, ShapeError
 from rlstab.signals import ROWS, SIGNAL_NAMES, TokenSignals, tile, token_signals, token_signals_from_logits
 from tests.tolerances import assert_near
 

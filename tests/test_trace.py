@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from rlstab import zoo
-from rlstab.core.batch import PolicyOutputs, TokenBatch
-from rlstab.core.compose import compose, member_terms, within
+from rlstab.core.batch import TokenBatch
+from rlstab.core.compose import compose, within
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import Plan, make_plan
+from rlstab.core.plan import Plan, make_plan, member_terms
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Terms, merge_terms
 from rlstab.presets import PRESETS

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import MISSING
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from rlstab.core.docstring import docstring
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Setting, settings_of
 
@@ -21,16 +24,21 @@ def method_model(cls: type[TokenObjective]) -> type[BaseModel]:
     return create_model(
         cls.__name__,
         __config__=ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False),
-        __doc__=(cls.__doc__ or "").strip().split("\n")[0],
+        __doc__=docstring(cls).partition("\n")[0],
         **fields,
     )
 
 
 def _annotation(one: Setting) -> Any:
-    annotation: Any = Literal[one.choices] if one.choices else one.kinds[0]
-    for kind in one.kinds[1:]:
-        annotation = annotation | kind
-    return annotation | None if one.optional else annotation
+    allowed: list[Any] = [*one.kinds, *([Literal[one.choices]] if one.choices else [])]
+    if one.items is not None:
+        items: Any = _limited(one.items)
+        allowed.append(Annotated[tuple[items, ...], Field(strict=False)])  # YAML has lists
+    return functools.reduce(operator.or_, [*allowed, *([None] if one.optional else [])])
+
+
+def _limited(one: Setting) -> Any:
+    return Annotated[_annotation(one), _field(one)]
 
 
 def _field(one: Setting) -> Any:

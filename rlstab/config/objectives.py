@@ -10,6 +10,7 @@
       - name: within
         outer: {name: s2t}
         inner: {name: stare}             # or a list of methods
+      - {name: observe, method: {name: lp_reg}}  # measured and reported, without effect
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from pydantic import BaseModel, ConfigDict
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
 from rlstab.config.methods import method_model
 from rlstab.core.compose import Composition, Within, compose, within
+from rlstab.core.fit import check_complete
 from rlstab.core.objective import TokenObjective
+from rlstab.core.observe import Observe, observe
 from rlstab.core.settings import settings_of
+from rlstab.core.walk import walk
 from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.zoo import METHODS
@@ -39,6 +43,14 @@ class PresetItem(BaseModel):
     preset: str
     set: dict[str, dict[str, Any]] = {}
     drop: list[str] = []
+
+
+class ObserveItem(BaseModel):
+    """``method`` is measured and reported, and changes nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    method: Any
 
 
 class WithinItem(BaseModel):
@@ -67,7 +79,12 @@ def build_objective(document: Document) -> Composition:
     """
     if "objective" not in document.data:
         raise document.error((), "the key `objective` is missing. List the methods of the loss, or name a preset.")
-    return _composed(document, document.data["objective"], ("objective",))
+    composition = _composed(document, document.data["objective"], ("objective",))
+    try:
+        check_complete(composition)
+    except Conflict as error:
+        raise Conflict(document.text(("objective",), str(error))) from None
+    return composition
 
 
 def presets_of(data: Any) -> list[Preset]:
@@ -75,7 +92,9 @@ def presets_of(data: Any) -> list[Preset]:
     items = data if isinstance(data, list | tuple) else [data]
     mappings = [item for item in items if isinstance(item, Mapping)]
     named = [item["preset"] for item in mappings if "preset" in item]
-    inside = [found for item in mappings for key in ("outer", "inner") for found in presets_of(item.get(key, []))]
+    inside = [
+        found for item in mappings for key in ("outer", "inner", "method") for found in presets_of(item.get(key, []))
+    ]
     return [PRESETS[name] for name in named] + inside
 
 
@@ -111,7 +130,18 @@ def _item(document: Document, item: Any, place: Place) -> list[TokenObjective]:
         assert isinstance(parts, WithinItem)
         outer = _composed(document, parts.outer, (*place, "outer"))
         return [_within(document, outer, _composed(document, parts.inner, (*place, "inner")), place)]
+    if item["name"] == "observe":
+        part = document.validate(ObserveItem, dict(item), place)
+        assert isinstance(part, ObserveItem)
+        return [_observed(document, one, place) for one in _composed(document, part.method, (*place, "method")).members]
     return [_method(document, item["name"], {key: item[key] for key in item if key != "name"}, place)]
+
+
+def _observed(document: Document, method: TokenObjective, place: Place) -> TokenObjective:
+    try:
+        return observe(method)
+    except Conflict as error:
+        raise Conflict(document.text(place, str(error))) from None
 
 
 def _within(document: Document, outer: TokenObjective, inner: TokenObjective, place: Place) -> TokenObjective:
@@ -147,7 +177,7 @@ def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[T
         recipe = preset(checked.preset)
     except UnknownName as error:
         raise document.error((*place, "preset"), str(error)) from error
-    names = leaves(recipe.objective).keys()
+    names = [leaf.name for leaf in walk(recipe.objective)]
     for place_of, name in [
         *(((*place, "set", name), name) for name in checked.set),
         *(((*place, "drop", index), name) for index, name in enumerate(checked.drop)),
@@ -160,15 +190,6 @@ def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[T
     return [one for one in adapted if one is not None]
 
 
-def leaves(objective: TokenObjective) -> dict[str, TokenObjective]:
-    """The methods of an objective by name, those inside `within` too."""
-    if isinstance(objective, Composition):
-        return {name: leaf for one in objective.members for name, leaf in leaves(one).items()}
-    if isinstance(objective, Within):
-        return {**leaves(objective.outer), **leaves(objective.inner)}
-    return {objective.name: objective}
-
-
 def _adapted(document: Document, method: TokenObjective, item: PresetItem, place: Place) -> TokenObjective | None:
     """A method of a recipe with the settings that ``item`` changes; None where ``item`` drops it."""
     if isinstance(method, Within):
@@ -177,6 +198,9 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
         if outer is None or inner is None:
             return inner if outer is None else outer
         return _within(document, outer, inner, place)
+    if isinstance(method, Observe):
+        inside = _adapted(document, method.method, item, place)
+        return None if inside is None else observe(inside)
     if method.name in item.drop:
         return None
     if method.name not in item.set:
@@ -194,6 +218,8 @@ def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
 def _dump(method: TokenObjective) -> dict[str, Any]:
     if isinstance(method, Within):
         return {"name": method.name, "outer": _part(method.outer), "inner": _part(method.inner)}
+    if isinstance(method, Observe):
+        return {"name": method.name, "method": _part(method.method)}
     return {"name": method.name, **_settings(method)}
 
 

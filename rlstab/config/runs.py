@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model
 from pydantic_core import PydanticCustomError
 
 from rlstab.config.document import Document, Place, dump
+from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
 from rlstab.core.compose import Composition
 from rlstab.errors import Conflict
@@ -123,13 +124,16 @@ class OptimisationSettings(Settings):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    old_logprobs: Literal["live", "rollout", "recompute"] | None = Field(
+    old_logprobs: OldLogprobs | None = Field(
         None,
         description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
-        "null is live with one optimizer step a rollout, else recompute",
+        "null is live with one optimizer step per rollout and no method that compares it with the sampler, else "
+        "recompute",
     )
-    refresh: Literal["rollout", "step"] = Field(
-        "rollout", description="evidence from the policy that sampled, or from one more forward an optimizer step"
+    refresh: Refresh | None = Field(
+        None,
+        description="evidence of the policy of old_logprobs, or of one more forward per optimizer step; null is step "
+        "where a method compares the two and a rollout makes several optimizer steps, else rollout",
     )
     scope: Literal["step", "microbatch"] = Field("step", description="microbatch only reproduces published code")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
@@ -259,9 +263,12 @@ def build_run(document: Document) -> RunConfig:
     data["objective"] = dump_objective(composition)
     run = document.validate(RunConfig, data)
     assert isinstance(run, RunConfig)
-    if run.optimisation.old_logprobs is None:
-        how: Any = "live" if run.optimisation.steps_per_rollout == 1 else "recompute"
-        run = run.model_copy(update={"optimisation": run.optimisation.model_copy(update={"old_logprobs": how})})
+    optimisation, drift = run.optimisation, composition.reads_drift
+    unset = {
+        "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, optimisation.steps_per_rollout),
+        "refresh": optimisation.refresh or refresh_for(drift, optimisation.steps_per_rollout),
+    }
+    run = run.model_copy(update={"optimisation": optimisation.model_copy(update=unset)})
     run._composition = composition
     return run
 

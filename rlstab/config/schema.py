@@ -44,6 +44,13 @@ def json_schema() -> dict[str, Any]:
             },
             {
                 "type": "object",
+                "description": "method is measured and reported, and changes nothing",
+                "properties": {"name": {"const": "observe"}, "method": methods},
+                "required": ["name", "method"],
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
                 "description": "inner sees only the tokens that outer keeps",
                 "properties": {"name": {"const": "within"}, "outer": methods, "inner": methods},
                 "required": ["name", "outer", "inner"],

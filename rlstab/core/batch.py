@@ -1,8 +1,8 @@
-"""Evidence and live outputs of a policy, packed at the door: padding does not exist inside the library."""
+"""Evidence, packed at the door: padding does not exist inside the library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rlstab.core.compare import greater, less
 from rlstab.core.random import uniform_in
+from rlstab.core.sequences import SequenceArithmetic
 from rlstab.errors import MissingSignal, ShapeError
 
 #: Signals beyond the basic ones that rlstab itself knows how to provide, with what each is.
 SIGNALS: Mapping[str, str] = {
     "entropies": "entropy of the full next-token distribution, nats",
     "ref_logprobs": "log-prob of the token under the reference policy, nats",
-    "rollout_logprobs": "log-prob of the token as the sampler reported it, nats",
+    "rollout_logprobs": "log-prob of the token under the policy that sampled, as the sampler reported it, nats",
     "max_logprobs": "log-prob of the likeliest token, nats",
     "log_kept_mass": "log of the mass that a min-p filter keeps, nats",
     "sum_p_sq": "sum of the squared probabilities of the vocabulary",
@@ -31,16 +32,20 @@ def _wide(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenBatch:
+class TokenBatch(SequenceArithmetic):
     """Evidence about ``n`` response tokens of ``S`` sequences: known before the backward pass, without gradient.
 
     A batch is one part of an optimizer step (or the whole of it). A sequence is never cut across batches.
     All per-token tensors are ``(n,)``, float32 or float64; log-probs and entropies are in nats, at the training
     temperature. Build one with :meth:`from_padded`.
 
+    Three policies have three names. ``rollout_logprobs`` is the one that sampled, as the sampler reported it;
+    ``old_logprobs`` is the one that the ratio divides by; ``logprobs`` is the one at the start of this optimizer step.
+    The first two are one where nothing was recomputed, the last two where a rollout makes one optimizer step.
+
     Attributes:
-        old_logprobs: behaviour policy, the denominator of the ratio.
-        logprobs: policy at the start of this optimizer step (``old_logprobs`` when there is one step per rollout).
+        old_logprobs: the policy that the ratio divides by.
+        logprobs: policy at the start of this optimizer step.
         advantages: advantage of each token.
         sequence: int64, index of the token's sequence, in ``[0, S)``.
         position: int64, place of the token in its response, from 0.
@@ -115,7 +120,7 @@ class TokenBatch:
         Args:
             response_mask: ``(B, T)``, non-zero on tokens that count (up to and including EOS; tool output is 0).
             advantages: ``(B,)`` or ``(B, T)``.
-            old_logprobs: ``(B, T)`` log-probs of the behaviour policy, nats.
+            old_logprobs: ``(B, T)`` log-probs of the policy that the ratio divides by, nats.
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
             entropies: ``(B, T)``; this and the following signals where the objective ``needs`` them.
             ref_logprobs: ``(B, T)``.
@@ -211,11 +216,6 @@ class TokenBatch:
     def __len__(self) -> int:
         return self.old_logprobs.numel()
 
-    @property
-    def num_sequences(self) -> int:
-        """``S``, sequences without a token included."""
-        return self.sequence_ids.numel()
-
     def signal(self, name: str) -> Tensor:
         """The ``(n,)`` signal of this name.
 
@@ -237,6 +237,11 @@ class TokenBatch:
     def uniform(self, seed: int) -> Tensor:
         """``(n,)`` float64 uniform numbers in [0, 1) by (seed, sequence id, position)."""
         return uniform_in(seed, self.sequence_ids, self.sequence, self.position)
+
+    @cached_property
+    def nonempty(self) -> Tensor:
+        """int64 scalar on the device of the tokens: how many sequences have a token."""
+        return self.lengths.count_nonzero()
 
     @cached_property
     def rewarded(self) -> Tensor:
@@ -288,79 +293,3 @@ class TokenBatch:
             if isinstance(getattr(self, one.name), Tensor)
         }
         return replace(self, **moved, extra={name: values.to(device) for name, values in self.extra.items()})
-
-
-@dataclass(frozen=True, eq=False)
-class PolicyOutputs:
-    """What is being differentiated: ``(n,)`` outputs of the live policy for the tokens of one batch.
-
-    Attributes:
-        logprobs: log-probs of the tokens, nats.
-        entropies: entropies, nats, with grad only where something asks for it.
-        log_kept_mass: log of the live policy's mass on the tokens that a min-p filter of the same policy keeps, the
-            kept set held constant; read only on the rows that a penalty names.
-    """
-
-    logprobs: Tensor
-    entropies: Tensor | None = None
-    log_kept_mass: Tensor | None = None
-
-    @classmethod
-    def from_padded(
-        cls,
-        batch: TokenBatch,
-        *,
-        logprobs: Tensor,
-        entropies: Tensor | None = None,
-        log_kept_mass: Tensor | None = None,
-    ) -> PolicyOutputs:
-        """Pack live ``(B, T)`` tensors with the index of ``batch``.
-
-        Raises:
-            ShapeError: a tensor does not have the shape that the batch was built from.
-        """
-
-        def pack(name: str, values: Tensor | None) -> Tensor | None:
-            if values is None:
-                return None
-            if batch.index is None or values.shape != batch.padded_shape:
-                raise ShapeError(
-                    f"PolicyOutputs.from_padded: '{name}' has shape {tuple(values.shape)}, the batch was built from "
-                    f"{batch.padded_shape}. Pass the live tensors of the same rows, prompt cut off."
-                )
-            values = values.reshape(-1)[batch.index]
-            return values if values.dtype == torch.float64 else values.float()
-
-        packed = pack("logprobs", logprobs)
-        assert packed is not None
-        return cls(packed, pack("entropies", entropies), pack("log_kept_mass", log_kept_mass))
-
-    def signal(self, name: str) -> Tensor:
-        """The live ``(n,)`` output of this name.
-
-        Raises:
-            MissingSignal: the policy outputs were built without it.
-        """
-        values: Tensor | None = getattr(self, name, None)
-        if values is None:
-            raise MissingSignal(
-                f"a penalty differentiates '{name}', but PolicyOutputs was built without it. Pass {name}= with grad."
-            )
-        return values
-
-    def present(self) -> list[Tensor]:
-        """The outputs that are there."""
-        return [one for one in (self.logprobs, self.entropies, self.log_kept_mass) if one is not None]
-
-    def constant(self) -> PolicyOutputs:
-        """The anchor: the same values without gradient."""
-        return self._each(Tensor.detach)
-
-    def select(self, where: Tensor) -> PolicyOutputs:
-        """The tokens where the ``(n,)`` bool is True."""
-        return self._each(lambda values: values[where])
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> PolicyOutputs:
-        entropies = None if self.entropies is None else change(self.entropies)
-        mass = None if self.log_kept_mass is None else change(self.log_kept_mass)
-        return PolicyOutputs(change(self.logprobs), entropies, mass)

@@ -1,4 +1,8 @@
-"""Comparisons of ``(n,)`` values, as bools: on a CPU faster than torch's own, which write bools one by one."""
+"""Comparisons of ``(n,)`` values, as bools.
+
+On a CPU torch writes bools one by one, so that comparing into floats and converting is faster; elsewhere it is plain
+torch, in one kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,15 @@ from torch import Tensor
 
 def greater(values: Tensor, other: float | Tensor) -> Tensor:
     """``values > other``; a number is rounded to the dtype of the values."""
+    if values.device.type != "cpu":
+        return values > other
     return torch.gt(values, other, out=torch.empty_like(values)).bool()
 
 
 def less(values: Tensor, other: float | Tensor) -> Tensor:
     """``values < other``; a number is rounded to the dtype of the values."""
+    if values.device.type != "cpu":
+        return values < other
     return torch.lt(values, other, out=torch.empty_like(values)).bool()
 
 
@@ -39,7 +47,10 @@ def reached(values: Tensor, number: float) -> Tensor:
     """``values >= number`` as float64 has it, whatever the dtype: ``number`` may lie between two values of it."""
     if not values.is_floating_point():
         values = values.double()
-    return torch.ge(values, _next(number, values.dtype), out=torch.empty_like(values)).bool()
+    bound = _next(number, values.dtype)
+    if values.device.type != "cpu":
+        return values >= bound
+    return torch.ge(values, bound, out=torch.empty_like(values)).bool()
 
 
 def below(values: Tensor, number: float) -> Tensor:

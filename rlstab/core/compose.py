@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, final
@@ -12,40 +12,43 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
+from rlstab.core.fit import check_fit, check_methods
 from rlstab.core.loss import LossOutput
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import Plan, make_plan
+from rlstab.core.objective import Member, State, TokenObjective, ask
+from rlstab.core.plan import make_plan
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
-from rlstab.core.terms import SLOTS, Penalty, Terms, merge_terms, two_owners
-from rlstab.errors import Conflict, NonFinite
+from rlstab.core.terms import SLOTS, Gate, Held, Penalty, Terms, merge_terms
+from rlstab.errors import Conflict, NonFinite, OutOfRange
 
 
 @final
 @dataclass(frozen=True)
-class Composition(TokenObjective):
+class Composition(TokenObjective, combinator=True):
     """Several methods as one. Make it with :func:`compose`; ``str`` shows who contributes to which field."""
 
     members: tuple[TokenObjective, ...]
     name: ClassVar[str] = "composition"
 
     def __post_init__(self) -> None:
+        check_methods("compose", self.members)
         flat = [one for member in self.members for one in _flatten(member)]
-        flat.sort(key=lambda one: (one.name, repr(one)))
+        flat.sort(key=lambda one: (one.label, repr(one)))
         object.__setattr__(self, "members", tuple(flat))
-        _check(self.keyed)
+        check_fit(self.keyed)
 
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
-        """Members by key: the name, with a number where one name stands several times."""
-        several = {name for name, count in Counter(one.name for one in self.members).items() if count > 1}
-        names = {one.name for one in self.members}
+        """Members by key: the label, with a number where one label stands several times."""
+        several = {label for label, count in Counter(one.label for one in self.members).items() if count > 1}
+        labels = {one.label for one in self.members}
         keyed: dict[str, TokenObjective] = {}
         for one in self.members:
-            numbered = (f"{one.name}_{number}" for number in itertools.count(1))
-            free = (key for key in numbered if key not in names and key not in keyed)
-            keyed[next(free) if one.name in several else one.name] = one
+            numbered = (f"{one.label}_{number}" for number in itertools.count(1))
+            free = (key for key in numbered if key not in labels and key not in keyed)
+            keyed[next(free) if one.label in several else one.label] = one
         return keyed
 
     @property
@@ -65,21 +68,30 @@ class Composition(TokenObjective):
         return {name: value for one in self.members for name, value in one.signal_options.items()}
 
     @property
-    def trust_region(self) -> bool:
-        return all(one.trust_region for one in self.members)
+    def reads_drift(self) -> frozenset[str]:
+        return frozenset().union(*(one.reads_drift for one in self.members))
+
+    def acting(self) -> Iterator[TokenObjective]:
+        for one in self.members:
+            yield from one.acting()
 
     def init_state(self) -> State:
         return {key: one.init_state() for key, one in self.keyed.items()}
 
     def settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
         settled = {key: one.settle(parts, state[key], comm) for key, one in self.keyed.items()}
-        return {key: stat for key, (stat, _) in settled.items()}, {key: new for key, (_, new) in settled.items()}
+        stats = Settled({key: stat for key, (stat, _) in settled.items()})
+        return stats, {key: new for key, (_, new) in settled.items()}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        # a statistic is a summary or, of a combinator, a mapping of them; the keys say which, the types do not
-        return merge_terms(
-            {key: one.terms(batch, stat[key], state[key]) for key, one in self.keyed.items()}  # type: ignore[arg-type]
-        )
+        return merge_terms({key: ask(one, batch, stat.member(key), state[key]) for key, one in self.keyed.items()})
+
+    def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
+        return {
+            name: asked
+            for own, one in self.keyed.items()
+            for name, asked in one.asked(batch, stat.member(own), state[own], _under(key, own)).items()
+        }
 
     def __call__(
         self,
@@ -89,18 +101,40 @@ class Composition(TokenObjective):
         state: State | None = None,
         anchor: PolicyOutputs | None = None,
     ) -> LossOutput:
-        """The loss of a whole optimizer step in one batch. For a step in parts, or state over steps, `make_plan`.
+        """The loss of a whole optimizer step in one batch. For a step in parts, `make_plan`.
+
+        Args:
+            batch: the evidence of the step.
+            policy: live outputs for its tokens.
+            state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards. Needed where
+                a member has state or scales the learning rate, which the output carries as ``lr_scale``.
+            anchor: see :meth:`Plan.loss`.
 
         Raises:
-            NonFinite: NaN or Inf in the evidence or in the live outputs.
+            OutOfRange: there is no state where it is needed.
+            NonFinite: NaN or Inf in the evidence, in the live outputs or in a gate.
         """
+        if state is None:
+            self._require_no_state()
         out = make_plan(self, [batch], state).loss(batch, policy, anchor=anchor)
         if int(out.nonfinite):
             raise NonFinite(
-                f"live outputs of the policy are NaN or Inf on {int(out.nonfinite)} tokens. The loss was not computed; "
-                f"look at the weights or at the learning rate of the last step."
+                f"live outputs of the policy, or a gate made of them, are NaN or Inf on {int(out.nonfinite)} tokens. "
+                f"The loss was not computed; look at the weights or at the learning rate of the last step."
             )
         return out
+
+    def _require_no_state(self) -> None:
+        """A state that nobody carries on stays the first one for ever, without a word."""
+        for key, one in self.keyed.items():
+            stateful = _has_leaf(one.init_state())
+            if stateful or "lr_scale" in one.writes:
+                why = "has state" if stateful else "scales the learning rate"
+                raise OutOfRange(
+                    f"'{key}' {why}, and the objective was called without state=. Begin with state = "
+                    f"objective.init_state(); in each optimizer step write out = objective(batch, policy, "
+                    f"state=state), then state = out.state, and multiply the learning rate by out.lr_scale."
+                )
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.members))})"
@@ -114,7 +148,7 @@ class Composition(TokenObjective):
 
 @final
 @dataclass(frozen=True)
-class Within(TokenObjective):
+class Within(TokenObjective, combinator=True):
     """``inner`` sees only the tokens that ``outer`` keeps. Make it with :func:`within`."""
 
     outer: TokenObjective
@@ -122,6 +156,7 @@ class Within(TokenObjective):
     name: ClassVar[str] = "within"
 
     def __post_init__(self) -> None:
+        check_methods("within", (self.outer, self.inner))
         slots = sorted(self.inner.writes & {*SLOTS, "lr_scale"})
         if slots:
             raise Conflict(
@@ -133,7 +168,7 @@ class Within(TokenObjective):
                 f"within('{self.outer.name}', '{self.inner.name}'): the outer method keeps every token, so it limits "
                 f"nothing.\n  Use compose, or an outer method that writes 'keep'."
             )
-        _check({"outer": self.outer, "inner": self.inner})
+        check_fit({"outer": self.outer, "inner": self.inner})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -152,8 +187,12 @@ class Within(TokenObjective):
         return {**self.outer.signal_options, **self.inner.signal_options}
 
     @property
-    def trust_region(self) -> bool:
-        return self.outer.trust_region
+    def reads_drift(self) -> frozenset[str]:
+        return self.outer.reads_drift | self.inner.reads_drift
+
+    def acting(self) -> Iterator[TokenObjective]:
+        yield from self.outer.acting()
+        yield from self.inner.acting()
 
     def init_state(self) -> State:
         return {"outer": self.outer.init_state(), "inner": self.inner.init_state()}
@@ -161,16 +200,23 @@ class Within(TokenObjective):
     def settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
         outer_stat, outer_state = self.outer.settle(parts, state["outer"], comm)
         with torch.no_grad():
-            left = [part.select(_kept(part, self.outer.terms(part, outer_stat, outer_state))) for part in parts]
+            left = [part.select(_kept(part, ask(self.outer, part, outer_stat, outer_state))) for part in parts]
         inner_stat, inner_state = self.inner.settle(left, state["inner"], comm)
-        return {"outer": outer_stat, "inner": inner_stat}, {"outer": outer_state, "inner": inner_state}
+        stats = Settled({"outer": outer_stat, "inner": inner_stat})
+        return stats, {"outer": outer_state, "inner": inner_state}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        # as in Composition: which statistics are mappings is in the keys, not in the types
-        outer = self.outer.terms(batch, stat["outer"], state["outer"])  # type: ignore[arg-type]
+        outer = ask(self.outer, batch, stat.member("outer"), state["outer"])
         kept = _kept(batch, outer)
-        inner = self.inner.terms(batch.select(kept), stat["inner"], state["inner"])  # type: ignore[arg-type]
+        inner = ask(self.inner, batch.select(kept), stat.member("inner"), state["inner"])
         return merge_terms({"outer": outer, "inner": _spread(inner, kept)})
+
+    def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
+        outer = self.outer.asked(batch, stat.member("outer"), state["outer"], _under(key, "outer"))
+        kept = _kept(batch, merge_terms({name: one.terms for name, one in outer.items()}))
+        seen = batch.select(kept)
+        inner = self.inner.asked(seen, stat.member("inner"), state["inner"], _under(key, "inner"))
+        return outer | {name: replace(one, terms=_spread(one.terms, kept)) for name, one in inner.items()}
 
     def __repr__(self) -> str:
         return f"within({self.outer!r}, {self.inner!r})"
@@ -183,8 +229,8 @@ def compose(*methods: TokenObjective) -> Composition:
     importance-weighted policy gradient, averaged over tokens.
 
     Raises:
-        Conflict: two methods own one slot, disagree about a signal, or exempt tokens from a trust region that the
-            surrogate does not have.
+        MethodError: something given is no method, with what to write instead.
+        Conflict: two methods own one slot, disagree about a signal, or exclude each other.
     """
     return Composition(methods)
 
@@ -200,70 +246,17 @@ def within(outer: TokenObjective, inner: TokenObjective) -> Within:
     return Within(outer, inner)
 
 
-@dataclass(frozen=True, eq=False)
-class Member:
-    """What one method asks for on one part of a step, beside the others.
-
-    Attributes:
-        name: of the method.
-        terms: over all tokens of the part, also where the method saw only those that another one kept.
-    """
-
-    name: str
-    terms: Terms
-
-
-def member_terms(plan: Plan, batch: TokenBatch) -> dict[str, Member]:
-    """The terms of each method of a plan on one of its parts, before they are merged; made anew at each call.
-
-    Keys are the prefixes of the methods' metrics: those of :attr:`Composition.keyed`, inside :func:`within` followed by
-    ``/outer`` and ``/inner``.
-    """
-    with torch.no_grad():
-        return _members("", plan.objective, batch, plan.settled(batch), plan.state)
-
-
-def _members(key: str, method: TokenObjective, batch: TokenBatch, stat: Settled, state: State) -> dict[str, Member]:
-    def inside(part: str, one: TokenObjective, seen: TokenBatch) -> dict[str, Member]:
-        return _members(f"{key}/{part}" if key else part, one, seen, stat[part], state[part])  # type: ignore[arg-type]
-
-    if isinstance(method, Composition):
-        return {name: one for part, member in method.keyed.items() for name, one in inside(part, member, batch).items()}
-    if isinstance(method, Within):
-        outer = inside("outer", method.outer, batch)
-        kept = _kept(batch, merge_terms({name: one.terms for name, one in outer.items()}))
-        inner = inside("inner", method.inner, batch.select(kept))
-        return outer | {name: replace(one, terms=_spread(one.terms, kept)) for name, one in inner.items()}
-    return {key or method.name: Member(method.name, method.terms(batch, stat, state))}
-
-
 def _flatten(method: TokenObjective) -> tuple[TokenObjective, ...]:
     return method.members if isinstance(method, Composition) else (method,)
 
 
-def _check(keyed: Mapping[str, TokenObjective]) -> None:
-    owner: dict[str, str] = {}
-    for key, method in keyed.items():
-        for slot in sorted(method.writes & set(SLOTS)):
-            if slot in owner:
-                raise two_owners(owner[slot], key, slot)
-            owner[slot] = key
-    options: dict[str, tuple[str, float]] = {}
-    for key, method in keyed.items():
-        for name, value in method.signal_options.items():
-            if name in options and options[name][1] != value:
-                raise Conflict(
-                    f"'{options[name][0]}' and '{key}' read one signal defined with different numbers: {name} = "
-                    f"{options[name][1]} and {value}.\n  Give both the same {name}."
-                )
-            options[name] = key, value
-    boundless = next((key for key, method in keyed.items() if not method.trust_region), None)
-    exempting = next((key for key, method in keyed.items() if "exempt" in method.writes), None)
-    if boundless is not None and exempting is not None:
-        raise Conflict(
-            f"'{exempting}' exempts tokens from the trust region, and the surrogate of '{boundless}' has none.\n"
-            f"  Remove one of them."
-        )
+def _has_leaf(state: State) -> bool:
+    """It holds a value: a combinator without state still has a mapping per member."""
+    return any(_has_leaf(one) if isinstance(one, Mapping) else True for one in state.values())
+
+
+def _under(key: str, part: str) -> str:
+    return f"{key}/{part}" if key else part
 
 
 def _kept(batch: TokenBatch, terms: Terms) -> Tensor:
@@ -278,6 +271,13 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
             return None
         return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
 
+    def gate(one: Gate) -> Gate:
+        def fn(ratio: Tensor, held: Held) -> Tensor:
+            values = one.fn(ratio[kept], held.select(kept))
+            return torch.ones_like(ratio).masked_scatter(kept, values.to(ratio.dtype))
+
+        return replace(one, fn=fn, where=kept)
+
     def penalty(one: Penalty) -> Penalty:
         def fn(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
             values = one.fn(policy.select(kept), anchor.select(kept))
@@ -291,5 +291,6 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
         weight=over(terms.weight, 1.0),
         bonus=over(terms.bonus, 0.0),
         exempt=over(terms.exempt, False),
+        gates={name: gate(one) for name, one in terms.gates.items()},
         penalties={name: penalty(one) for name, one in terms.penalties.items()},
     )

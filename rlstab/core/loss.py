@@ -2,7 +2,7 @@
 
 ::
 
-    L = sum_i c_i  * keep_i * weight_i * surrogate(policy, anchor, ratio, A_i + bonus_i, bounds_i, exempt_i)
+    L = sum_i c_i  * keep_i * weight_i * gate_i * clipped(ratio_i, A_i + bonus_i, bounds_i, exempt_i)
       + sum_k coef_k * sum_i c0_i * where_ki * fn_k(policy, anchor)_i
 
 ``c`` comes from the counts of kept tokens, ``c0`` from those of all tokens, both over the whole optimizer step.
@@ -11,16 +11,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
-from rlstab.core.compare import greater, less, nonzero, numbers
+from rlstab.core.batch import TokenBatch
+from rlstab.core.compare import less, nonzero, numbers
+from rlstab.core.objective import State
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.slope import with_slope
-from rlstab.core.stats import Mean, total
-from rlstab.core.terms import Aggregate, Bounds, Terms, Totals
+from rlstab.core.stats import Mean, Settled, total
+from rlstab.core.terms import Aggregate, Bounds, Held, Terms, Totals
 from rlstab.errors import ShapeError
 
 #: Log-ratios are clamped to this many nats before ``exp``; outside the gradient is zero.
@@ -34,12 +36,16 @@ class LossOutput:
     Attributes:
         loss: scalar; sums over parts and ranks to the whole-batch loss.
         report: metrics as mergeable summaries.
-        nonfinite: int64 scalar, how many tokens had a live value that was NaN or Inf (they make the loss NaN).
+        nonfinite: int64 scalar, tokens with a live value or a gate that is NaN or Inf (they make the loss NaN).
+        state: what the objective carries into the next optimizer step; the same in every part.
+        lr_scale: multiplies the scheduled learning rate of this optimizer step; the same in every part.
     """
 
     loss: Tensor
     report: Mapping[str, Mean]
     nonfinite: Tensor
+    state: State = field(default_factory=dict)
+    lr_scale: float = 1.0
 
     def metrics(self) -> dict[str, float]:
         """The report as numbers, without what nothing was counted for."""
@@ -47,22 +53,15 @@ class LossOutput:
 
 
 def token_log_ratio(policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBatch) -> Tensor:
-    """``(n,)`` default of the ratio slot: one ratio a token."""
+    """``(n,)`` default of the ratio slot: one ratio per token."""
     return policy.logprobs - (anchor.logprobs if batch.live_ratio else batch.old_logprobs)
 
 
-def clipped_surrogate(
-    policy: PolicyOutputs,
-    anchor: PolicyOutputs,
-    ratio: Tensor,
-    advantages: Tensor,
-    bounds: Bounds | None,
-    exempt: Tensor | None,
-) -> Tensor:
-    """``(n,)`` default of the surrogate slot: the clipped ratio times the advantage, negated.
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, exempt: Tensor | None) -> Tensor:
+    """``(n,)`` loss to minimise: the clipped ratio times the advantage, negated.
 
     ``max(-A r, -A clip(r, 1 - low, 1 + high))`` (arXiv 1707.06347 eq. 7), for A < 0 at most ``-A dual``
-    (arXiv 1912.09729 eq. 7), written as one clamp a sign. Without bounds it is ``-A r``.
+    (arXiv 1912.09729 eq. 7), written as one clamp per sign. Without bounds it is ``-A r``.
     """
     if bounds is None:
         return -advantages * ratio
@@ -92,43 +91,76 @@ def token_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: To
     return torch.tensor(1.0 / totals.tokens, dtype=torch.float64, device=counted.device).expand(counted.shape)
 
 
-def counts(batch: TokenBatch, where: Tensor | None) -> tuple[int, int]:
-    """Tokens of a part that count, and sequences with at least one such token."""
-    tokens = len(batch) if where is None else int(where.count_nonzero())
-    marks = torch.ones_like(batch.sequence, dtype=torch.float32) if where is None else numbers(where).float()
+def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:
+    """``(2,)`` float64 on the device of the tokens: those that count, and sequences with at least one such token."""
+    if where is None:
+        tokens = torch.full((), len(batch), dtype=torch.float64, device=batch.sequence.device)
+        return torch.stack([tokens, batch.nonempty.double()])
+    marks = numbers(where).float()
     seen = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
-    return tokens, int(seen.count_nonzero())
+    return torch.stack([where.count_nonzero(), seen.count_nonzero()]).double()
 
 
-def pulling(terms: Terms, batch: TokenBatch) -> Tensor:
-    """``(n,)`` bool, the tokens whose surrogate can have a gradient: kept, weight and advantage not zero."""
-    pull = nonzero(batch.advantages if terms.bonus is None else batch.advantages + terms.bonus)
-    if terms.weight is not None:
-        pull = pull & nonzero(terms.weight)
-    return pull if terms.keep is None else pull & terms.keep
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part of a planned optimizer step, and all that was decided about it.
+
+    Attributes:
+        batch: its evidence.
+        settled: the statistics from which its terms were made.
+        terms: merged over all methods.
+        advantages: ``(n,)``, bonuses included.
+        pulls: ``(n,)`` bool, the tokens whose policy term can have a gradient: kept, weight and advantage not zero.
+    """
+
+    batch: TokenBatch
+    settled: Settled
+    terms: Terms
+    advantages: Tensor
+    pulls: Tensor
+
+    @classmethod
+    def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
+        """From what the methods asked for."""
+        advantages = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
+        pulls = nonzero(advantages)
+        if terms.weight is not None:
+            pulls = pulls & nonzero(terms.weight)
+        if terms.keep is not None:
+            pulls = pulls & terms.keep
+        return cls(batch, settled, terms, advantages, pulls)
+
+    def live_rows(self) -> dict[str, Tensor]:
+        """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it."""
+        own = self.pulls
+        if self.terms.ratio is not None or any(gate.whole_sequences for gate in self.terms.gates.values()):
+            reached = torch.zeros(self.batch.num_sequences, dtype=torch.bool, device=own.device)
+            reached[self.batch.sequence[own]] = True
+            own = self.batch.spread(reached)
+        rows = {"logprobs": own}
+        for penalty in self.terms.penalties.values():
+            where = torch.ones_like(own) if penalty.where is None else penalty.where
+            for name in {"logprobs", *penalty.reads}:
+                rows[name] = rows[name] | where if name in rows else where
+        return rows
 
 
 def loss_of_part(
-    terms: Terms,
-    batch: TokenBatch,
-    policy: PolicyOutputs,
-    anchor: PolicyOutputs,
-    kept: Totals,
-    everything: Totals,
+    part: Part, policy: PolicyOutputs, anchor: PolicyOutputs | None, kept: Totals, everything: Totals
 ) -> LossOutput:
-    """The loss of one part, from the merged terms and the counts of the whole step.
+    """The loss of one part, from its terms and the counts of the whole step.
 
     Args:
-        terms: merged over all methods.
-        batch: the evidence that they were made from.
+        part: with its terms.
         policy: live outputs for its tokens.
-        anchor: their values as constants.
+        anchor: what counts as constant; None takes the policy's own values.
         kept: counts over kept tokens, the denominators of the policy term.
         everything: counts over all tokens, the denominators of penalties.
 
     Raises:
         ShapeError: batch and policy disagree in their number of tokens.
     """
+    batch, terms = part.batch, part.terms
     if policy.logprobs.shape != batch.old_logprobs.shape:
         raise ShapeError(
             f"the policy has {policy.logprobs.numel()} log-probs for a batch of {len(batch)} tokens. Build it with "
@@ -137,45 +169,74 @@ def loss_of_part(
     aggregate = terms.aggregate or token_mean
     present = torch.ones_like(batch.sequence, dtype=torch.bool)
     keep = present if terms.keep is None else terms.keep
+    held = Held(policy.constant() if anchor is None else anchor, part.advantages, keep)
 
-    log_ratio = (terms.ratio or token_log_ratio)(policy, anchor, batch)
-    guarded = terms.keep is not None and not (terms.ratio is None and terms.surrogate is None)
-    if guarded:  # a method's own function may be anything on tokens that were dropped; the defaults are finite
-        log_ratio = torch.where(keep, log_ratio, 0.0)
-    ratio = bounded_exp(log_ratio)
-    advantages = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
-    surrogate = (terms.surrogate or clipped_surrogate)(policy, anchor, ratio, advantages, terms.bounds, terms.exempt)
-    if guarded:
-        surrogate = torch.where(keep, surrogate, 0.0)
-    factor = _coefficients(aggregate, batch, keep, kept, surrogate.dtype)
+    ratio = _ratio(policy, held, part)
+    known = 0 * policy.logprobs.detach()  # NaN where a live value is NaN or Inf, else 0
+    report: dict[str, Mean] = {}
+    policy_term = clipped_surrogate(ratio, part.advantages, terms.bounds, terms.exempt)
+    factor = _coefficients(aggregate, batch, keep, kept, policy_term.dtype)
     if terms.weight is not None:
-        factor = factor * terms.weight
+        factor = factor * terms.weight.to(factor.dtype)
+    if terms.gates:
+        with torch.no_grad():
+            constant = ratio.detach() if anchor is None else _ratio(held.anchor, held, part)
+            gate = _gates(part, constant, held, report)
+            known.add_(gate, alpha=0)
+        factor = factor * gate
     if terms.keep is not None:
         factor = factor * numbers(keep)  # a zero times what is finite costs less than a `where` and its backward
-    loss = (surrogate * factor).sum()
+    loss = (policy_term * factor).sum()
 
-    report = dict(terms.report)
+    report |= terms.report
     penalised: Tensor | None = None
     for name, penalty in terms.penalties.items():
-        value = penalty.fn(policy, anchor)
+        value = penalty.fn(policy, held.anchor)
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
         report[f"{name}/value"] = _mean_where(value, penalty.where)
         scale = penalty.coefficient
         penalised = scale * value if penalised is None else torch.add(penalised, value, alpha=scale)
-    known = 0 * policy.logprobs.detach()  # NaN where a live value is NaN or Inf, else 0
     if penalised is not None:
         factor = _coefficients(aggregate, batch, present, everything, penalised.dtype)
         loss = loss + (penalised * factor).sum()
         known.add_(penalised.detach(), alpha=0)
 
-    report |= _ratio_report(ratio.detach(), batch, advantages, keep, terms)
+    report |= _ratio_report(ratio.detach(), part, keep)
     if batch.entropies is not None:
         report["tokens/entropy"] = Mean.of(batch.entropies)
     nonfinite = known.count_nonzero()
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.nan)
     return LossOutput(loss, report, nonfinite)
+
+
+def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:
+    """``(n,)`` the ratio that the loss of a part uses, from live outputs without gradient."""
+    keep = part.terms.keep
+    return _ratio(live, Held(live, part.advantages, torch.ones_like(part.pulls) if keep is None else keep), part)
+
+
+def _ratio(policy: PolicyOutputs, held: Held, part: Part) -> Tensor:
+    own = part.terms.ratio
+    if own is None:
+        return bounded_exp(token_log_ratio(policy, held.anchor, part.batch))
+    # a method's own function may be anything on tokens that were dropped; the default is finite
+    return bounded_exp(torch.where(held.keep, own(policy, held), 0.0))
+
+
+def _gates(part: Part, ratio: Tensor, held: Held, report: dict[str, Mean]) -> Tensor:
+    """``(n,)`` product of the gates that act; 1 where nothing pulls, for there live values need not be there."""
+    product = torch.ones_like(ratio)
+    for name, gate in part.terms.gates.items():
+        value = gate.fn(ratio, held).to(ratio.dtype)
+        where = part.pulls if gate.where is None else part.pulls & gate.where
+        report[f"{name}/gate"] = Mean.of(value, where)
+        report[f"{name}/stopped"] = Mean.of(value == 0, where)
+        if gate.acts:
+            bound = part.pulls if part.terms.exempt is None else part.pulls & ~part.terms.exempt
+            product = product * torch.where(bound, value, 1.0)
+    return product
 
 
 def _coefficients(
@@ -188,24 +249,15 @@ def _coefficients(
 
 def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
     """Of ``(n,)`` values that are zero elsewhere."""
-    return Mean.of(values) if where is None else Mean(total(values.detach()), where.count_nonzero().double().cpu())
+    return Mean.of(values) if where is None else Mean(total(values.detach()), where.count_nonzero().double())
 
 
-def _ratio_report(ratio: Tensor, batch: TokenBatch, advantages: Tensor, keep: Tensor, terms: Terms) -> dict[str, Mean]:
-    pull = pulling(terms, batch)  # nothing is read off other tokens: their live log-probs need not be computed
+def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
+    pulls, terms = part.pulls, part.terms  # other tokens are not read: their live log-probs need not be computed
     kept = Mean.of(keep)
-    report = {"ratio/mean": _mean_where(ratio * numbers(pull), pull), "tokens/kept": kept}
-
-    def share(stopped: Tensor) -> Mean:
-        return Mean((stopped & bound).count_nonzero().double(), kept.total.cpu())
-
-    bounds = terms.bounds
-    if bounds is not None:
-        bound = pull if terms.exempt is None else pull & ~terms.exempt
-        rewarded = batch.rewarded if terms.bonus is None else greater(advantages, 0)
-        punished = batch.punished if terms.bonus is None else less(advantages, 0)
-        report["ratio/clipped_high"] = share(rewarded & greater(ratio, 1 + bounds.high))
-        report["ratio/clipped_low"] = share(punished & less(ratio, 1 - bounds.low))
-        if bounds.dual is not None:
-            report["ratio/clipped_dual"] = share(punished & greater(ratio, bounds.dual))
+    report = {"ratio/mean": _mean_where(ratio * numbers(pulls), pulls), "tokens/kept": kept}
+    if terms.bounds is not None:
+        bound = pulls if terms.exempt is None else pulls & ~terms.exempt
+        for side, stopped in terms.bounds.stops(ratio, part.advantages).items():
+            report[f"ratio/clipped_{side}"] = Mean((stopped & bound).count_nonzero().double(), kept.total)
     return report

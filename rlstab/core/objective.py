@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
+from rlstab.core.contract import check_class, checked_stat, checked_terms
+from rlstab.core.docstring import summary
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.core.terms import Terms
@@ -30,13 +34,48 @@ class TokenObjective(ABC):
     Attributes:
         name: the name in YAML and in metrics.
         exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
+        excludes: methods, by name, with which it cannot be composed, each with the reason.
+        requires: methods by name, or fields of Terms that some method has to fill, without which it is not itself,
+            each with the reason. Checked when a loss is made, for a composition may grow until then.
+        limits: settings at which it is the identity.
+        interacts: what it and other methods do to each other, where the other one does not say so already.
     """
 
     name: ClassVar[str]
     exceptions: ClassVar[Mapping[str, str]] = {}
+    excludes: ClassVar[Mapping[str, str]] = {}
+    requires: ClassVar[Mapping[str, str]] = {}
+    limits: ClassVar[tuple[Limit, ...]] = ()
+    interacts: ClassVar[tuple[Interaction, ...]] = ()
+
+    def __init_subclass__(cls, *, combinator: bool = False, **kwargs: Any) -> None:
+        """Check the class; settings are checked also where a ``__post_init__`` does not call this one.
+
+        Raises:
+            MethodError: see :func:`rlstab.core.contract.check_class`.
+        """
+        super().__init_subclass__(**kwargs)
+        if combinator:
+            return
+        if not getattr(cls.terms, "__isabstractmethod__", False):
+            check_class(cls)
+        own = cls.__dict__.get("__post_init__")
+        if own is not None:
+
+            @functools.wraps(own)
+            def checked(self: TokenObjective) -> None:
+                check_settings(self, self.name)
+                own(self)
+
+            cls.__post_init__ = checked  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)
+
+    @property
+    def label(self) -> str:
+        """What it is called in metrics and in the state of a composition."""
+        return self.name
 
     # A class attribute in most methods; a property where it depends on a setting.
 
@@ -61,9 +100,16 @@ class TokenObjective(ABC):
         return {}
 
     @property
-    def trust_region(self) -> bool:
-        """False where it writes a surrogate that ignores ``bounds`` and ``exempt``."""
-        return True
+    def reads_drift(self) -> frozenset[str]:
+        """Which policies it compares (:data:`rlstab.core.contract.DRIFT`); it is idle where they are one.
+
+        Unset settings of a run follow from it. Without an override it is the ratio, for what writes a trust region.
+        """
+        return frozenset({"live"} if self.writes & {"ratio", "bounds", "gates"} else ())
+
+    def acting(self) -> Iterator[TokenObjective]:
+        """The methods that act on the loss: itself, or what a combinator contains."""
+        yield self
 
     def in_words(self) -> Mapping[str, str]:
         """What it does to a token: sentences for each field of Terms that it may fill, with the settings filled in.
@@ -71,9 +117,8 @@ class TokenObjective(ABC):
         A setting that the sentences leave out has no effect beside the others. Without an override it is the first
         line of the docstring, with all settings, under one of the fields.
         """
-        summary = inspect.cleandoc(type(self).__doc__ or "").partition("\n")[0].replace("``", "")
         chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
-        text = f"{summary} ({chosen})" if chosen else summary
+        text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
         return dict.fromkeys(sorted(self.writes)[:1], text)
 
     def init_state(self) -> State:
@@ -82,6 +127,13 @@ class TokenObjective(ABC):
 
     def measure(self, batch: TokenBatch) -> Stat:
         """Mergeable summaries of one part of the step; an empty batch gives empty summaries of the same names."""
+        return NOTHING
+
+    def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
+        """Summaries of what can be computed only once those of ``measure`` are settled: a covariance after its means.
+
+        Under other names than those of ``measure``; ``advance`` and ``terms`` see both.
+        """
         return NOTHING
 
     def advance(self, state: State, stat: Settled) -> State:
@@ -99,11 +151,51 @@ class TokenObjective(ABC):
         measuring. The empty batch makes a rank without parts know the names, so that all join the same collectives.
         """
         with torch.no_grad():
-            stat = settle((self.measure(part) for part in parts or (TokenBatch.empty(self.needs),)), comm)
+            given = parts or (TokenBatch.empty(self.needs),)
+            stat = settle([checked_stat(self.name, "measure", self.measure(part)) for part in given], comm)
+            if type(self).measure_again is not TokenObjective.measure_again:
+                again = [checked_stat(self.name, "measure_again", self.measure_again(part, stat)) for part in given]
+                stat = Settled({**settle(again, comm), **stat})
             return stat, self.advance(state, stat)
 
+    def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
+        """What it asks for on one part, before it is merged with others: by the prefix of its metrics.
 
-def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[str], host: str) -> None:
+        Combinators override it to give what each of their members asks for.
+        """
+        return {key or self.label: Member(self.name, ask(self, batch, stat, state))}
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """What one method asks for on one part of a step, beside the others.
+
+    Attributes:
+        name: of the method.
+        terms: over all tokens of the part, also where the method saw only those that another one kept.
+    """
+
+    name: str
+    terms: Terms
+
+
+def ask(method: TokenObjective, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+    """The terms of a method on one part, checked.
+
+    Raises:
+        MethodError: see :func:`rlstab.core.contract.checked_terms`.
+    """
+    return checked_terms(method.name, method.terms(batch, stat, state), batch, method.writes)
+
+
+def require_signals(
+    objective: TokenObjective,
+    *,
+    provides: Set[str],
+    live: Set[str],
+    host: str,
+    otherwise: str = "use a host that provides it",
+) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
     Args:
@@ -111,6 +203,7 @@ def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
+        otherwise: what to do about a missing signal, other than to remove the method.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -122,5 +215,5 @@ def require_signals(objective: TokenObjective, *, provides: Set[str], live: Set[
             if missing:
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or use a host that provides it."
+                    f"{', '.join(sorted(given))}. Remove '{key}', or {otherwise}."
                 )

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.loss import LossOutput, counts, loss_of_part, pulling
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Settled
+from rlstab.core.contract import check_state
+from rlstab.core.fit import check_complete, check_methods
+from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
+from rlstab.core.objective import Member, State, TokenObjective, ask
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import Terms, Totals
-from rlstab.errors import NonFinite
+from rlstab.errors import MethodError, NonFinite, OutOfRange
 
 Scope = Literal["step", "microbatch"]
 
@@ -29,77 +31,78 @@ Scope = Literal["step", "microbatch"]
 class Plan:
     """All decisions of one optimizer step. Made by :func:`make_plan`.
 
+    A part is named by its number in the list that the plan was made from, or by its batch itself. A host that builds
+    its batches anew for the backward pass names the number.
+
     Attributes:
-        state: what the objective carries into the next step.
+        state: what the objective carries into the next optimizer step.
+        parts: what was decided about each part of this rank.
         kept: counts over kept tokens, the denominators of the policy term.
         everything: counts over all tokens.
-        live_tokens: tokens whose surrogate can have a gradient: kept, weight and advantage not zero.
+        live_tokens: tokens whose policy term can have a gradient: kept, weight and advantage not zero.
         penalised: tokens under a penalty with a coefficient, summed over penalties.
-        lr_scale: multiplies the scheduled learning rate of this step.
+        lr_scale: multiplies the scheduled learning rate of this optimizer step.
     """
 
     objective: TokenObjective
     state: State
+    parts: Sequence[Part] = field(repr=False)
     kept: Totals
     everything: Totals
     live_tokens: int
     penalised: int
     lr_scale: float
-    _terms: dict[int, tuple[TokenBatch, Terms]] = field(repr=False)
-    _settled: dict[int, Settled] = field(repr=False)
 
     @property
     def silent(self) -> bool:
         """Nothing in this step has a gradient. Skip it: an optimizer with momentum would move the weights."""
         return self.live_tokens == 0 and self.penalised == 0
 
-    def terms(self, batch: TokenBatch) -> Terms:
-        """The merged terms of one of the parts that the plan was made from."""
-        known = self._terms.get(id(batch))
-        if known is None or known[0] is not batch:
-            raise ValueError(
-                "this batch is not one of the parts that the plan was made from. Pass the same TokenBatch objects to "
-                "make_plan and to plan.loss: statistics and denominators are theirs."
-            )
-        return known[1]
+    def part(self, which: int | TokenBatch) -> Part:
+        """What was decided about one part.
 
-    def settled(self, batch: TokenBatch) -> Settled:
-        """The statistics from which the terms of one of the parts were made."""
-        self.terms(batch)
-        return self._settled[id(batch)]
-
-    def live_rows(self, batch: TokenBatch) -> dict[str, Tensor]:
-        """``(n,)`` bool for each live output: the tokens on which the loss differentiates it.
-
-        On the others it may hold any finite value: neither the gradient nor a metric depends on it. A ratio of the
-        sequence reads the log-probs of all its tokens.
+        Raises:
+            OutOfRange: the plan was made from no such part.
         """
-        terms = self.terms(batch)
-        own = pulling(terms, batch)
-        if terms.ratio is not None:
-            reached = torch.zeros(batch.num_sequences, dtype=torch.bool, device=own.device)
-            reached[batch.sequence[own]] = True
-            own = reached[batch.sequence]
-        rows = {"logprobs": own}
-        for penalty in terms.penalties.values():
-            where = torch.ones_like(own) if penalty.where is None else penalty.where
-            for name in {"logprobs", *penalty.reads}:
-                rows[name] = rows[name] | where if name in rows else where
-        return rows
+        if isinstance(which, int):
+            if 0 <= which < len(self.parts):
+                return self.parts[which]
+            raise OutOfRange(f"part {which}: the plan was made from {len(self.parts)} parts, numbered from 0.")
+        for one in self.parts:
+            if one.batch is which:
+                return one
+        raise OutOfRange(
+            "this batch is not one of the parts that the plan was made from: statistics and denominators are theirs. "
+            "Pass the same TokenBatch object, or the number of the part."
+        )
 
-    def loss(self, batch: TokenBatch, policy: PolicyOutputs, *, anchor: PolicyOutputs | None = None) -> LossOutput:
+    def terms(self, which: int | TokenBatch) -> Terms:
+        """The merged terms of one part."""
+        return self.part(which).terms
+
+    def live_rows(self, which: int | TokenBatch) -> dict[str, Tensor]:
+        """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it.
+
+        On the others it may hold any finite value: neither loss nor gradient nor a metric depends on it. A ratio of the
+        sequence, and a gate of whole sequences, read the log-probs of all its tokens.
+        """
+        return self.part(which).live_rows()
+
+    def loss(
+        self, which: int | TokenBatch, policy: PolicyOutputs, *, anchor: PolicyOutputs | None = None
+    ) -> LossOutput:
         """The loss of one part; sums over parts and ranks to the whole-batch loss.
 
         Where the host averages gradients over ranks, multiply it by the world size: the denominators are global.
 
         Args:
-            batch: one of the parts that the plan was made from.
-            policy: live outputs for its tokens.
+            which: number of the part, or its batch.
+            policy: live outputs for its tokens, in their order.
             anchor: what counts as constant; None takes the policy's own values. Given only to check gradients by
                 finite differences, where the constants must not move with the input.
         """
-        held = policy.constant() if anchor is None else anchor
-        return loss_of_part(self.terms(batch), batch, policy, held, self.kept, self.everything)
+        out = loss_of_part(self.part(which), policy, anchor, self.kept, self.everything)
+        return replace(out, state=self.state, lr_scale=self.lr_scale)
 
 
 def make_plan(
@@ -116,65 +119,97 @@ def make_plan(
         parts: all micro-batches of this rank in this optimizer step; empty on a rank without sequences.
         state: of the last plan; None is the initial one.
         comm: the ranks that share the step; None is this process alone.
-        scope: ``microbatch`` takes thresholds and means from each part of this rank alone, as much published code
-            does. It exists only to reproduce such code: the loss then depends on how the step is cut.
+        scope: ``step`` is the optimizer step. ``microbatch`` takes thresholds and means from each part of this rank
+            alone, as much published code does. It exists only to reproduce such code: the loss then depends on how the
+            step is cut.
 
     Raises:
         NonFinite: NaN or Inf in the evidence, on any rank; every rank raises.
         MissingSignal: a part lacks a signal that the objective reads.
+        MethodError: a method returned something else than the interface asks for.
+        Conflict: a method lacks one that it requires.
+        OutOfRange: ``scope`` is neither of the two, or the state is of another objective.
     """
+    if scope not in get_args(Scope):
+        raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
     comm = LocalComm() if comm is None else comm
     parts = list(parts)
+    check_methods("make_plan", (objective,))
+    check_complete(objective)
+    initial = objective.init_state()
+    if state is not None:
+        check_state("the state", state, initial)
     for part in parts:
         for name in sorted(objective.needs):
             part.signal(name)
     _refuse_nonfinite(objective, parts, comm)
     with torch.no_grad():
-        stat, state = objective.settle(parts, objective.init_state() if state is None else state, comm)
-        merged: dict[int, tuple[TokenBatch, Terms]] = {}
-        settled: dict[int, Settled] = {}
+        stat, state = objective.settle(parts, initial if state is None else state, comm)
         if scope == "microbatch":
             warnings.warn(
                 "scope: microbatch takes statistics from each micro-batch of each rank alone, so the loss depends on "
                 "how the step is cut. Use it only to reproduce published code.",
                 stacklevel=2,
             )
+        planned = []
         for part in parts:
             own = stat if scope == "step" else objective.settle([part], state, LocalComm())[0]
-            merged[id(part)] = part, objective.terms(part, own, state)
-            settled[id(part)] = own
-        if parts and scope == "step":  # the same in every part
-            lr_scale = merged[id(parts[0])][1].lr_scale
+            planned.append(Part.of(part, own, ask(objective, part, own, state)))
+        if planned and scope == "step":  # the same in every part
+            lr_scale = planned[0].terms.lr_scale
         else:
-            lr_scale = objective.terms(TokenBatch.empty(objective.needs), stat, state).lr_scale
-
-        tally = torch.zeros(6, dtype=torch.float64)
-        for part, terms in (merged[id(part)] for part in parts):
-            kept, sequences = counts(part, terms.keep)
-            # where every sequence has a kept token, it has a token
-            whole = (len(part), sequences) if sequences == part.num_sequences else counts(part, None)
-            tally += torch.tensor([kept, sequences, *whole, *_live(part, terms)])
-        kept_tokens, kept_sequences, tokens, sequences, live, penalised = comm.sum(tally).tolist()
+            lr_scale = ask(objective, TokenBatch.empty(objective.needs), stat, state).lr_scale
+        tallies = [_tally(part) for part in planned] or [torch.zeros(7, dtype=torch.float64)]
+        tally = torch.stack(tallies).sum(0).cpu()  # one wait for the device
+        kept_tokens, kept_sequences, tokens, sequences, live, penalised, misfits = comm.sum(tally).tolist()
+    if misfits:
+        raise _misfit(objective, planned, state, int(misfits))
     return Plan(
         objective=objective,
         state=state,
+        parts=tuple(planned),
         kept=Totals(kept_tokens, kept_sequences),
         everything=Totals(tokens, sequences),
         live_tokens=int(live),
         penalised=int(penalised),
         lr_scale=1.0 if lr_scale is None else lr_scale,
-        _terms=merged,
-        _settled=settled,
     )
 
 
-def _live(batch: TokenBatch, terms: Terms) -> tuple[int, int]:
-    penalised = sum(
-        len(batch) if penalty.where is None else int(penalty.where.count_nonzero())
-        for penalty in terms.penalties.values()
-        if penalty.coefficient != 0
-    )
-    return int(pulling(terms, batch).count_nonzero()), penalised
+def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
+    """The terms of each method of a plan on one of its parts, before they are merged; made anew at each call.
+
+    Keys are the prefixes of the methods' metrics: those of a composition, inside :func:`within` followed by ``/outer``
+    and ``/inner``.
+    """
+    part = plan.part(which)
+    with torch.no_grad():
+        return plan.objective.asked(part.batch, part.settled, plan.state)
+
+
+def _tally(part: Part) -> Tensor:
+    """``(7,)`` float64: kept tokens and sequences, all of them, tokens that pull, those under penalties, misfits."""
+    whole = counts(part.batch, None)
+    kept = whole if part.terms.keep is None else counts(part.batch, part.terms.keep)
+    penalised = torch.zeros((), dtype=torch.float64, device=whole.device)
+    for penalty in part.terms.penalties.values():
+        if penalty.coefficient != 0:
+            penalised = penalised + (len(part.batch) if penalty.where is None else penalty.where.count_nonzero())
+    misfits = torch.zeros_like(penalised) if part.terms.misfits is None else part.terms.misfits.double()
+    return torch.cat([kept, whole, torch.stack([part.pulls.count_nonzero().double(), penalised, misfits])])
+
+
+def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
+    """The error of weights and bonuses that no loss can take; who gave them is looked up now."""
+    for part in parts:
+        for key, one in objective.asked(part.batch, part.settled, state).items():
+            if one.terms.misfits is not None and int(one.terms.misfits):
+                return MethodError(
+                    f"'{key}' gave {int(one.terms.misfits)} weights or bonuses that are NaN or infinite, or weights "
+                    f"that are negative. Both are finite, and a weight is at least 0: a negative one would turn the "
+                    f"clip around, so use bonus."
+                )
+    return MethodError(f"on another rank a method gave {count} weights or bonuses that are negative, NaN or infinite.")
 
 
 def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:

@@ -23,7 +23,7 @@ from rlstab.core.compare import places
 
 #: Bits of one pass: two histograms of 2^11 float64 counts are 32 KB.
 DIGIT = 11
-#: Values looked at together, so that they and what is made of them stay in cache.
+#: Values looked at together on a CPU, so that they and what is made of them stay in cache.
 CHUNK = 1 << 18
 #: So many values are gathered: 32 KB in float64, of all ranks together.
 FEW = 1 << 12
@@ -74,7 +74,7 @@ class _Search:
     def _start(self, values: Tensor) -> None:
         self.values, self.wide = values, values.dtype == torch.float64
         self.left = 64 if self.wide else 32  # bits that are not looked at yet
-        self.groups = {} if self.few else {0: [_keys(chunk) for chunk in torch.split(values, CHUNK)]}
+        self.groups = {} if self.few else {0: [_keys(chunk) for chunk in torch.split(values, _height(values))]}
 
     @property
     def few(self) -> bool:
@@ -140,6 +140,10 @@ class _Search:
         for keys in chunks:
             total += torch.bincount(self._digits(keys), minlength=1 << self._digit)
         return total.double().cpu()
+
+
+def _height(values: Tensor) -> int:
+    return CHUNK if values.device.type == "cpu" else max(1, values.numel())
 
 
 def _keys(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rlstab.errors import OutOfRange
+from rlstab.errors import MethodError, OutOfRange
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Setting:
 
     Attributes:
         kinds: types that a value may have; ``int`` passes for ``float``, ``bool`` never for a number.
+        items: what the items of a tuple may be, for ``tuple[T, ...]``; None where no tuple is allowed.
         choices: the only allowed values, or empty.
         range: bounds of a number, or None.
         optional: None is allowed.
@@ -55,11 +56,14 @@ class Setting:
     range: Range | None
     optional: bool
     default: Any
+    items: Setting | None = None
 
     def accepts(self, value: object) -> bool:
         """Whether the value has an allowed type and lies in the range."""
         if value is None:
             return self.optional
+        if self.items is not None and isinstance(value, tuple):
+            return all(self.items.accepts(one) for one in value)
         if self.choices:
             return any(type(value) is type(one) and value == one for one in self.choices)
         if isinstance(value, bool) and bool not in self.kinds:
@@ -77,25 +81,48 @@ class Setting:
         if self.choices:
             allowed = " | ".join(repr(one) for one in self.choices)
         else:
-            allowed = " | ".join(kind.__name__ for kind in self.kinds) + (f" in {self.range}" if self.range else "")
+            names = [kind.__name__ for kind in self.kinds] + ([f"tuple of {self.items}"] if self.items else [])
+            allowed = " | ".join(names) + (f" in {self.range}" if self.range else "")
         return allowed + (" or None" if self.optional else "")
+
+
+#: What a setting may be, so that YAML and a repr can hold it.
+_KINDS = (bool, int, float, str)
 
 
 @cache
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """The settings of a dataclass, in the order in which they are declared."""
+    """The settings of a dataclass, in the order in which they are declared.
+
+    Raises:
+        MethodError: a field has a type that YAML cannot hold.
+    """
     hints = get_type_hints(cls, include_extras=True)
-    found = []
-    for one in dataclasses.fields(cls):
-        hint, bounds = hints[one.name], None
-        if get_origin(hint) is typing.Annotated:
-            hint, *extras = get_args(hint)
-            bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
-        members = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        choices = tuple(value for one_of in members if get_origin(one_of) is Literal for value in get_args(one_of))
-        kinds = tuple(kind for kind in members if isinstance(kind, type) and kind is not type(None))
-        found.append(Setting(one.name, kinds, choices, bounds, type(None) in members, one.default))
-    return tuple(found)
+    return tuple(_setting(cls, one.name, hints[one.name], one.default) for one in dataclasses.fields(cls))
+
+
+def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
+    full, bounds = hint, None
+    if get_origin(hint) is typing.Annotated:
+        hint, *extras = get_args(hint)
+        bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
+    kinds: list[type] = []
+    choices: list[Any] = []
+    items = None
+    members = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for one in members:
+        if get_origin(one) is Literal:
+            choices += get_args(one)
+        elif get_origin(one) is tuple and len(get_args(one)) == 2 and get_args(one)[1] is ...:
+            items = _setting(cls, name, get_args(one)[0], dataclasses.MISSING)
+        elif one in _KINDS:
+            kinds.append(one)
+        elif one is not type(None):
+            raise MethodError(
+                f"{cls.__qualname__}: the setting '{name}' has the type {full}, which YAML cannot hold. Use bool, int, "
+                f"float, str, Literal or tuple[T, ...], each perhaps with | None."
+            )
+    return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, items)
 
 
 def check_settings(owner: object, name: str) -> None:

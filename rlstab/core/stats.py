@@ -5,10 +5,11 @@ Sums travel and means are taken at the end; thresholds are exact order statistic
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from rlstab.core.chunks import chunks
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.compare import below, places, reached
 from rlstab.core.select import Found, select
+from rlstab.errors import MethodError, MissingSignal, did_you_mean
 
 
 def total(values: Tensor) -> Tensor:
@@ -26,7 +28,7 @@ def total(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """A sum and a count, both float64 scalars; merging adds them."""
+    """A sum and a count, both float64 scalars on any device; merging adds them, and only ``value`` reads them."""
 
     total: Tensor
     count: Tensor
@@ -38,7 +40,7 @@ class Mean:
         if where is None:
             count = torch.tensor(float(values.numel()), dtype=torch.float64)
         else:  # sums over a mask take a fraction of the time of picking the values first
-            count = where.count_nonzero().double().cpu()
+            count = where.count_nonzero().double()
             values = values & where if values.dtype == torch.bool else torch.where(where, values, 0.0)
         return cls(values.count_nonzero().double() if values.dtype == torch.bool else total(values), count)
 
@@ -49,12 +51,90 @@ class Mean:
 
     def merge(self, other: Mean) -> Mean:
         """The summary of both parts."""
-        return Mean(self.total.cpu() + other.total.cpu(), self.count + other.count)
+        return Mean(_plus(self.total, other.total), _plus(self.count, other.count))
 
     @property
     def value(self) -> float:
         """The mean, NaN when nothing was counted."""
         return float(self.total) / float(self.count) if float(self.count) else math.nan
+
+
+def _plus(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of two scalars, on a device where there is one: what waits there is not waited for."""
+    device = one.device if one.device.type != "cpu" else other.device
+    return one.to(device) + other.to(device)
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """Sums and counts by an integer key, such as ``group_ids``: what belongs to groups that several parts may share.
+
+    Make one with :meth:`of`. It settles to itself over the whole optimizer step: every rank holds all keys, in order.
+
+    Attributes:
+        keys: ``(k,)`` int64, ascending and different.
+        totals: ``(k,)`` float64.
+        counts: ``(k,)`` float64.
+    """
+
+    keys: Tensor
+    totals: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, where: Tensor | None = None) -> Grouped:
+        """Summary of ``(m,)`` values under ``(m,)`` int64 keys, or of those where the ``(m,)`` bool is True.
+
+        Of responses: ``Grouped.of(batch.group_ids, batch.sequence_mean(entropies))``. Of tokens:
+        ``Grouped.of(batch.spread(batch.group_ids), entropies)``.
+        """
+        values = values.detach().double()
+        if where is not None:
+            keys, values = keys[where], values[where]
+        return cls._summed(keys.long(), values, torch.ones_like(values))
+
+    @classmethod
+    def _summed(cls, keys: Tensor, totals: Tensor, counts: Tensor) -> Grouped:
+        keys, place = torch.unique(keys, sorted=True, return_inverse=True)
+        zeros = torch.zeros(keys.shape, dtype=torch.float64, device=totals.device)
+        return cls(keys, zeros.index_add(0, place, totals), zeros.index_add(0, place, counts))
+
+    def merge(self, other: Grouped) -> Grouped:
+        """The summary of both parts."""
+        device = self.keys.device
+        pairs = zip(self._columns(), other._columns(), strict=True)
+        return Grouped._summed(*(torch.cat([one, two.to(device)]) for one, two in pairs))
+
+    def mean(self, keys: Tensor) -> Tensor:
+        """``(m,)`` float64 means under ``(m,)`` keys; NaN under a key that nothing was counted for."""
+        return self.total(keys) / self.count(keys)
+
+    def total(self, keys: Tensor) -> Tensor:
+        """``(m,)`` float64 sums under ``(m,)`` keys, 0 under an unknown one."""
+        return self._look_up(keys, self.totals)
+
+    def count(self, keys: Tensor) -> Tensor:
+        """``(m,)`` float64 counts under ``(m,)`` keys, 0 under an unknown one."""
+        return self._look_up(keys, self.counts)
+
+    def _look_up(self, keys: Tensor, column: Tensor) -> Tensor:
+        if not self.keys.numel():
+            return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
+        known = self.keys.to(keys.device)
+        place = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
+        return torch.where(known[place] == keys, column.to(keys.device)[place], 0.0)
+
+    def _columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.keys, self.totals, self.counts
+
+    def _gathered(self, comm: Comm) -> Grouped:
+        """Over all ranks. Keys travel in two halves: a float64 does not hold every int64."""
+        if isinstance(comm, LocalComm):
+            return self
+        rows = [self.keys >> 32, self.keys & 0xFFFFFFFF, self.totals, self.counts]
+        sent = torch.stack([one.double().cpu() for one in rows], 1).reshape(-1)
+        high, low, totals, counts = comm.gather(sent).view(-1, 4).unbind(1)
+        return Grouped._summed((high.long() << 32) | low.long(), totals, counts)
 
 
 Rule: TypeAlias = Literal["linear", "ceil", "floor"]
@@ -190,13 +270,66 @@ class Threshold:
         return torch.zeros_like(values, dtype=torch.bool)
 
 
-Summary: TypeAlias = Mean | Pool
+Summary: TypeAlias = Mean | Pool | Grouped
 #: What a method measures on one part: summaries by name.
 Stat: TypeAlias = Mapping[str, Summary]
-#: The same over the whole step: means and thresholds by name; a composition nests one mapping a member.
-Settled: TypeAlias = Mapping[str, "Mean | Threshold | Settled"]
 
 NOTHING: Stat = {}
+
+
+class Settled(Mapping[str, "Mean | Threshold | Grouped | Settled"]):
+    """Statistics of the whole optimizer step by name; those of a combinator hold one of these per member."""
+
+    def __init__(self, values: Mapping[str, Mean | Threshold | Grouped | Settled] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, name: str) -> Mean | Threshold | Grouped | Settled:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise MissingSignal(
+                f"the statistic '{name}' was read, and nothing of this name was measured. "
+                f"{did_you_mean(name, self._values) if self._values else 'Return it from `measure`.'}"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def mean(self, name: str) -> Mean:
+        """The :class:`Mean` of this name.
+
+        Raises:
+            MissingSignal: nothing of this name was measured.
+            MethodError: it is no mean.
+        """
+        return self._of(name, Mean)
+
+    def threshold(self, name: str) -> Threshold:
+        """What the :class:`Pool` of this name settled to; raises as :meth:`mean` does."""
+        return self._of(name, Threshold)
+
+    def grouped(self, name: str) -> Grouped:
+        """The :class:`Grouped` of this name; raises as :meth:`mean` does."""
+        return self._of(name, Grouped)
+
+    def member(self, name: str) -> Settled:
+        """The statistics of a member of a combinator; raises as :meth:`mean` does."""
+        return self._of(name, Settled)
+
+    def _of(self, name: str, kind: type[_Kind]) -> _Kind:
+        value = self[name]
+        if not isinstance(value, kind):
+            raise MethodError(
+                f"the statistic '{name}' was read as a {kind.__name__}, and it is a {type(value).__name__}. Read it by "
+                f"`stat.mean`, `stat.threshold` or `stat.grouped`, as it was measured."
+            )
+        return value
+
+
+_Kind = TypeVar("_Kind", Mean, Threshold, Grouped, Settled)
 
 
 def merge(one: Stat, other: Stat) -> Stat:
@@ -209,24 +342,30 @@ def _merge(one: Summary, other: Summary) -> Summary:
         return one.merge(other)
     if isinstance(one, Pool) and isinstance(other, Pool):
         return one.merge(other)
+    if isinstance(one, Grouped) and isinstance(other, Grouped):
+        return one.merge(other)
     raise TypeError(f"cannot merge {type(one).__name__} with {type(other).__name__}")
 
 
-def settle(parts: Iterable[Stat], comm: Comm) -> dict[str, Mean | Threshold]:
+def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
     """Merge the parts of this rank, reduce over ranks, and turn pools into thresholds.
 
     All means travel in one sum. The pools share three (six for float64) of at most 32 KB a pool; no value travels,
-    unless a pool is so small that it is gathered after the first of them. Every rank passes the same names (a rank
-    without tokens passes the statistics of an empty batch).
+    unless a pool is so small that it is gathered after the first of them. What is grouped is gathered: a row per key.
+    Every rank passes the same names (a rank without tokens passes the statistics of an empty batch).
     """
-    total: Stat | None = None
-    for part in parts:
-        total = part if total is None else merge(total, part)
-    settled: dict[str, Mean | Threshold] = {}
-    means = {name: one for name, one in sorted((total or {}).items()) if isinstance(one, Mean)}
+    given = list(parts)
+    total: Stat = functools.reduce(merge, given) if given else NOTHING
+    settled: dict[str, Mean | Threshold | Grouped | Settled] = {}
+    means = {name: one for name, one in sorted(total.items()) if isinstance(one, Mean)}
     if means:
-        flat = torch.stack([torch.stack([one.total.cpu(), one.count.cpu()]) for one in means.values()])
+        scalars = [scalar for one in means.values() for scalar in (one.total, one.count)]
+        device = next((one.device for one in scalars if one.device.type != "cpu"), scalars[0].device)
+        flat = torch.stack([one.to(device) for one in scalars]).cpu().view(-1, 2)  # one wait for the device
         for name, row in zip(means, comm.sum(flat), strict=True):
             settled[name] = Mean(row[0], row[1])
-    pools = {name: one for name, one in (total or {}).items() if isinstance(one, Pool)}
-    return {**settled, **_thresholds(pools, comm)} if pools else settled
+    for name, one in sorted(total.items()):
+        if isinstance(one, Grouped):
+            settled[name] = one._gathered(comm)
+    pools = {name: one for name, one in total.items() if isinstance(one, Pool)}
+    return Settled({**settled, **_thresholds(pools, comm)} if pools else settled)

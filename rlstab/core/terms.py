@@ -9,7 +9,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.compare import greater, less
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.errors import Conflict
 
@@ -46,25 +47,56 @@ class Bounds:
     high: float | Tensor
     dual: float | None = None
 
+    def stops(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+        """``(n,)`` bools: the tokens that it keeps from pulling ``high``, ``low`` and, with a dual clip, ``dual``."""
+        rewarded, punished = greater(advantages, 0), less(advantages, 0)
+        found = {"high": rewarded & greater(ratio, 1 + self.high), "low": punished & less(ratio, 1 - self.low)}
+        return found if self.dual is None else {**found, "dual": punished & greater(ratio, self.dual)}
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What is constant when the loss of a part is made: what a ratio and a gate may read, beside the evidence.
+
+    Attributes:
+        anchor: the live outputs as constants.
+        advantages: ``(n,)``, bonuses included.
+        keep: ``(n,)`` bool, the tokens that no method drops.
+    """
+
+    anchor: PolicyOutputs
+    advantages: Tensor
+    keep: Tensor
+
+    def select(self, where: Tensor) -> Held:
+        """The tokens where the ``(n,)`` bool is True."""
+        return Held(self.anchor.select(where), self.advantages[where], self.keep[where])
+
 
 class Ratio(Protocol):
-    """``(policy, anchor, batch) -> (n,)`` log-ratio; the loss clamps and exponentiates it."""
+    """``(policy, held) -> (n,)`` log-ratio; the loss clamps and exponentiates it."""
 
-    def __call__(self, policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBatch) -> Tensor: ...
+    def __call__(self, policy: PolicyOutputs, held: Held) -> Tensor: ...
 
 
-class Surrogate(Protocol):
-    """``(n,)`` loss to minimise, from the live ratio and the advantage."""
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """A factor on the gradient of a token: with gates ``g`` it is ``g * ratio * advantage`` times that of its log-prob.
 
-    def __call__(
-        self,
-        policy: PolicyOutputs,
-        anchor: PolicyOutputs,
-        ratio: Tensor,
-        advantages: Tensor,
-        bounds: Bounds | None,
-        exempt: Tensor | None,
-    ) -> Tensor: ...
+    CISPO, SAPO, MASPO, CE-GPPO, DPPO, VESPO, ASPO and DRPO each are such a factor, so they compose. Their gradients are
+    those of the published surrogates; the value of the loss, ``-g * ratio * advantage``, is not the printed one.
+
+    Attributes:
+        fn: ``(ratio, held) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without gradient.
+        whole_sequences: it reads the live outputs of other tokens of the sequence.
+        acts: False measures and reports the gate and leaves the loss alone.
+        where: ``(n,)`` bool, the tokens that its metrics count; None is every token.
+    """
+
+    fn: Callable[[Tensor, Held], Tensor]
+    whole_sequences: bool = False
+    acts: bool = True
+    where: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +118,7 @@ class Aggregate(Protocol):
 
 
 #: Fields of Terms with at most one owner in a composition.
-SLOTS = ("ratio", "bounds", "surrogate", "aggregate")
+SLOTS = ("ratio", "bounds", "aggregate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,32 +127,37 @@ class Terms:
 
     Attributes:
         keep: ``(n,)`` bool, False leaves numerator and denominator [and].
-        weight: ``(n,)`` >= 0, scales the surrogate, denominator unchanged [product].
+        weight: ``(n,)`` >= 0, scales the policy term, denominator unchanged [product].
         bonus: ``(n,)``, added to the advantage [sum].
-        exempt: ``(n,)`` bool, True has no trust region [or].
+        exempt: ``(n,)`` bool, True has no trust region: neither bounds nor gates [or].
+        gates: factors on the gradient by name, functions of the held ratio [product].
         penalties: by name [disjoint union].
-        lr_scale: multiplies the scheduled learning rate of this step, the same in every part [product].
-        ratio, bounds, surrogate, aggregate: exclusive slots, at most one owner each.
+        lr_scale: multiplies the scheduled learning rate of this optimizer step, the same in every part [product].
+        ratio, bounds, aggregate: exclusive slots, at most one owner each.
         report: metrics by name, as summaries that merge over parts and ranks [disjoint union].
+        misfits: how many values of ``weight`` and ``bonus`` no loss can take; counted where a method is asked.
     """
 
     keep: Tensor | None = None
     weight: Tensor | None = None
     bonus: Tensor | None = None
     exempt: Tensor | None = None
+    gates: Mapping[str, Gate] = field(default_factory=dict)
     penalties: Mapping[str, Penalty] = field(default_factory=dict)
     lr_scale: float | None = None
     ratio: Ratio | None = None
     bounds: Bounds | None = None
-    surrogate: Surrogate | None = None
     aggregate: Aggregate | None = None
     report: Mapping[str, Mean] = field(default_factory=dict)
+    misfits: Tensor | None = None
 
     def filled(self) -> frozenset[str]:
-        """Names of the fields, ``report`` aside, that are not the identity."""
-        return frozenset(
-            one.name for one in fields(self) if one.name != "report" and getattr(self, one.name) not in (None, {})
-        )
+        """Names of the fields, ``report`` and ``misfits`` aside, that are not the identity."""
+        return frozenset(name for name in WRITABLE if getattr(self, name) not in (None, {}))
+
+
+#: Fields of Terms that a method may name in ``writes``.
+WRITABLE = tuple(one.name for one in fields(Terms) if one.name not in ("report", "misfits"))
 
 
 def _join(one: Tensor | None, other: Tensor | None, law: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
@@ -128,13 +165,14 @@ def _join(one: Tensor | None, other: Tensor | None, law: Callable[[Tensor, Tenso
 
 
 def merge_terms(named: Mapping[str, Terms]) -> Terms:
-    """Merge the terms of the members of a composition; penalties and reports get their member's key as prefix.
+    """Merge the terms of the members of a composition; gates, penalties and reports get their member's key as prefix.
 
     Raises:
         Conflict: two members fill one exclusive slot.
     """
-    keep = weight = bonus = exempt = None
+    keep = weight = bonus = exempt = misfits = None
     lr_scale: float | None = None
+    gates: dict[str, Gate] = {}
     penalties: dict[str, Penalty] = {}
     report: dict[str, Mean] = {}
     slots: dict[str, object] = {}
@@ -144,8 +182,10 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
         weight = _join(weight, terms.weight, torch.mul)
         bonus = _join(bonus, terms.bonus, torch.add)
         exempt = _join(exempt, terms.exempt, torch.logical_or)
+        misfits = _join(misfits, terms.misfits, torch.add)
         if terms.lr_scale is not None:
             lr_scale = terms.lr_scale * (1.0 if lr_scale is None else lr_scale)
+        gates.update({f"{key}/{name}" if name else key: one for name, one in terms.gates.items()})
         penalties.update({f"{key}/{name}" if name else key: one for name, one in terms.penalties.items()})
         report.update({f"{key}/{name}": one for name, one in terms.report.items()})
         for slot in SLOTS:
@@ -154,12 +194,23 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
                 if slot in slots:
                     raise two_owners(owner[slot], key, slot)
                 slots[slot], owner[slot] = value, key
-    return Terms(keep, weight, bonus, exempt, penalties, lr_scale, report=report, **slots)  # type: ignore[arg-type]
+    return Terms(
+        keep,
+        weight,
+        bonus,
+        exempt,
+        gates,
+        penalties,
+        lr_scale,
+        report=report,
+        misfits=misfits,
+        **slots,  # type: ignore[arg-type]
+    )
 
 
 def two_owners(one: str, other: str, slot: str) -> Conflict:
     """The error of an exclusive slot with two owners."""
     return Conflict(
         f"'{one}' and '{other}' both define the {slot}; a composition has exactly one.\n"
-        f"  Remove one of them. (Weights, masks and penalties combine freely.)"
+        f"  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
     )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlstab.core.batch import SIGNALS
+from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
-from rlstab.explain.interactions import walk
+from rlstab.core.observe import Observe
+from rlstab.core.walk import walk
 
 _LOGITS = frozenset({"entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"})
 _LIVE = frozenset({"entropies", "log_kept_mass"})
@@ -43,6 +46,8 @@ class Host:
 
 def measures(method: TokenObjective) -> bool:
     """It decides by statistics of the whole optimizer step."""
+    if isinstance(method, Observe):
+        return any(measures(leaf.method) for leaf in walk(method, observed=True))
     return type(method).measure is not TokenObjective.measure
 
 
@@ -70,3 +75,25 @@ HOSTS: tuple[Host, ...] = (
     Host("ROLL", "`worker_cls`, `loss_func`", _LOGITS | {"ref_logprobs"}, live=_LIVE),
     Host("XTuner", "`policy_loss_cfg.loss_type`", frozenset()),
 )
+
+
+def hosts(objective: Composition) -> list[str]:
+    """Our trainer, a loop of one's own, and what the hooks of others would hand over."""
+    rows = [
+        f"| {one.name} | {one.hook} | {', '.join(one.lacks(objective)) or 'nothing'} | "
+        f"{'reading it' if one.read else 'running it'} |"
+        for one in HOSTS
+    ]
+    needs = sorted(f"`{name}`" for name in objective.needs) + sorted(f"live `{name}`" for name in objective.live_needs)
+    listed = ", ".join(["log-probs, old log-probs, advantages", *needs])
+    foreign = [name for name in sorted(objective.needs) if name not in SIGNALS]
+    own = f"no: it does not provide {', '.join(f'`{name}`' for name in foreign)}" if foreign else "yes"
+    return [
+        f"- rlstab's own trainer (`rlstab train`): {own}.",
+        f"- A loop of yours: yes, if it holds {listed}; it calls the objective, or `make_plan` for a step in parts.",
+        "- Other trainers: no adapter ships yet. What the hook of each, as of mid-2026, does not hand over:",
+        "",
+        "| trainer | hook | lacks, for this objective | known by |",
+        "|---|---|---|---|",
+        *rows,
+    ]

@@ -12,21 +12,15 @@ from rich.table import Table
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.runs import RunConfig
 from rlstab.core.batch import SIGNALS
-from rlstab.core.compose import Composition, Within
+from rlstab.core.compose import Composition
+from rlstab.core.docstring import summary
 from rlstab.core.objective import TokenObjective
-from rlstab.explain.interactions import inert, interactions, unsafe
+from rlstab.core.walk import walk
+from rlstab.explain.costs import COSTS
+from rlstab.explain.idle import inert, unsafe
+from rlstab.explain.interactions import interactions
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
-
-#: What a signal costs in the trainer that ships.
-COSTS = {
-    "entropies": "free: the sampler has the logits",
-    "max_logprobs": "free: the sampler has the logits",
-    "log_kept_mass": "one more reduction over the vocabulary",
-    "sum_p_sq": "one more reduction over the vocabulary",
-    "rollout_logprobs": "free: the sampler has it",
-    "ref_logprobs": "a second model in memory and one more forward a rollout",
-}
 
 
 def check(path: str, overrides: Mapping[str, Any], console: Console | None = None) -> None:
@@ -72,7 +66,10 @@ def describe(objective: Composition) -> RenderableType:
     for key, method in objective.keyed.items():
         table.add_row(key, *map(escape, (_effect(method), _settings(method), _reads(method), _writes(method))))
     signals = sorted(objective.needs)
-    lines = [f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, '')}" for name in signals]
+    lines = [
+        f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, 'yours to provide')}"
+        for name in signals
+    ]
     lines += [f"differentiates {name} of the live policy" for name in sorted(objective.live_needs)]
     return Group(table, *lines)
 
@@ -80,14 +77,15 @@ def describe(objective: Composition) -> RenderableType:
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
     of_run = [*unsafe(objective, run), *inert(objective, run)] if run else []
-    return of_run + [text for kind, text in interactions(objective) if kind != "beside"]
+    pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
+    return of_run + [text.replace("`", "") for text in pulling]
 
 
 def listing() -> RenderableType:
     """Methods and presets, one line each."""
     methods = Table("method", "what it does to tokens", title="methods", title_justify="left")
     for name in METHODS.names():
-        methods.add_row(name, escape(_first_line(METHODS.get(name))))
+        methods.add_row(name, escape(summary(METHODS.get(name))))
     presets = Table("preset", "what it is", "methods", title="presets", title_justify="left")
     for name, one in PRESETS.items():
         assert isinstance(one.objective, Composition)
@@ -95,14 +93,9 @@ def listing() -> RenderableType:
     return Group(methods, presets)
 
 
-def _first_line(cls: type[TokenObjective]) -> str:
-    return (cls.__doc__ or "").strip().split("\n")[0].replace("``", "")
-
-
 def _effect(method: TokenObjective) -> str:
-    if isinstance(method, Within):
-        return f"{_first_line(type(method.outer))} Among the tokens left: {_first_line(type(method.inner))}"
-    return _first_line(type(method))
+    told = (("Among the tokens left: " if leaf.around else "") + summary(type(leaf.method)) for leaf in walk(method))
+    return " ".join(told)
 
 
 def _settings(method: TokenObjective) -> str:

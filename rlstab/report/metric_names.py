@@ -23,6 +23,10 @@ _TITLES = {
     "ratio/clipped_high": "clipped above, share",
     "ratio/clipped_low": "clipped below, share",
     "ratio/clipped_dual": "clipped by the dual bound, share",
+    "sampler/gap": "sampler against trainer, all tokens, nats",
+    "sampler/largest_gap": "sampler against trainer, all tokens, largest, nats",
+    "sampler/gap_live": "sampler against trainer, live tokens, nats",
+    "sampler/largest_gap_live": "sampler against trainer, live tokens, largest, nats",
     "lr": "learning rate",
 }
 #: Axes that do not begin at zero: what has no natural zero, or stays near another value.

@@ -12,7 +12,7 @@ from rlstab.report.model import RunRecord
 #: What a run measures whatever its methods are; the rest belongs to methods, by its prefix.
 GENERAL = ("reward/", "response/", "scorer/", "tokens/", "ratio/", "sampler/", "gradient/", "head/", "steps/", "eval/")
 #: Curves that say nothing of a comparison.
-_ASIDE = ("sampler/gap", "sampler/largest_gap", "loss")
+_ASIDE = ("sampler/gap", "sampler/largest_gap", "sampler/gap_live", "sampler/largest_gap_live", "loss")
 _GRADIENTS = ("gradient/norm", "gradient/largest_norm")
 _SHARES = ("tokens/live", "tokens/kept", "ratio/clipped_high", "ratio/clipped_low", "ratio/clipped_dual")
 #: First choices of the four panels of learning curves.

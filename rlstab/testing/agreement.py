@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.stats import Mean, Pool, Summary
+from rlstab.core.stats import Grouped, Mean, Pool, Summary
 from rlstab.testing import tolerances
 from rlstab.testing.outcome import Outcome
 
@@ -60,6 +60,12 @@ def same_summary(what: str, one: Summary, other: Summary) -> None:
         a, b = one.threshold(), other.threshold()
         if (a.value, a.size) != (b.value, b.size):
             raise BrokenLaw(f"the statistic {what} is {a} and {b}.")
+        return
+    if isinstance(one, Grouped) and isinstance(other, Grouped):
+        if not torch.equal(one.keys, other.keys) or not torch.equal(one.counts, other.counts):
+            raise BrokenLaw(f"the statistic {what} has the keys {one.keys} and {other.keys}, or other counts.")
+        for mine, theirs in zip(one.totals.tolist(), other.totals.tolist(), strict=True):
+            near(f"a total of {what}", mine, theirs, tolerances.REORDERED * (1 + abs(mine)))
         return
     assert isinstance(one, Mean)
     assert isinstance(other, Mean)

@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.core.batch import SIGNALS
-from rlstab.core.compose import compose
 from rlstab.core.objective import TokenObjective
+from rlstab.core.walk import walk
 from rlstab.errors import MissingPackage
 from rlstab.testing import tolerances
-from rlstab.testing.agreement import BrokenLaw, close
-from rlstab.testing.laws import LAWS, Case, Law, NotHere, leaves_of
+from rlstab.testing.agreement import BrokenLaw
+from rlstab.testing.laws import LAWS, Case, Law, NotHere
 from rlstab.testing.outcome import run_whole
 from rlstab.testing.steps import steps
 
@@ -76,7 +76,6 @@ def check_objective(
     method: TokenObjective,
     *,
     oracle: Oracle | None = None,
-    limits: Sequence[TokenObjective] = (),
     examples: int = 20,
     shrink: bool = True,
 ) -> Report:
@@ -85,14 +84,13 @@ def check_objective(
     Args:
         method: any :class:`~rlstab.TokenObjective`.
         oracle: the loss of the first step computed independently; adds the law *oracle*.
-        limits: settings at which the method is the identity; adds the law *limits*.
         examples: drawn steps a law.
         shrink: look for a small step where a law is broken, which takes seconds.
 
     Returns:
         A report. The draws are the same in every call, so a failure can be looked into.
     """
-    laws = [*LAWS, *_oracle_law(oracle), *_limits_law(limits)]
+    laws = [*LAWS, *_oracle_law(oracle)]
     return Report(repr(method), [_hold(method, law, examples, shrink=shrink) for law in laws])
 
 
@@ -138,7 +136,9 @@ def parametrize_laws(
 
 def _hold(method: TokenObjective, law: Law, examples: int, *, shrink: bool = True) -> Result:
     excepted = [
-        f"{leaf.name}: {leaf.exceptions[law.name]}" for leaf in leaves_of(method) if law.name in leaf.exceptions
+        f"{leaf.name}: {leaf.method.exceptions[law.name]}"
+        for leaf in walk(method, observed=True)
+        if law.name in leaf.method.exceptions
     ]
     if excepted:
         return Result(law.name, law.says, "excepted", "; ".join(excepted))
@@ -185,17 +185,3 @@ def _oracle_law(oracle: Oracle | None) -> list[Law]:
             raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
 
     return [Law("oracle", "the loss of an independent scalar loop", agrees)]
-
-
-def _limits_law(limits: Sequence[TokenObjective]) -> list[Law]:
-    if not limits:
-        return []
-
-    def neutral(method: TokenObjective, case: Case) -> None:
-        base = run_whole(compose(), case.first)
-        for limit in limits:
-            other = run_whole(limit, case.first)
-            other.report, other.state = base.report, base.state
-            close(f"{limit!r} against no method", base, other, 0.0)
-
-    return [Law("limits", "the identity at its limits, bit for bit", neutral)]

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.testing.steps import Step
 

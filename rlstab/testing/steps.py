@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
+from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import MissingPackage
 
 try:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
-from rlstab.core.compose import member_terms
-from rlstab.core.loss import MAX_LOG_RATIO, pulling, token_log_ratio
-from rlstab.core.plan import Plan
+from rlstab.core.batch import TokenBatch
+from rlstab.core.loss import Part, held_ratio
+from rlstab.core.plan import Plan, member_terms
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import Terms
 
 #: What a method can do to a token.
@@ -74,12 +74,12 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
         policy: live outputs for its tokens, read without gradient. A trainer may have put anything finite where nothing
             pulls; the ratio of the trace is then of no worth there, and everything else does not depend on it.
     """
-    merged, live = plan.terms(batch), policy.constant()
-    log_ratio = (merged.ratio or token_log_ratio)(live, live, batch)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    part, live = plan.part(batch), policy.constant()
+    merged = part.terms
+    ratio = held_ratio(part, live)
     everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
     kept = everywhere if merged.keep is None else merged.keep
-    clipped = _clipped(merged, batch, ratio)
+    clipped = _clipped(part, ratio)
     return Trace(
         ratio=ratio,
         weight=torch.ones_like(ratio) if merged.weight is None else merged.weight,
@@ -96,16 +96,12 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     )
 
 
-def _clipped(merged: Terms, batch: TokenBatch, ratio: Tensor) -> Tensor:
-    bounds = merged.bounds
+def _clipped(part: Part, ratio: Tensor) -> Tensor:
+    bounds, exempt = part.terms.bounds, part.terms.exempt
     if bounds is None:
-        return torch.zeros_like(batch.sequence, dtype=torch.bool)
-    advantages = batch.advantages if merged.bonus is None else batch.advantages + merged.bonus
-    beyond = ((advantages > 0) & (ratio > 1 + bounds.high)) | ((advantages < 0) & (ratio < 1 - bounds.low))
-    if bounds.dual is not None:
-        beyond = beyond | ((advantages < 0) & (ratio > bounds.dual))
-    bound = pulling(merged, batch) if merged.exempt is None else pulling(merged, batch) & ~merged.exempt
-    return beyond & bound
+        return torch.zeros_like(part.pulls)
+    beyond = torch.stack(list(bounds.stops(ratio, part.advantages).values())).any(0)
+    return beyond & (part.pulls if exempt is None else part.pulls & ~exempt)
 
 
 def _actions(terms: Terms, advantages: Tensor, clipped: Tensor, everywhere: Tensor) -> dict[str, Tensor]:

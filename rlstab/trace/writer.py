@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from rlstab.config.runs import TrackingSettings
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.plan import Plan
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.trace.effects import MethodTrace, Trace, trace
 from rlstab.trace.token_texts import token_texts
 

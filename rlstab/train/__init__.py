@@ -1,1 +1,6 @@
-"""A minimal GRPO-family trainer on accelerate: tasks, rollout, step, loop, checkpoint, tracking."""
+"""A minimal GRPO-family trainer on accelerate: rollout, step, loop, checkpoint, tracking."""
+
+from rlstab.train.loop import RunResult, train
+from rlstab.train.providers import Responses
+
+__all__ = ["Responses", "RunResult", "train"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,9 @@ from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
 from rlstab.train.policy import load_policy
+from rlstab.train.processes import TIMEOUT, count, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
+from rlstab.train.providers import AdvantageProvider, Providers, Responses, SignalProvider
 from rlstab.train.reward import Scores, score
 from rlstab.train.rollout import grouped, sample
 from rlstab.train.step import Experience, Learner, forward_signals
@@ -72,43 +76,71 @@ class RunResult:
 
 
 def train(
-    run: RunConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
+    run: RunConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+    signals: Mapping[str, SignalProvider] | None = None,
+    advantages: AdvantageProvider | None = None,
+    timeout: timedelta = TIMEOUT,
 ) -> RunResult:
     """Train a policy as a configuration says.
+
+    Every process of a launch calls it; the process group stays open for what the caller does next.
 
     Args:
         run: from :func:`rlstab.config.load_run`.
         resume: continue from the newest checkpoint in ``tracking.out``; start where there is none.
         overwrite: remove a run that is already there.
         console: where to print; None prints on the terminal, and a progress bar only if it is one.
+        signals: functions that make signals of your own, by the name that a method's ``needs`` has. Each takes the
+            :class:`~rlstab.train.providers.Responses` of this rank and returns ``(R, T)`` floats. One that no method
+            needs is not called, nor is any on a rank without responses: ranks must not wait for one another in it.
+        advantages: the same for advantages, ``(R,)`` or ``(R, T)``, in place of the configured estimator.
+        timeout: how long a process waits for another that is alive and silent, until it ends with an error.
 
     Raises:
-        ConfigError: ``tracking.out`` holds another run.
+        ConfigError: ``tracking.out`` holds another run, or processes are missing.
         MissingSignal: the objective reads a signal that this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
         CheckpointError: the checkpoint is damaged or of another run.
-        NonFinite: 20 optimizer steps in a row were refused.
+        NonFinite: 20 optimizer steps in a row were refused, or a function of yours returned NaN or Inf.
+        ShapeError: a function of yours returned another shape.
     """
     console = console or Console(stderr=True)
+    providers = Providers(signals or {}, advantages)
     require_signals(
         run.composition,
-        provides=SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs"},
+        provides=SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs"} | providers.signals.keys(),
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
+        otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
     out = Path(run.tracking.out)
-    latest = _prepare_folder(run, out, resume=resume, overwrite=overwrite)
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(), log_with=list(run.tracking.trackers) or None, project_dir=out
-    )
-    return _Loop(run, accelerator, out, latest, console).go()
+    accelerator = meet(out, run.tracking.trackers, timeout)
+    with saying_which(accelerator):
+        latest = _prepare_folder(run, out, accelerator, providers, resume=resume, overwrite=overwrite)
+        processes = count(run_hash(run), latest.name if latest else "the start")
+        alone = launched_alone(processes, os.environ)
+        if alone is not None:
+            console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
+        about = _about(run, accelerator, processes, providers)
+        return _Loop(run, accelerator, out, latest, console, providers).go(about)
 
 
 class _Loop:
     def __init__(
-        self, run: RunConfig, accelerator: Accelerator, out: Path, latest: Path | None, console: Console
+        self,
+        run: RunConfig,
+        accelerator: Accelerator,
+        out: Path,
+        latest: Path | None,
+        console: Console,
+        providers: Providers,
     ) -> None:
         self.run, self.accelerator, self.out, self.console = run, accelerator, out, console
+        self.providers = providers
         device, precision = accelerator.device, run.optimisation.precision
         several = accelerator.num_processes > 1
         comm: Comm = TorchComm(device=device) if several else LocalComm()
@@ -151,12 +183,12 @@ class _Loop:
             self.tracer = Tracer(out / "tokens.jsonl", run.tracking, run.optimisation.steps, policy.tokenizer.decode)
         self.learner.tracer = self.tracer
 
-    def go(self) -> RunResult:
+    def go(self, about: Mapping[str, Any]) -> RunResult:
         run, main = self.run, self.accelerator.is_main_process
         if main:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "config.yaml").write_text(dump_run(run))
-            (self.out / "run.json").write_text(json.dumps(_about(run, self.accelerator), indent=1))
+            (self.out / "run.json").write_text(json.dumps(about, indent=1))
             forget_after(self.out / "samples.jsonl", self.recorded)
             forget_after(self.out / "tokens.jsonl", self.recorded)
         start_trackers(self.accelerator, run, self.out, self.recorded)
@@ -165,7 +197,8 @@ class _Loop:
         finally:
             self._leaving.set()
             self.beside.shutdown(cancel_futures=True)
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
+                tracker.finish()
         return self._finish()
 
     def _steps(self) -> None:
@@ -188,7 +221,7 @@ class _Loop:
     def _rollout(self, number: int) -> dict[str, float]:
         """Sample, score and learn once; ``number`` counts from 0 and fixes all randomness."""
         run, metrics, start = self.run, Metrics(), time.perf_counter()
-        rollout, prompts = run.rollout, run.rollout.prompts
+        rollout = run.rollout
         torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
         mine, examples = self._examples(number)
         repeated = [one for one in examples for _ in range(rollout.group)]
@@ -223,22 +256,31 @@ class _Loop:
                 signals["ref_logprobs"] = self._reference(sampled.sequences)
         self._observe(metrics, scores.rewards, group_ids, sampled.sequences.response_mask, sampled.ended)
         metrics.add("scorer/errors", len(scores.errors))
-        if scores.errors and self.accelerator.is_main_process:
-            self._say("scorer raised, reward 0", scores.errors[0])
-        found = group_advantages(scores.rewards, group_ids, run.advantage)
-        if self.tracer is not None:
-            self.tracer.begin(
-                number + 1, [one.prompt for one in examples], sequence_ids, scores.rewards, found, rollout.group
+        if scores.errors:
+            where = f" on rank {self.share.rank}" if self.share.world > 1 else ""
+            self._say(f"scorer raised{where}, reward 0", scores.errors[0])
+        if not self._refused_rewards(scores.rewards, metrics):
+            own, found = self._provided(
+                metrics,
+                Responses(
+                    tuple(repeated),
+                    tuple(sampled.texts),
+                    sampled.sequences.response_ids,
+                    sampled.sequences.response_mask,
+                    signals,
+                    scores.rewards,
+                    sequence_ids,
+                    group_ids,
+                ),
             )
-        experience = Experience(
-            sampled.sequences,
-            signals,
-            found,
-            sequence_ids,
-            group_ids,
-            prompts,
-        )
-        self._learn(experience, scores.rewards, metrics)
+            if self.tracer is not None:
+                one_each = _per_response(found, sampled.sequences.response_mask)
+                prompts = [one.prompt for one in examples]
+                self.tracer.begin(number + 1, prompts, sequence_ids, scores.rewards, one_each, rollout.group)
+            experience = Experience(sampled.sequences, {**signals, **own}, found, sequence_ids, group_ids)
+            self.learner.last_refusal = None
+            self.learner.learn(experience, metrics)
+            self._count_refused(self.learner.last_refusal, metrics)
         if self.accelerator.is_main_process:
             self._write_samples(number + 1, examples, sampled.texts, scores.rewards)
         values = metrics.collect()
@@ -255,21 +297,36 @@ class _Loop:
         mine = [number * prompts + place for place in self.share.of(prompts)]
         return mine, [self.task.example("train", index) for index in mine]
 
-    def _learn(self, experience: Experience, rewards: Tensor, metrics: Metrics) -> None:
+    def _provided(self, metrics: Metrics, responses: Responses) -> tuple[dict[str, Tensor], Tensor]:
+        """Signals of the user's own, and the advantages: the user's, or those of the configured estimator."""
+        signals: dict[str, Tensor] = {}
+        found = None
+        if self.providers:
+            with metrics.phase("provide"):
+                signals = self.providers.signals_of(responses, self.run.composition.needs)
+                found = self.providers.advantages_of(responses)
+        if found is None:
+            found = group_advantages(responses.rewards, responses.group_ids, self.run.advantage)
+        return signals, found
+
+    def _refused_rewards(self, rewards: Tensor, metrics: Metrics) -> bool:
+        """Whether rewards of any rank are no numbers; then the rollout teaches nothing and its steps are refused."""
         bad = float(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
+        if not bad:
+            return False
         steps = self.run.optimisation.steps_per_rollout
-        if bad:
-            refusal: str | None = (
-                f"{int(bad)} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the scorer "
-                f"of the task return a number."
-            )
-            self.learner.optimizer_steps += steps
-            for _ in range(steps):
-                metrics.count("steps/refused")
-        else:
-            self.learner.last_refusal = None
-            self.learner.learn(experience, metrics)
-            refusal = self.learner.last_refusal
+        self.learner.optimizer_steps += steps
+        for _ in range(steps):
+            metrics.count("steps/refused")
+        self._count_refused(
+            f"{int(bad)} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the scorer "
+            f"of the task return a number.",
+            metrics,
+        )
+        return True
+
+    def _count_refused(self, refusal: str | None, metrics: Metrics) -> None:
+        steps = self.run.optimisation.steps_per_rollout
         count = metrics.counts.get("steps/refused", 0)
         self.refused = self.refused + count if count == steps else 0
         if refusal is not None and self.accelerator.is_main_process:
@@ -337,14 +394,21 @@ class _Loop:
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> RunResult:
+        self.accelerator.wait_for_everyone()  # the first process may still be writing
         result = RunResult(self.out, read_metrics(self.out / "metrics.jsonl"))
         if self.accelerator.is_main_process:
             draw(result.records, self.out / "curves.png", f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
             self.console.print(summary_table(result.records))
             for what, path in (("run", self.out), ("picture", self.out / "curves.png")):
                 self.console.print(f"{what}: {escape(str(path))}", soft_wrap=True, highlight=False)
-        self.accelerator.wait_for_everyone()
         return result
+
+
+def _per_response(found: Tensor, mask: Tensor) -> Tensor:
+    """``(R,)``: an advantage of each response, the mean over its tokens where they differ."""
+    if found.ndim == 1:
+        return found
+    return found.sum(-1) / mask.sum(-1).cpu().clamp(min=1)
 
 
 def group_advantages(rewards: Tensor, group_ids: Tensor, settings: AdvantageSettings) -> Tensor:
@@ -358,23 +422,26 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, settings: AdvantageSett
     return values.float()
 
 
-def _prepare_folder(run: RunConfig, out: Path, *, resume: bool, overwrite: bool) -> Path | None:
-    """The checkpoint to continue from; the folder is free for this run afterwards."""
+def _prepare_folder(
+    run: RunConfig, out: Path, accelerator: Accelerator, providers: Providers, *, resume: bool, overwrite: bool
+) -> Path | None:
+    """The checkpoint to continue from; the folder is free for this run once all processes were here."""
     before = out / "config.yaml"
     if not before.exists():
         return None
     if resume:
         _same_run(yaml.safe_load(before.read_text()), run.model_dump(mode="json"), out)
         found = checkpoint.checkpoints(out / "checkpoints")
+        if found:
+            _same_providers(out, providers)
         return found[-1] if found else None
     if not overwrite:
         raise ConfigError(
             f"{out} already holds a run. Continue it with --resume, replace it with --overwrite, or set another "
             f"tracking.out."
         )
-    if int(accelerate.PartialState(cpu=not torch.cuda.is_available()).process_index) == 0:
+    if accelerator.is_main_process:
         shutil.rmtree(out)
-    accelerate.PartialState().wait_for_everyone()
     return None
 
 
@@ -391,7 +458,18 @@ def _same_run(before: Any, now: Any, out: Path, place: str = "") -> None:
         )
 
 
-def _about(run: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
+def _same_providers(out: Path, providers: Providers) -> None:
+    """A run that began with functions of the user's own continues with functions of the same names."""
+    path = out / "run.json"
+    before = json.loads(path.read_text()).get("providers") if path.exists() else None
+    if before is not None and before != providers.in_words():
+        raise CheckpointError(
+            f"{out} was started with the providers {before}, this call has {providers.in_words()}. A run continues as "
+            f"it began. Pass the same signals and advantages to train, or start anew in another tracking.out."
+        )
+
+
+def _about(run: RunConfig, accelerator: Accelerator, processes: int, providers: Providers) -> dict[str, Any]:
     return {
         "run_hash": run_hash(run),
         "objective_hash": objective_hash(run.composition),
@@ -403,6 +481,7 @@ def _about(run: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "device": str(accelerator.device),
-        "processes": accelerator.num_processes,
+        "processes": processes,
         "threads": torch.get_num_threads(),
+        "providers": providers.in_words(),
     }

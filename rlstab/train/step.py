@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from rlstab.config.runs import OptimisationSettings
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
-from rlstab.errors import NonFinite
+from rlstab.errors import NonFinite, ShapeError
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.trace.writer import Tracer
 from rlstab.train.metrics import Metrics
@@ -33,10 +34,9 @@ class Experience:
 
     Attributes:
         sequences: ids and masks of ``R`` responses.
-        signals: evidence, ``(R, T)`` by name.
-        advantages: ``(R,)``.
-        sequence_ids, group_ids: ``(R,)`` int64, unique over the run and over all ranks.
-        groups: prompts in the rollout over all ranks; ``group_ids % groups`` numbers them.
+        signals: evidence, ``(R, T)`` by name; names that rlstab does not know are signals of the user's own.
+        advantages: ``(R,)`` or ``(R, T)``, on the CPU.
+        sequence_ids, group_ids: ``(R,)`` int64, unique over the run and over all ranks, on the CPU.
     """
 
     sequences: Sequences
@@ -44,7 +44,6 @@ class Experience:
     advantages: Tensor
     sequence_ids: Tensor
     group_ids: Tensor
-    groups: int
 
 
 class Learner:
@@ -84,53 +83,64 @@ class Learner:
     def learn(self, experience: Experience, metrics: Metrics) -> None:
         """All optimizer steps of one rollout. A step with NaN or Inf is refused and counted, and changes nothing."""
         if self.settings.old_logprobs == "recompute":
+            everything = torch.arange(len(experience.sequence_ids))
             with metrics.phase("recompute"):
-                fresh = self._evidence(experience, torch.arange(len(experience.advantages)))
+                fresh = self._evidence(experience, everything)
             signals = {**experience.signals, **fresh, "old_logprobs": fresh["logprobs"]}
+            _compare_sampler(experience, signals, everything, metrics)
         else:
             signals = {**experience.signals, "old_logprobs": experience.signals["rollout_logprobs"]}
             signals["logprobs"] = signals["old_logprobs"]
-        experience = Experience(
-            experience.sequences,
-            signals,
-            experience.advantages,
-            experience.sequence_ids,
-            experience.group_ids,
-            experience.groups,
-        )
+        experience = replace(experience, signals=signals)
         with metrics.phase("train"):
-            for first, rows in self._mini_batches(experience):
+            for first, rows in self._mini_batches(experience.group_ids):
                 self.optimizer_steps += 1
                 try:
-                    self._step(experience, rows, metrics, compare_sampler=first)
+                    self._step(experience, rows, metrics, first=first)
                 except NonFinite as error:
                     self.optimizer.zero_grad()
                     metrics.count("steps/refused")
                     self.last_refusal = str(error)
 
-    def _mini_batches(self, experience: Experience) -> Iterator[tuple[bool, Tensor]]:
-        """For each optimizer step: whether it is the first, and the rows of this rank in it.
+    def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
+        """For each optimizer step: whether it is the first of the rollout, and the rows of this rank in it.
 
-        Whole groups are dealt out by a number that belongs to the group, so ranks agree without talking.
+        Whole groups are dealt out, by the number that each one's id draws, so the ranks agree.
+
+        Raises:
+            ShapeError: group ids that no float64 holds exactly, on any rank; the groups would be torn.
         """
-        groups = experience.groups
-        start = int(experience.group_ids.min()) // groups * groups if len(experience.group_ids) else 0
-        place = (experience.group_ids - start).cpu()
+        several = self.settings.mini_batches > 1
+        groups = self._all_groups(group_ids) if several else group_ids.unique()
         for epoch in range(self.settings.epochs):
-            order = torch.arange(groups)
-            if self.settings.mini_batches > 1:
-                key = torch.arange(groups) + self.optimizer_steps // self.settings.steps_per_rollout * groups
-                order = uniform(self.seed + 1, key, torch.tensor(epoch)).argsort()
-            for number, chosen in enumerate(order.chunk(self.settings.mini_batches)):
-                yield epoch == number == 0, torch.isin(place, chosen).nonzero().squeeze(-1)
+            order = groups
+            if several:
+                order = groups[uniform(self.seed + 1, groups, torch.tensor(epoch)).argsort()]
+            for number, chosen in enumerate(order.tensor_split(self.settings.mini_batches)):
+                yield epoch == number == 0, torch.isin(group_ids, chosen).nonzero().squeeze(-1)
 
-    def _step(self, experience: Experience, rows: Tensor, metrics: Metrics, *, compare_sampler: bool) -> None:
-        signals = experience.signals
+    def _all_groups(self, group_ids: Tensor) -> Tensor:
+        """The different group ids of all ranks, sorted. Ranks exchange float64, which must hold them exactly."""
+        own = group_ids.unique()
+        groups = self.comm.gather(own.double()).unique()
+        if groups.numel() and float(groups.abs().max()) >= 2**53:
+            raise ShapeError(
+                f"group_ids reach {int(groups.abs().max())}: ids of 2**53 and more are not exact in float64, and rows "
+                f"would be lost between mini-batches. Number the groups of the run from 0."
+            )
+        return groups.long()
+
+    def _step(self, experience: Experience, rows: Tensor, metrics: Metrics, *, first: bool) -> None:
+        signals, old = experience.signals, self.settings.old_logprobs
         if self.settings.refresh == "step":
             fresh = self._evidence(experience, rows)
             signals = {name: values.clone() for name, values in signals.items()}
             for name, values in fresh.items():
                 signals[name][rows] = values[rows]
+            if first and old != "recompute":
+                _compare_sampler(experience, signals, rows, metrics)
+        # without a forward over all tokens by these very weights, only the live ones can be compared
+        compare_live = first and self.settings.refresh == "rollout" and old != "recompute"
         rows = _fullest_together(experience, rows)
         parts = [self._part(experience, signals, one) for one in rows.split(self.settings.micro_batch_size) if len(one)]
         plan = make_plan(
@@ -161,7 +171,7 @@ class Learner:
             reports.append(out.report)
             if self.tracer is not None:
                 self.tracer.part(plan, batch, live, wanted, sequences.response_ids, self.optimizer_steps)
-            if compare_sampler and batch.rollout_logprobs is not None and outputs:
+            if compare_live and batch.rollout_logprobs is not None and outputs:
                 gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[wanted].abs())
         tally = torch.stack([total.double(), nonfinite.double(), alive.double()]).cpu()
         loss, bad, live_rows = self.comm.sum(tally).tolist()
@@ -179,10 +189,10 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.state = plan.state
-        for report in [*reports, *({"sampler/gap": Mean.of(gap)} for gap in gaps)]:
+        for report in reports:
             metrics.report(report)
         for gap in gaps:
-            metrics.highest("sampler/largest_gap", gap.amax())
+            _report_gap(gap, "_live", metrics)
         if self.accelerator.is_main_process:
             metrics.mean("loss", loss, 1)
             metrics.mean("gradient/norm", norm, 1)
@@ -228,12 +238,15 @@ class Learner:
         sequences = experience.sequences.rows(rows.to(device))
         length = sequences.response_ids.shape[1]
         cut = {name: values[rows][:, :length] for name, values in signals.items()}
+        own = {name: cut.pop(name) for name in cut.keys() - SIGNALS.keys() - {"old_logprobs", "logprobs"}}
+        advantages = experience.advantages[rows]
         return sequences, TokenBatch.from_padded(
             response_mask=sequences.response_mask,
-            advantages=experience.advantages[rows].to(device),
+            advantages=(advantages if advantages.ndim == 1 else advantages[:, :length]).to(device),
             sequence_ids=experience.sequence_ids[rows],
             group_ids=experience.group_ids[rows],
             live_ratio=self.settings.old_logprobs == "live",
+            extra=own,
             **cut,
         )
 
@@ -273,11 +286,28 @@ class Learner:
 
 
 def _fullest_together(experience: Experience, rows: Tensor) -> Tensor:
-    """Rows whose advantage is zero last, which often need no forward; within each kind long ones with long ones."""
+    """Rows without an advantage last, which often need no forward; within each kind long ones with long ones."""
     length = experience.sequences.prompt_mask.sum(-1) + experience.sequences.response_mask.sum(-1)
     longest = length.cpu()[rows].argsort(descending=True, stable=True)
     rows = rows[longest]
-    return rows[(experience.advantages[rows] == 0).long().argsort(stable=True)]
+    none = experience.advantages[rows] == 0
+    if none.ndim == 2:
+        none = (none | ~experience.sequences.response_mask.cpu()[rows]).all(-1)
+    return rows[none.long().argsort(stable=True)]
+
+
+def _compare_sampler(experience: Experience, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:
+    """Report the gap between sampler and trainer on every token of some rows."""
+    if "rollout_logprobs" in signals:
+        mask = experience.sequences.response_mask[rows]
+        _report_gap((signals["logprobs"] - signals["rollout_logprobs"])[rows][mask].abs(), "", metrics)
+
+
+def _report_gap(gap: Tensor, suffix: str, metrics: Metrics) -> None:
+    # evidence that is not finite gets its optimizer step refused, and must not make the metrics NaN
+    if gap.numel() and bool(gap.isfinite().all()):
+        metrics.report({f"sampler/gap{suffix}": Mean.of(gap)})
+        metrics.highest(f"sampler/largest_gap{suffix}", gap.amax())
 
 
 def forward_signals(

@@ -9,8 +9,10 @@ from typing import Annotated, ClassVar, final
 
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import EVERY_TOKEN, Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.core.terms import Penalty, Terms
@@ -67,19 +69,8 @@ class AdaptiveEntropy(TokenObjective):
         - From TRL: below the target means strictly below; there it includes equality. As there, the mean is taken over
           the whole optimizer step and all ranks, and the state is saved with the checkpoint.
 
-    Interacts:
-        - good with: ``clip_higher``, and ``token_mean``, under which the bonus is the mean that the controller
-          measures.
-        - careful with: ``entropy_bonus`` pays for the same thing at a price that this controller does not know.
-          ``stare`` has a gate on the same mean: whichever target is lower seldom acts.
-        - surprising: the bonus reaches every token, also those that ``s2t`` and ``top_entropy`` drop (TRL applies its
-          entropy mask to the bonus). Under ``sequence_mean`` the bonus is a mean over responses while the controller
-          still measures a token mean.
-
-    Limits:
-        - ``AdaptiveEntropy(target_entropy=0.0)``: no mean entropy is below 0, so nothing is ever paid.
-        - ``AdaptiveEntropy(step=0.0)``: the price stays at ``initial``, which is 0.
-        - ``AdaptiveEntropy(high=0.0)``: the price stays 0.
+    Surprises:
+        none
 
     Example:
         Four tokens with a mean entropy of 0.15, below 0.2. The first step pays 0.001 * 0.15 and raises the price by
@@ -104,6 +95,21 @@ class AdaptiveEntropy(TokenObjective):
         J. He et al., "Skywork Open Reasoner 1 Technical Report", 2025, arXiv 2505.22312. Reference code:
         SkyworkAI/Skywork-OR1 ``core_algos.py`` (``EntController``); huggingface/trl ``trl/trainer/grpo_trainer.py``.
     """
+
+    limits = (
+        Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so nothing is ever paid."),
+        Limit({"initial": 0.0, "low": 0.0, "step": 0.0}, "the price stays at `initial`, which is 0."),
+        Limit({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
+    )
+    interacts = (
+        Interaction("good", "token_mean", "under {other} the bonus of {own} is the mean that its controller measures."),
+        Interaction(
+            "beside",
+            "sequence_mean",
+            "under {other} the bonus of {own} is a mean over responses, while its controller measures a token mean.",
+        ),
+        EVERY_TOKEN,
+    )
 
     name: ClassVar[str] = "adaptive_entropy"
     needs = frozenset({"entropies"})
@@ -140,8 +146,7 @@ class AdaptiveEntropy(TokenObjective):
 
     def advance(self, state: State, stat: Settled) -> State:
         """This step's entropy decides whether its price is paid; the price that it moves is the next step's."""
-        mean = stat["entropy"]
-        assert isinstance(mean, Mean)
+        mean = stat.mean("entropy")
         now = state["next_coefficient"]
         if math.isnan(mean.value):
             return {**state, "coefficient": now}

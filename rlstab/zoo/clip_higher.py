@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
@@ -57,17 +58,8 @@ class ClipHigher(TokenObjective):
           min as one clamp for each sign of A. At r exactly on a bound the gradient is kept; in verl it is halved at c.
         - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is not offered.
 
-    Interacts:
-        - good with: ``token_mean``, as in DAPO; ``s2t``, ``stare`` and ``top_entropy`` were all published on it.
-        - careful with: ``lp_reg`` with a set ``ratio_cap`` owns the bounds too, which is a conflict.
-        - surprising: with one optimizer step per rollout the ratio is exactly 1 and the clip does nothing; ``stare``'s
-          official script runs that way. ``low`` is an entropy knob as well: a smaller one is reported to raise entropy
-          (arXiv 2509.26114). Tokens that ``lp_reg`` exempts (form 'code') are not clipped.
-
-    Limits:
-        - ``ClipHigher(low=1.0, high=1e9)``: a ratio is above 0 and at most e^20, so no bound is reached.
-        - ``ClipHigher(low=1.0, high=1e9, dual_clip=1e9)``: likewise.
-        - Any setting, where every ratio is exactly 1.
+    Surprises:
+        ``low`` is an entropy knob as well: a smaller one is reported to raise entropy (arXiv 2509.26114).
 
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 is stopped at 1.28, the punished 0.5 at 0.8;
@@ -91,6 +83,21 @@ class ClipHigher(TokenObjective):
         D. Ye et al., "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning", 2019, arXiv 1912.09729
         (the dual clip). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``.
     """
+
+    limits = (
+        Limit({"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."),
+        Limit({"low": 1.0, "high": 1e9, "dual_clip": 1e9}, "no ratio reaches the dual clip either."),
+        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout (`stare`'s script)."),
+    )
+    interacts = (
+        Interaction("good", "token_mean", "{own} and {other} are the loss of DAPO."),
+        Interaction(
+            "beside",
+            "lp_reg",
+            "the tokens that {other} holds in form 'code' are exempt from the trust region of {own}.",
+            where=lambda clip, lp_reg: lp_reg.form == "code",
+        ),
+    )
 
     name: ClassVar[str] = "clip_higher"
     writes = frozenset({"bounds"})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import MASK, Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
@@ -58,16 +59,8 @@ class ConstantLength(TokenObjective):
         - From other code: verl divides by the padded width unless told otherwise, so its scale changes with the
           padding. Forks of an older verl do not divide by S.
 
-    Interacts:
-        - good with: ``clip_higher`` at 0.2 for both sides and advantages without standard deviation: Dr. GRPO.
-        - careful with: ``token_mean`` and ``sequence_mean`` own the same slot, which is a conflict. The coefficient of
-          ``kl`` shrinks with the loss: at a mean length of a tenth of ``length`` both are ten times smaller than in a
-          token mean.
-        - surprising: ``s2t`` and ``top_entropy`` with a denominator of kept tokens do not renormalise here.
-
-    Limits:
-        - Equal to ``token_mean``, the identity, where the kept tokens are ``length`` per response on average. No
-          setting makes it so for every batch.
+    Surprises:
+        none
 
     Example:
         A correct response of three tokens and a wrong one of one token, length 4: (-3 / 4 + 1 / 4) / 2 = -0.25, and
@@ -89,6 +82,26 @@ class ConstantLength(TokenObjective):
         code: sail-sg/understand-r1-zero ``train_zero_math.py``; verl-project/verl ``verl/trainer/ppo/core_algos.py``
         (``agg_loss``, "seq-mean-token-sum-norm").
     """
+
+    limits = (
+        Limit(None, "Equal to `token_mean`, the identity, where the kept tokens are `length` per response on average."),
+    )
+    interacts = (
+        Interaction(
+            "good",
+            "clip_higher",
+            "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO.",
+        ),
+        Interaction(
+            "against", MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."
+        ),
+        Interaction(
+            "beside",
+            "kl",
+            "{own} shrinks the penalty of {other} with the loss: at a mean length of a tenth of `length` both are ten "
+            "times smaller than in a token mean.",
+        ),
+    )
 
     name: ClassVar[str] = "constant_length"
     writes = frozenset({"aggregate"})

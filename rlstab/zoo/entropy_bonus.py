@@ -8,8 +8,10 @@ from typing import Annotated, ClassVar, final
 
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import EVERY_TOKEN, Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Penalty, Terms
@@ -54,16 +56,9 @@ class EntropyBonus(TokenObjective):
           forks average inside a micro-batch.
         - From TRL: its bonus follows its top-entropy mask; here it follows no mask.
 
-    Interacts:
-        - good with: ``clip_higher``, and ``kl``, which limits how far a bonus can carry the policy.
-        - careful with: ``adaptive_entropy`` pays for the same thing. ``stare`` gates on the mean entropy, so a bonus
-          holds its gate shut.
-        - surprising: it lifts noise as well as useful alternatives. Tokens that ``s2t`` or ``top_entropy`` drop get the
-          bonus all the same. In the table of arXiv 2510.03222 (``lp_reg``) on-policy GRPO falls from 48.56 to 23.32 at
-          32B when an entropy bonus is added.
-
-    Limits:
-        - ``EntropyBonus(coefficient=0.0)``: 0 times the entropy, which is still computed.
+    Surprises:
+        It lifts noise as well as useful alternatives. In the table of arXiv 2510.03222 (``lp_reg``) on-policy GRPO
+        falls from 48.56 to 23.32 at 32B when an entropy bonus is added.
 
     Example:
         Four tokens with entropies 0.2, 0.4, 0.6, 0.8, mean 0.5, and a coefficient of 0.1: the loss is -0.05 and its
@@ -85,6 +80,16 @@ class EntropyBonus(TokenObjective):
         Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning", 2016, arXiv 1602.01783. Common code:
         verl-project/verl ``verl/workers/utils/losses.py``.
     """
+
+    limits = (Limit({"coefficient": 0.0}, "0 times the entropy, which is still computed."),)
+    interacts = (
+        Interaction(
+            "redundant",
+            "adaptive_entropy",
+            "{own} and {other} pay for the same thing, and the controller does not know of the other's price.",
+        ),
+        EVERY_TOKEN,
+    )
 
     name: ClassVar[str] = "entropy_bonus"
     live_needs = frozenset({"entropies"})

@@ -8,8 +8,10 @@ from typing import Annotated, ClassVar, Literal, final
 
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import EVERY_TOKEN, Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Penalty, Terms
@@ -68,16 +70,9 @@ class KLPenalty(TokenObjective):
         - From TRL's ``use_bias_correction_kl``: k3 is not multiplied by the ratio, so with several optimizer steps per
           rollout the tokens come from an older policy than the one the estimate is for.
 
-    Interacts:
-        - good with: ``clip_higher`` and ``sequence_mean``, which is GRPO as first published.
-        - careful with: ``entropy_bonus`` and ``adaptive_entropy`` pull away from a sure reference while this pulls
-          back. Changing from ``token_mean`` to ``sequence_mean`` or ``constant_length`` changes its scale together with
-          the loss's.
-        - surprising: ``s2t`` and ``top_entropy`` do not narrow it: a dropped token is still held. Advantages that are
-          not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need another coefficient.
-
-    Limits:
-        - ``KLPenalty(coefficient=0.0)``: 0 times the estimate; the reference is still evaluated.
+    Surprises:
+        Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need another
+        coefficient.
 
     Example:
         Four tokens of probability 0.2 with reference 0.1, 0.2, 0.4, 0.8: e^d is 0.5, 1, 2, 4 and k3 is 0.1931, 0,
@@ -104,6 +99,18 @@ class KLPenalty(TokenObjective):
         Limits of Mathematical Reasoning in Open Language Models", 2024, arXiv 2402.03300 (eq. 4). Common code:
         verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``kl_penalty_forward``).
     """
+
+    limits = (Limit({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),)
+    interacts = (
+        Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
+        Interaction(
+            "against",
+            ("entropy_bonus", "adaptive_entropy"),
+            "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the bonus "
+            "carries the policy less far.",
+        ),
+        EVERY_TOKEN,
+    )
 
     name: ClassVar[str] = "kl"
     needs = frozenset({"ref_logprobs"})

@@ -10,11 +10,13 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
 from rlstab.core.compare import places
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Bounds, Penalty, Terms
 from rlstab.estimators import k3
 
@@ -97,21 +99,9 @@ class LpReg(TokenObjective):
         - From its code: a branch for rewarded tokens, off in every script, is left out. There min-p is applied before
           the temperature; here all signals are at one temperature.
 
-    Interacts:
-        - good with: ``token_mean``, its published aggregation. ``s2t`` acts on rewarded tokens only, so the two never
-          meet.
-        - careful with: ``clip_higher`` and a set ``ratio_cap`` both own the bounds, which is a conflict; use one.
-          ``stare`` in variant C2 damps the push on the same punished rare tokens, so the effects add up.
-        - surprising: a selected token that ``top_entropy`` drops loses its policy term and keeps the penalty, since
-          penalties count all tokens. Under ``sequence_mean`` the penalty follows the same weights. On-policy the
-          paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near 1.
-          Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
-
-    Limits:
-        - ``LpReg(coefficient=0.0)``: in form 'paper' without ``ratio_cap`` nothing else is written. In form 'code' the
-          selected tokens would still be exempt.
-        - ``LpReg(form="code", share=0.001)``: as long as a step has fewer than 2 / ``share`` punished tokens.
-        - A step without punished tokens selects none.
+    Surprises:
+        On-policy the paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near
+        1. Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
 
     Example:
         One wrong response, share one half: the tokens of probability 0.05 and 0.01 are the lowest two. With kappa =
@@ -141,6 +131,23 @@ class LpReg(TokenObjective):
         2025, arXiv 2510.03222 (eq. 6). Reference code: CarlanLark/Lp-Reg-dev ``verl/trainer/ppo/core_algos.py``
         (``compute_policy_loss_lp_reg``), ``verl/workers/actor/dp_actor.py`` (``apply_min_p``).
     """
+
+    limits = (
+        Limit(
+            {"coefficient": 0.0, "form": "paper", "ratio_cap": None}, "the penalty is all there is, and costs nothing."
+        ),
+        Limit(None, "A step without punished tokens selects none."),
+        Limit(None, "In form 'code' a step with fewer than 2 / `share` punished tokens selects none."),
+    )
+    interacts = (
+        Interaction("good", "token_mean", "{own} was published on {other}."),
+        Interaction(
+            "beside",
+            "top_entropy",
+            "a token that {other} silences keeps the penalty of {own}: penalties follow no mask.",
+            nested=False,
+        ),
+    )
 
     name: ClassVar[str] = "lp_reg"
 
@@ -196,8 +203,7 @@ class LpReg(TokenObjective):
         return {"surprisal": Pool.top(surprisal, self.share, batch.punished, rounding="floor")}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        threshold = stat["surprisal"]
-        assert isinstance(threshold, Threshold)
+        threshold = stat.threshold("surprisal")
         selected = threshold.reached(-batch.logprobs) & batch.punished
         rare = places(selected)  # few; the next condition is in float64
         plausible = batch.logprobs[rare].double() >= batch.signal("max_logprobs")[rare].double() + math.log(self.min_p)

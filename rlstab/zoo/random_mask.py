@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compare import less
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
 from rlstab.core.stats import Mean, Settled
@@ -68,16 +69,8 @@ class RandomMask(TokenObjective):
           The same token is drawn alike whenever it is seen, in each epoch and however the step is cut.
         - From its code: no official code was found.
 
-    Interacts:
-        - good with: ``clip_higher`` and ``token_mean``, beside which ``s2t`` was published; in the place of ``s2t``.
-        - careful with: ``s2t``, ``top_entropy``: composed with a mask, a token that either drops is dropped, so it is a
-          control of it only in its place. With ``constant_length`` the survivors are not re-weighted.
-        - surprising: ``kl`` and ``entropy_bonus`` still act on dropped tokens, since penalties count all tokens.
-
-    Limits:
-        - ``RandomMask(share=0.0)``: no number is below it.
-        - ``RandomMask(share=0.0, sign="all")``: likewise.
-        - With ``sign="positive"``, a step without rewarded tokens keeps everything.
+    Surprises:
+        none
 
     Example:
         A rewarded response of four tokens and share one half. With seed 2 the second and the last are dropped, and the
@@ -101,6 +94,18 @@ class RandomMask(TokenObjective):
         The control is that of an ablation in S. Liu, Z. He, G. Zhan et al., "STAPO: Stabilizing Reinforcement Learning
         for LLMs by Silencing Rare Spurious Tokens", 2026, arXiv 2602.15620 (v4-v5). Reference code: none found.
     """
+
+    limits = (
+        Limit({"share": 0.0}, "no number is below it."),
+        Limit(None, "With sign 'positive', a step without rewarded tokens keeps everything."),
+    )
+    interacts = (
+        Interaction(
+            "redundant",
+            ("s2t", "top_entropy"),
+            "a token dropped by {other} is dropped whatever {own} draws, so {own} is a control only in its place.",
+        ),
+    )
 
     name: ClassVar[str] = "random_mask"
     writes = frozenset({"keep"})

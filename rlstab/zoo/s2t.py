@@ -11,9 +11,10 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compare import below
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Terms
 
 
@@ -74,23 +75,10 @@ class S2TMask(TokenObjective):
           over all parts of the step.
         - From its code: no official code was found, for any version.
 
-    Interacts:
-        - good with: ``clip_higher`` and ``token_mean``, the base on which it was published, without ``kl`` or entropy
-          terms.
-        - careful with: ``stare`` boosts what S2T drops. A rewarded token below ``max_prob`` has a surprisal above 6.2
-          nats and so is mostly in STARE's top share; composed, the drop wins. ``within(S2TMask(), STARE())`` takes the
-          share among the tokens left. Beside ``top_entropy`` at its default, population 'all' at 0.8 silences only what
-          is dropped already.
-        - surprising: ``kl`` and ``entropy_bonus`` still act on silenced tokens, since penalties count all tokens; with
-          ``constant_length`` the survivors are not re-weighted, since the divisor is fixed. And it is no gradient clip:
-          for a rare token, entropy moves the norm of the logit gradient by a factor of at most sqrt(2). Once more than
-          a share q of the pool has exactly the threshold's entropy (0, after a collapse), nothing is below it and
-          nothing happens.
-
-    Limits:
-        - ``S2TMask(quantile=0.0)``: the threshold is the smallest entropy of the pool, and no candidate is below it.
-        - ``S2TMask(quantile=0.0, population="all")``: likewise.
-        - A step without candidates keeps everything; so does, by default, a step with one, which is not below itself.
+    Surprises:
+        It is no gradient clip: for a rare token, entropy moves the norm of the logit gradient by a factor of at most
+        sqrt(2). Once more than a share q of the pool has exactly the threshold's entropy (0, after a collapse), nothing
+        is below it and nothing happens.
 
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at
@@ -119,6 +107,41 @@ class S2TMask(TokenObjective):
         Tokens", 2026, arXiv 2602.15620 (v1-v3 and v4-v5). Reference code: none found.
     """
 
+    limits = (
+        Limit({"quantile": 0.0}, "the threshold is the smallest entropy of the pool, and no candidate is below it."),
+        Limit(None, "A step without candidates keeps everything; so does, by default, a step with a single one."),
+    )
+    interacts = (
+        Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."),
+        Interaction(
+            "against",
+            "stare",
+            "{own} and {other} act in opposite directions on the same tokens, rare ones that were rewarded: {own} "
+            "drops them, {other} pulls harder at them. {own} wins, and {other}'s share still counts the tokens that "
+            "{own} drops. `within(S2TMask(), STARE())` takes the share among the live ones.",
+            nested=False,
+        ),
+        Interaction(
+            "redundant",
+            "top_entropy",
+            "with population 'all' and a quantile of at most 1 - share, {other} silences every token that {own} would "
+            "drop.",
+            where=lambda s2t, top: _leaves_none(s2t, top.share),
+            nested=False,
+        ),
+        Interaction(
+            "redundant",
+            "top_entropy",
+            "{other} silences every token below its own entropy threshold, so {own} decides only about those above it.",
+            where=lambda s2t, top: not _leaves_none(s2t, top.share),
+        ),
+        Interaction(
+            "beside",
+            "lp_reg",
+            "both choose rare tokens, and never the same one: {own} rewarded, {other} punished ones.",
+        ),
+    )
+
     name: ClassVar[str] = "s2t"
     needs = frozenset({"entropies"})
     writes = frozenset({"keep"})
@@ -143,8 +166,7 @@ class S2TMask(TokenObjective):
         return {"entropy": Pool.quantile(entropies, self.quantile, where)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        threshold = stat["entropy"]
-        assert isinstance(threshold, Threshold)
+        threshold = stat.threshold("entropy")
         candidates = self._candidates(batch)
         spurious = candidates & threshold.below(batch.signal("entropies"))
         report = {
@@ -156,3 +178,8 @@ class S2TMask(TokenObjective):
 
     def _candidates(self, batch: TokenBatch) -> Tensor:
         return batch.rewarded & below(batch.logprobs, math.log(self.max_prob))
+
+
+def _leaves_none(s2t: S2TMask, share: float) -> bool:
+    """The threshold of ``top_entropy`` with this share is then not below that of S2T."""
+    return s2t.population == "all" and s2t.quantile <= 1 - share

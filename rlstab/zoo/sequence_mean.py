@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import MASK, Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
@@ -53,17 +54,9 @@ class SequenceMean(TokenObjective):
           given. TRL takes the mean of each micro-batch and then of these, which is the same where all micro-batches
           have as many responses.
 
-    Interacts:
-        - good with: ``clip_higher`` and ``kl``: GRPO as first published.
-        - careful with: ``token_mean`` and ``constant_length`` own the same slot, which is a conflict. ``s2t`` and
-          ``stare`` were published on a token mean.
-        - surprising: a token that ``top_entropy`` leaves alone in its response gets the whole weight of it. Next to
-          ``token_mean`` single tokens weigh differently by a factor of their length, so learning rates do not carry
-          over.
-
-    Limits:
-        - Equal to ``token_mean``, the identity, where every response keeps the same number of tokens. No setting makes
-          it so for every batch.
+    Surprises:
+        Next to ``token_mean`` single tokens weigh differently by a factor of their length, so learning rates do not
+        carry over.
 
     Example:
         A correct response of three tokens and a wrong one of one token: (-1 + 1) / 2 = 0; the tokens weigh 1 / 6 and 1
@@ -85,6 +78,22 @@ class SequenceMean(TokenObjective):
         arXiv 2402.03300 (eq. 3). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``agg_loss``,
         "seq-mean-token-mean").
     """
+
+    limits = (
+        Limit(None, "Equal to `token_mean`, the identity, where every response keeps the same number of tokens."),
+    )
+    interacts = (
+        Interaction("good", ("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
+        Interaction(
+            "beside", MASK, "under {own} a token that {other} leaves alone in its response gets the whole weight of it."
+        ),
+        Interaction(
+            "beside",
+            ("kl", "entropy_bonus", "lp_reg"),
+            "{own} averages the penalty of {other} per response, like the policy term, so a coefficient found under a "
+            "token mean does not carry over.",
+        ),
+    )
 
     name: ClassVar[str] = "sequence_mean"
     writes = frozenset({"aggregate"})

@@ -10,9 +10,10 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Summary, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Terms
 from rlstab.errors import OutOfRange
 
@@ -91,20 +92,8 @@ class STARE(TokenObjective):
         - From its code: the state is part of the checkpoint; there it is not saved, so gains restart when a run
           resumes.
 
-    Interacts:
-        - good with: ``clip_higher`` and ``token_mean``, the base of the official script (0.2, 0.28, dual clip 10).
-        - careful with: ``s2t`` drops the rarest of the tokens that STARE boosts, and composed the drop wins;
-          ``within(S2TMask(), STARE())`` takes the share among the tokens left. ``lp_reg`` and variant C2 hold the same
-          punished rare tokens, so their effects add up.
-        - surprising: ``entropy_bonus`` and ``adaptive_entropy`` lift the mean entropy and with it keep the gate shut.
-          ``top_entropy`` drops rare tokens at sure places after the share was counted. The weight multiplies the
-          clipped surrogate, so a token that ``clip_higher`` stops stays stopped. In the paper the gate matters more
-          than the gain.
-
-    Limits:
-        - ``STARE(boost=1.0)``: every weight is 1 as long as ``step`` is 0.
-        - ``STARE(variant="C2", boost=1.0, damp=1.0)``: likewise.
-        - ``STARE(target_entropy=0.0)``: no mean entropy is below 0, so the gate stays shut.
+    Surprises:
+        In the paper the gate matters more than the gain.
 
     Example:
         A correct and a wrong response of two tokens each, share one half: one token in each pool. The mean entropy is
@@ -122,7 +111,8 @@ class STARE(TokenObjective):
         ... )
         >>> live = old.clone().requires_grad_()
         >>> objective = compose(STARE(variant="C2", share=0.5))
-        >>> objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> out = objective(batch, PolicyOutputs.from_padded(batch, logprobs=live), state=objective.init_state())
+        >>> out.loss.backward()
         >>> [round(g, 4) for g in live.grad.flatten().tolist()]
         [-0.25, -0.275, 0.25, 0.225]
 
@@ -131,6 +121,43 @@ class STARE(TokenObjective):
         Stability", 2026, arXiv 2606.19236. Reference code: hp-luo/STARE ``verl/trainer/ppo/core_algos.py``,
         ``recipe/STARE/stare_ray_trainer.py`` (commit bffb9e7).
     """
+
+    limits = (
+        Limit({"boost": 1.0, "variant": "O1", "step": 0.0}, "every weight is 1."),
+        Limit({"boost": 1.0, "damp": 1.0, "step": 0.0}, "every weight is 1, in variant C2 too."),
+        Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays shut."),
+    )
+    interacts = (
+        Interaction(
+            "good",
+            ("clip_higher", "token_mean"),
+            "{own} was published on {other}, the base of its official script (0.2, 0.28, dual clip 10).",
+        ),
+        Interaction("against", "entropy_bonus", "{other} lifts the mean entropy and so holds {own}'s gate shut."),
+        Interaction(
+            "against",
+            "adaptive_entropy",
+            "{other} lifts the mean entropy and so holds {own}'s gate shut; the one with the lower target seldom acts.",
+        ),
+        Interaction(
+            "against",
+            "top_entropy",
+            "{other} silences rare tokens at places where the policy was sure, and {own}'s share still counts them.",
+            nested=False,
+        ),
+        Interaction(
+            "beside",
+            "clip_higher",
+            "the weight of {own} multiplies the clipped policy term, so a token that {other} stops stays stopped.",
+        ),
+        Interaction(
+            "beside",
+            "lp_reg",
+            "{own} in variant C2 damps and {other} holds the same tokens, rare ones that were punished, so the effects "
+            "add up.",
+            where=lambda stare, lp_reg: stare.variant == "C2",
+        ),
+    )
 
     name: ClassVar[str] = "stare"
     needs = frozenset({"entropies"})
@@ -146,7 +173,6 @@ class STARE(TokenObjective):
     min_damp: Annotated[float, Range(ge=0, le=1)] = 0.5
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.step and not (self.boost <= self.max_boost and self.min_damp <= self.damp):
             raise OutOfRange(
                 f"'{self.name}': boost = {self.boost} and damp = {self.damp}, expected boost <= max_boost = "
@@ -172,48 +198,34 @@ class STARE(TokenObjective):
         return {"gate": True, "boost": self.boost, "damp": self.damp, "next_boost": self.boost, "next_damp": self.damp}
 
     def measure(self, batch: TokenBatch) -> Stat:
-        surprisal = -batch.logprobs
-        stat: dict[str, Summary] = {
+        return {
             "entropy": Mean.of(batch.signal("entropies")),
-            "rewarded": Pool.top(surprisal, self.share, batch.rewarded),
+            "rewarded": Pool.top(-batch.logprobs, self.share, batch.rewarded),
+            **({"punished": Pool.top(-batch.logprobs, self.share, batch.punished)} if self.variant == "C2" else {}),
         }
-        if self.variant == "C2":
-            stat["punished"] = Pool.top(surprisal, self.share, batch.punished)
-        return stat
 
     def advance(self, state: State, stat: Settled) -> State:
         """This step's entropy decides its gate; the gains that it moves act in the next step."""
-        mean = stat["entropy"]
-        assert isinstance(mean, Mean)
-        entropy = mean.value
-        boost, damp = state["next_boost"], state["next_damp"]
-        gap = self.target_entropy - entropy
+        gap = self.target_entropy - stat.mean("entropy").value
+        now = {**state, "boost": state["next_boost"], "damp": state["next_damp"]}
+        if math.isnan(gap):  # a step without tokens decides nothing
+            return now
         move = math.copysign(self.step, gap) if gap else 0.0
-        if math.isnan(entropy) or not self.step:
-            return {**state, "gate": state["gate"] if math.isnan(entropy) else gap > 0, "boost": boost, "damp": damp}
-        return {
-            "gate": gap > 0,
-            "boost": boost,
-            "damp": damp,
-            "next_boost": min(max(boost + move, 1.0), self.max_boost),
-            "next_damp": min(max(damp - move, self.min_damp), 1.0),
-        }
+        boost, damp = now["boost"] + move, now["damp"] - move
+        if self.step:
+            boost, damp = min(max(boost, 1.0), self.max_boost), min(max(damp, self.min_damp), 1.0)
+        return {**now, "gate": gap > 0, "next_boost": boost, "next_damp": damp}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         report = {"gate": Mean.scalar(float(state["gate"])), "boost": Mean.scalar(state["boost"])}
         if not state["gate"]:
             return Terms(report=report)
-        rewarded = stat["rewarded"]
-        assert isinstance(rewarded, Threshold)
-        surprisal = -batch.logprobs
-        weight = torch.ones_like(surprisal)
-        boosted = batch.rewarded & rewarded.reached(surprisal)
-        weight = torch.where(boosted, state["boost"], weight)
-        report |= {"threshold": rewarded.report(), "boosted": Mean.of(boosted)}
+        rarest = stat.threshold("rewarded")
+        boosted = batch.rewarded & rarest.reached(-batch.logprobs)
+        weight = torch.where(boosted, state["boost"], torch.ones_like(batch.logprobs))
+        report |= {"threshold": rarest.report(), "boosted": Mean.of(boosted)}
         if self.variant == "C2":
-            punished = stat["punished"]
-            assert isinstance(punished, Threshold)
-            damped = batch.punished & punished.reached(surprisal)
+            damped = batch.punished & stat.threshold("punished").reached(-batch.logprobs)
             weight = torch.where(damped, state["damp"], weight)
             report["damped"] = Mean.of(damped)
         return Terms(weight=weight, report=report)

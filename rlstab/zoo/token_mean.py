@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Limit
 from rlstab.core.loss import token_mean
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Settled
@@ -50,14 +51,9 @@ class TokenMean(TokenObjective):
           tokens of small micro-batches more weight and, at one response per micro-batch, is ``sequence_mean``. TRL's
           ``bnpo`` likewise. The code of Lp-Reg adds 1e-8 to N.
 
-    Interacts:
-        - good with: ``clip_higher`` (DAPO), ``s2t``, ``stare``, ``top_entropy``, ``lp_reg``: all were published on it.
-        - careful with: ``sequence_mean`` and ``constant_length`` own the same slot, which is a conflict.
-        - surprising: a mask that drops tokens, such as ``top_entropy``, raises the weight of those that are left. Long
-          responses have more say, also in ``kl``.
-
-    Limits:
-        - ``TokenMean()``: always: a composition without an owner of the aggregation is a token mean.
+    Surprises:
+        A mask that leaves the divisor, such as ``top_entropy``, raises the weight of the tokens that are left. Long
+        responses have more say, also in a penalty such as that of ``kl``.
 
     Example:
         A correct response of three tokens and a wrong one of one token: (-1 - 1 - 1 + 1) / 4 = -0.5, every token at 1 /
@@ -78,6 +74,8 @@ class TokenMean(TokenObjective):
         Q. Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025, arXiv 2503.14476. Common
         code: verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``agg_loss``, "token-mean").
     """
+
+    limits = (Limit({}, "Always: a composition without an owner of the aggregation is a token mean."),)
 
     name: ClassVar[str] = "token_mean"
     writes = frozenset({"aggregate"})

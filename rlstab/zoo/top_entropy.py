@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat, Threshold
+from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.core.terms import Terms
 
 
@@ -64,19 +65,10 @@ class TopEntropyMask(TokenObjective):
         - From TRL: an empty pool drops everything there; here there is nothing to drop. The threshold there is rounded
           to float32, so it may fall on the entropy just below the quantile and keep one token more.
 
-    Interacts:
-        - good with: ``clip_higher`` and ``token_mean``, the base of the paper (DAPO, 0.2 and 0.28, no ``kl``).
-        - careful with: ``s2t`` and ``stare`` select rare tokens; those at sure places are dropped here, and still count
-          in the other's pool. ``lp_reg`` keeps its penalty on them. ``constant_length`` has a fixed divisor, so 'kept'
-          then does not rescale.
-        - surprising: ``entropy_bonus`` and ``kl`` act on all tokens, also on dropped ones (TRL's bonus follows the
-          mask, its KL does not). Where more than 1 - ``share`` of the entropies are equal, 0 after a collapse, the
-          threshold is that value and everything is kept: look at the reported share.
-
-    Limits:
-        - ``TopEntropyMask(share=1.0)``: the threshold is the smallest entropy, which all tokens reach.
-        - ``TopEntropyMask(share=1.0, denominator="all")``: likewise, every weight is 1.
-        - A step in which all entropies are equal keeps everything.
+    Surprises:
+        Where more than 1 - ``share`` of the entropies are equal (0, after a collapse), the threshold is that value and
+        everything is kept: look at the reported share. TRL's entropy bonus follows its mask of this kind, and its KL
+        does not; here both act on all tokens.
 
     Example:
         Entropies 0.1, 0.2, 1.0, 2.0 and share one half: the median is (0.2 + 1.0) / 2 = 0.6, and the last two are kept.
@@ -106,6 +98,16 @@ class TopEntropyMask(TokenObjective):
         (``compute_policy_loss_8020_split``).
     """
 
+    limits = (
+        Limit({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),
+        Limit(None, "A step in which all entropies are equal keeps everything."),
+    )
+    interacts = (
+        Interaction(
+            "good", ("clip_higher", "token_mean"), "{own} was published on {other} (DAPO, 0.2 and 0.28, no `kl`)."
+        ),
+    )
+
     name: ClassVar[str] = "top_entropy"
     needs = frozenset({"entropies"})
 
@@ -127,8 +129,7 @@ class TopEntropyMask(TokenObjective):
         return {"entropy": Pool.quantile(batch.signal("entropies"), 1 - self.share)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        threshold = stat["entropy"]
-        assert isinstance(threshold, Threshold)
+        threshold = stat.threshold("entropy")
         forking = threshold.reached(batch.signal("entropies"))
         report = {"threshold": threshold.report(), "share": Mean.of(forking)}
         if self.denominator == "kept":

@@ -9,8 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import rlstab
-from rlstab import Conflict, TokenObjective, compose, within
+from rlstab import TokenObjective, compose, within
 from rlstab.core.settings import Setting, settings_of
+from rlstab.errors import Conflict
 from rlstab.zoo import METHODS
 
 #: For laws over random configurations; each example takes some milliseconds.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlstab import ConfigError, Conflict
 from rlstab.config import load_objective, load_run
+from rlstab.errors import ConfigError, Conflict
 
 METHODS = (
     "adaptive_entropy, clip_higher, constant_length, entropy_bonus, kl, lp_reg, random_mask, s2t, "
@@ -360,12 +360,12 @@ CONFLICTS = {
     "two owners of a slot": (
         "seed: 1\nobjective:\n  - token_mean\n  - sequence_mean\n",
         "2: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly one.\n"
-        "  Remove one of them. (Weights, masks and penalties combine freely.)",
+        "  Remove one of them. (Weights, masks, gates and penalties combine freely.)",
     ),
     "a preset and a method": (
         "objective:\n  - preset: dapo\n  - {name: clip_higher, high: 0.3}\n",
         "1: objective: 'clip_higher_1' and 'clip_higher_2' both define the bounds; a composition has exactly one.\n"
-        "  Remove one of them. (Weights, masks and penalties combine freely.)",
+        "  Remove one of them. (Weights, masks, gates and penalties combine freely.)",
     ),
     "within, with a slot inside": (
         "objective:\n  - s2t\n  - name: within\n    outer: s2t\n    inner: token_mean\n",
@@ -375,7 +375,7 @@ CONFLICTS = {
     "within, with two owners inside": (
         "objective:\n  name: within\n  outer: s2t\n  inner:\n    - token_mean\n    - sequence_mean\n",
         "4: objective.inner: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly "
-        "one.\n  Remove one of them. (Weights, masks and penalties combine freely.)",
+        "one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)",
     ),
     "two estimators": (
         "seed: 1\nobjective:\n  - preset: dapo\n    drop: [clip_higher, token_mean]\n  - preset: dr_grpo\n",

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlstab
-from rlstab import RlstabError
 from rlstab.config import RunConfig, dump_objective, dump_run, load_objective, load_run, objective_hash, run_hash
 from rlstab.core.settings import settings_of
+from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
 from tests.config.strategies import PLAIN, quick

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstab import ClipHigher, Conflict, S2TMask, TokenMean, compose
+from rlstab import ClipHigher, S2TMask, TokenMean, compose
 from rlstab.config import Document, dump_objective, dump_run, load_run, objective_hash, run_hash
+from rlstab.errors import Conflict
 from rlstab.presets import PRESETS
 from tests.config.strategies import SECTIONS, objectives, quick
 

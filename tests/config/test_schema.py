@@ -120,7 +120,7 @@ def test_what_the_loader_takes_validates(data):
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD)
 def test_what_the_loader_refuses_does_not_validate(data):
-    with pytest.raises(rlstab.RlstabError):
+    with pytest.raises(rlstab.errors.RlstabError):
         load_run(data)
     assert not VALIDATOR.is_valid(data)
 

@@ -24,6 +24,7 @@ from rlstab import (
     TopEntropyMask,
     compose,
 )
+from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms
 from rlstab.signals import token_signals_from_logits
 from rlstab.stages import advantages as estimators
@@ -99,7 +100,7 @@ def gains(name: str) -> tuple[Mapping[str, Any], ...]:
     method = STARE(target_entropy=stored["target_entropy"], step=stored["alpha"])
     state, states = method.init_state(), []
     for one in stored["steps"]:
-        state = method.advance(state, {"entropy": Mean.scalar(one["entropy"])})
+        state = method.advance(state, Settled({"entropy": Mean.scalar(one["entropy"])}))
         states.append(state)
     return tuple(states)
 

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch
 
-from rlstab import Mean, Pool, Terms, TokenObjective
-from rlstab.core.settings import Range
+from rlstab import Gate, Mean, Pool, Range, Terms, TokenObjective
 
 
 @final
@@ -23,18 +22,14 @@ class DropPunished(TokenObjective):
 
 @final
 @dataclass(frozen=True)
-class Boundless(TokenObjective):
-    """A surrogate without trust region: the plain policy gradient."""
+class Unweighted(TokenObjective):
+    """A gate that takes the ratio out of the gradient: the plain policy gradient, whatever the policy did since."""
 
-    name: ClassVar[str] = "boundless"
-    writes = frozenset({"surrogate"})
-    trust_region = False
+    name: ClassVar[str] = "unweighted"
+    writes = frozenset({"gates"})
 
     def terms(self, batch, stat, state):
-        def surrogate(policy, anchor, ratio, advantages, bounds, exempt):
-            return -advantages * policy.logprobs
-
-        return Terms(surrogate=surrogate)
+        return Terms(gates={"": Gate(lambda ratio, held: 1 / ratio)})
 
 
 @final

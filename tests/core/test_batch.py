@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from rlstab import MissingSignal, PolicyOutputs, ShapeError, TokenBatch
+from rlstab import PolicyOutputs, TokenBatch
+from rlstab.errors import MissingSignal, ShapeError
 from tests.core.says import says
 from tests.core.steps import LIVE, batch_of, padded, random_rows
 

@@ -7,11 +7,9 @@ import torch
 from rlstab import (
     STARE,
     ClipHigher,
-    Conflict,
     EntropyBonus,
     KLPenalty,
     LpReg,
-    MissingSignal,
     S2TMask,
     SequenceMean,
     TokenMean,
@@ -22,9 +20,10 @@ from rlstab import (
     within,
 )
 from rlstab.core.objective import require_signals
+from rlstab.errors import Conflict, MissingSignal
 from rlstab.testing.tolerances import REORDERED, SINGLE
 from tests.core.compositions import FIVE
-from tests.core.methods import Boundless, DropPunished, Exempt, Noise, Scale
+from tests.core.methods import DropPunished, Exempt, Noise, Scale, Unweighted
 from tests.core.says import says
 from tests.core.steps import batch_of, live_of, random_rows
 
@@ -35,7 +34,7 @@ def run(objective, rows=ROWS):
     """Loss and gradients, for comparison bit for bit."""
     batch = batch_of(rows)
     policy, leaves = live_of(batch, rows)
-    loss = objective(batch, policy).loss
+    loss = objective(batch, policy, state=objective.init_state()).loss
     loss.backward()
     return [loss.detach(), *(leaf.grad for leaf in leaves.values() if leaf.grad is not None)]
 
@@ -106,8 +105,8 @@ def test_composition_declares_what_its_members_do():
     assert objective.live_needs == {"log_kept_mass", "entropies"}
     assert objective.writes == {"penalties", "keep", "aggregate", "weight", "bonus", "lr_scale"}
     assert objective.signal_options == {"min_p": 0.05}
-    assert objective.trust_region
-    assert not compose(Boundless()).trust_region
+    assert objective.reads_drift == frozenset()
+    assert compose(Unweighted()).reads_drift == {"live"}
     for declared in ("needs", "live_needs", "writes", "signal_options"):
         assert getattr(within(S2TMask(), LpReg()), declared) == getattr(compose(S2TMask(), LpReg()), declared)
 
@@ -132,7 +131,9 @@ SMALL = TopEntropyMask(share=0.25)
 
 
 def two_owners(text):
-    end = "; a composition has exactly one.\n  Remove one of them. (Weights, masks and penalties combine freely.)"
+    end = (
+        "; a composition has exactly one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
+    )
     return says(Conflict, text + end)
 
 
@@ -146,14 +147,10 @@ def test_a_slot_has_one_owner():
     compose(LpReg(), ClipHigher())
 
 
-def test_exempting_needs_a_trust_region():
-    with conflict(
-        "'lp_reg' exempts tokens from the trust region, and the surrogate of 'boundless' has none.\n"
-        "  Remove one of them."
-    ):
-        compose(Boundless(), LpReg(form="code"))
-    compose(Boundless(), LpReg(form="paper"))
-    compose(Exempt(), ClipHigher())
+def test_exempt_tokens_pass_every_gate():
+    objective = compose(Unweighted(), ClipHigher(low=0.0, high=0.0), Exempt())
+    for one, other in zip(run(objective), run(compose(Exempt())), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_one_signal_has_one_definition():
@@ -234,7 +231,12 @@ def test_live_outputs_within_need_not_share_a_dtype():
     batch = batch_of(ROWS)
     policy, _ = live_of(batch, ROWS)
     mixed = replace(policy, entropies=policy.entropies.float())
-    torch.testing.assert_close(objective(batch, mixed).loss, objective(batch, policy).loss, rtol=SINGLE, atol=0)
+    torch.testing.assert_close(
+        objective(batch, mixed, state=objective.init_state()).loss,
+        objective(batch, policy, state=objective.init_state()).loss,
+        rtol=SINGLE,
+        atol=0,
+    )
 
 
 def test_weights_multiply_and_bonuses_add():

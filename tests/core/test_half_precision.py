@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab import PolicyOutputs, RlstabError, TokenBatch, compose
+from rlstab import PolicyOutputs, TokenBatch, compose
 from rlstab.core.batch import SIGNALS
+from rlstab.errors import RlstabError
 from rlstab.testing.examples import EXAMPLES
 
 EDGES = [0.0, -0.0, -1e-45, -1e-8, -1.0, -11.0, -20.0, -65504.0, -3e38, math.nan, -math.inf, math.inf, 1e30]
@@ -44,7 +45,7 @@ def test_a_loss_is_a_number_or_an_error_says_why(
             **{name: tensor() for name in SIGNALS},
         )
         leaves = {name: tensor().requires_grad_() for name in ("logprobs", "entropies", "log_kept_mass")}
-        out = objective(batch, PolicyOutputs.from_padded(batch, **leaves))
+        out = objective(batch, PolicyOutputs.from_padded(batch, **leaves), state=objective.init_state())
         out.loss.backward()
     except RlstabError:
         return

@@ -12,17 +12,16 @@ from rlstab import (
     EntropyBonus,
     KLPenalty,
     LpReg,
-    NonFinite,
     PolicyOutputs,
     S2TMask,
     SequenceMean,
-    ShapeError,
     TopEntropyMask,
     compose,
     make_plan,
 )
+from rlstab.errors import NonFinite, ShapeError
 from rlstab.testing.tolerances import REORDERED, SINGLE
-from tests.core.methods import Boundless, DropPunished, Exempt, Noise, Scale
+from tests.core.methods import DropPunished, Exempt, Noise, Scale, Unweighted
 from tests.core.says import says
 from tests.core.steps import batch_of, gradients, live_of, random_rows, token
 from tests.tolerances import assert_near
@@ -36,7 +35,7 @@ def run(objective, rows, **options):
     """The loss, its packed gradients and the batch."""
     batch = batch_of(rows, **options)
     policy, leaves = live_of(batch, rows)
-    out = objective(batch, policy)
+    out = objective(batch, policy, state=objective.init_state())
     out.loss.backward()
     return out, gradients(batch, leaves), batch
 
@@ -132,10 +131,10 @@ def test_nonfinite_live_values_make_the_loss_nan_and_the_call_refuse(bad, method
     assert out.nonfinite == 2
     with says(
         NonFinite,
-        "live outputs of the policy are NaN or Inf on 2 tokens. The loss was not computed; look at the weights or at "
-        "the learning rate of the last step.",
+        "live outputs of the policy, or a gate made of them, are NaN or Inf on 2 tokens. The loss was not computed; "
+        "look at the weights or at the learning rate of the last step.",
     ):
-        objective(batch, broken)
+        objective(batch, broken, state=objective.init_state())
 
 
 def test_live_outputs_are_read_only_where_a_penalty_names_them():
@@ -199,7 +198,7 @@ DIFFERENTIABLE = {
     "plain": (),
     "clip": (ClipHigher(),),
     "dual clip": (ClipHigher(dual_clip=1.2),),
-    "no trust region": (Boundless(),),
+    "a gate": (Unweighted(), ClipHigher()),
     "mask, weight, bonus": (ClipHigher(), S2TMask(), STARE(), Scale(weight=0.5, bonus=0.1)),
     "kl": tuple(KLPenalty(coefficient=0.3, estimator=one) for one in ("k1", "k2", "k3", "k3_straight_through")),
     "capped kl": (KLPenalty(coefficient=0.3, cap=0.01),),
@@ -242,7 +241,7 @@ def test_float32_is_near_float64(name):
     for dtype in (torch.float32, torch.float64):
         batch = batch_of(ROWS, dtype=dtype)
         policy, leaves = live_of(batch, ROWS, dtype=dtype)
-        out = objective(batch, policy)
+        out = objective(batch, policy, state=objective.init_state())
         out.loss.backward()
         assert out.loss.dtype == dtype
         losses[dtype] = torch.cat([out.loss.detach()[None], *gradients(batch, leaves).values()]).double()

@@ -2,8 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlstab import ClipHigher, Conflict, S2TMask, TokenObjective, UnknownName, available
+from rlstab import ClipHigher, S2TMask, TokenObjective, available
 from rlstab.core.registry import Registry
+from rlstab.errors import Conflict, UnknownName
 from rlstab.zoo import METHODS
 from tests.core.methods import DropPunished, Scale
 from tests.core.says import says

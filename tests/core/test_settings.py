@@ -2,8 +2,9 @@ import math
 
 import pytest
 
-from rlstab import ClipHigher, OutOfRange, S2TMask
+from rlstab import ClipHigher, S2TMask
 from rlstab.core.settings import Range, settings_of
+from rlstab.errors import OutOfRange
 from tests.core.methods import Chooser
 from tests.core.says import says
 

@@ -13,10 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import PolicyOutputs, TokenBatch
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Limit
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.core.terms import Bounds, Terms
+from rlstab.core.terms import Bounds, Gate, Held, Terms
 
 
 class _Broken(TokenObjective):
@@ -63,8 +65,7 @@ class MeanOfMeans(_Broken):
         return {"entropy": Mean.of(entropies.mean().reshape(1) if len(batch) else entropies)}
 
     def advance(self, state: State, stat: Settled) -> State:
-        mean = stat["entropy"]
-        assert isinstance(mean, Mean)
+        mean = stat.mean("entropy")
         return {"entropy": mean.value if float(mean.count) else state["entropy"]}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -144,16 +145,6 @@ class GlobalRandomness(_Broken):
 
 
 @dataclass(frozen=True)
-class GraphInAWeight(_Broken):
-    """Its weight carries a graph."""
-
-    name: ClassVar[str] = "graph_in_a_weight"
-
-    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(weight=torch.ones_like(batch.logprobs).requires_grad_())
-
-
-@dataclass(frozen=True)
 class CountsPadding(_Broken):
     """It divides by the size of the padded tensor."""
 
@@ -180,27 +171,43 @@ class ReversedClip(_Broken):
 
 
 @dataclass(frozen=True)
-class InnerDetach(_Broken):
-    """Its surrogate holds a constant made from the policy itself, which finite differences cannot hold."""
+class GraphInAState(_Broken):
+    """Its state is a parameter, and every loss made with it keeps its graph."""
 
-    name: ClassVar[str] = "inner_detach"
-    writes = frozenset({"surrogate"})
-    trust_region = False
+    name: ClassVar[str] = "graph_in_a_state"
+
+    def init_state(self) -> State:
+        return {"scale": torch.ones((), requires_grad=True)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(surrogate=_detached_ratio)
+        return Terms()
+
+
+@dataclass(frozen=True)
+class InnerDetach(_Broken):
+    """Half of its ratio is a constant made from the policy itself, which finite differences cannot hold."""
+
+    name: ClassVar[str] = "inner_detach"
+    needs = frozenset()
+    writes = frozenset({"ratio"})
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
+            return 0.5 * policy.logprobs + 0.5 * policy.logprobs.detach() - batch.old_logprobs
+
+        return Terms(ratio=ratio)
 
 
 @dataclass(frozen=True)
 class IgnoresTheAdvantage(_Broken):
-    """Its surrogate imitates every token, whatever it earned."""
+    """It imitates every token a little, whatever it earned."""
 
     name: ClassVar[str] = "ignores_the_advantage"
-    writes = frozenset({"surrogate"})
-    trust_region = False
+    needs = frozenset()
+    writes = frozenset({"bonus"})
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(surrogate=_imitate)
+        return Terms(bonus=torch.full_like(batch.advantages, 0.1))
 
 
 @dataclass(frozen=True)
@@ -208,21 +215,30 @@ class RatioOfDroppedTokens(_Broken):
     """Its ratio is the mean over the sequence, tokens that somebody dropped included."""
 
     name: ClassVar[str] = "ratio_of_dropped_tokens"
+    needs = frozenset()
     writes = frozenset({"ratio"})
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(ratio=_sequence_ratio)
+        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
+            gap = policy.logprobs - batch.old_logprobs
+            return batch.spread(batch.sequence_mean(gap)).to(gap.dtype)
+
+        return Terms(ratio=ratio)
 
 
 @dataclass(frozen=True)
-class UndeclaredField(_Broken):
-    """It fills a field that it does not name, so no conflict about it can be seen."""
+class GateOfOtherTokens(_Broken):
+    """Its gate reads the whole sequence and does not say so, so that some of it was never computed."""
 
-    name: ClassVar[str] = "undeclared_field"
-    writes = frozenset({"keep"})
+    name: ClassVar[str] = "gate_of_other_tokens"
+    needs = frozenset()
+    writes = frozenset({"gates"})
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(weight=batch.signal("entropies"))
+        def gate(ratio: Tensor, held: Held) -> Tensor:
+            return batch.spread(batch.sequence_mean(held.anchor.logprobs)).exp()
+
+        return Terms(gates={"": Gate(gate)})
 
 
 @dataclass(frozen=True)
@@ -233,16 +249,6 @@ class UndeclaredSignal(_Broken):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=None if batch.ref_logprobs is None else batch.ref_logprobs.exp())
-
-
-@dataclass(frozen=True)
-class NegativeWeight(_Broken):
-    """Its weight changes sign, and the clip turns around with it."""
-
-    name: ClassVar[str] = "negative_weight"
-
-    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(weight=batch.signal("entropies") - 0.5)
 
 
 @dataclass(frozen=True)
@@ -278,34 +284,16 @@ class ForeignState(_Broken):
         return Terms()
 
 
-def _detached_ratio(
-    policy: PolicyOutputs,
-    anchor: PolicyOutputs,
-    ratio: Tensor,
-    advantages: Tensor,
-    bounds: Bounds | None,
-    exempt: Tensor | None,
-) -> Tensor:
-    return -ratio.detach() * advantages * policy.logprobs
+@dataclass(frozen=True)
+class FalseLimit(_Broken):
+    """It says that a factor of 0 changes nothing, and a factor of 0 silences every token."""
 
+    name: ClassVar[str] = "false_limit"
+    limits = (Limit({"factor": 0.0}, "it has no effect."),)
+    factor: float = 1.0
 
-def _imitate(
-    policy: PolicyOutputs,
-    anchor: PolicyOutputs,
-    ratio: Tensor,
-    advantages: Tensor,
-    bounds: Bounds | None,
-    exempt: Tensor | None,
-) -> Tensor:
-    return -ratio
-
-
-def _sequence_ratio(policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBatch) -> Tensor:
-    gap = policy.logprobs - batch.old_logprobs
-    rows = torch.zeros(batch.num_sequences, dtype=gap.dtype)
-    total = rows.index_add(0, batch.sequence, gap)
-    size = rows.index_add(0, batch.sequence, torch.ones_like(gap))
-    return (total / size.clamp(min=1))[batch.sequence]
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(weight=torch.full_like(batch.logprobs, self.factor))
 
 
 def _clip_oracle(rows: list[list[dict[str, float]]]) -> float:
@@ -329,18 +317,18 @@ BROKEN: Mapping[TokenObjective, frozenset[str]] = {
     PlaceByOrder(): frozenset({"permutation"}),
     EditsItsInput(): frozenset({"pure"}),
     GlobalRandomness(): frozenset({"pure"}),
-    GraphInAWeight(): frozenset({"detached"}),
+    GraphInAState(): frozenset({"detached"}),
     CountsPadding(): frozenset({"packed"}),
     ReversedClip(): frozenset({"oracle"}),
     InnerDetach(): frozenset({"gradcheck"}),
     IgnoresTheAdvantage(): frozenset({"zero advantage"}),
     RatioOfDroppedTokens(): frozenset({"masked"}),
-    UndeclaredField(): frozenset({"declared"}),
+    GateOfOtherTokens(): frozenset({"live rows"}),
     UndeclaredSignal(): frozenset({"declared"}),
-    NegativeWeight(): frozenset({"well-formed"}),
     InverseProbability(): frozenset({"finite"}),
     Cancellation(): frozenset({"precision"}),
     ForeignState(): frozenset({"serialises"}),
+    FalseLimit(): frozenset({"limits"}),
 }
 
 #: Oracles of those that break the law *oracle*.

@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlstab import ModelError
 from rlstab.config.runs import RolloutSettings
+from rlstab.errors import ModelError
 from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.rollout import sample

@@ -1,43 +1,313 @@
-"""Two processes train to the same weights as one on the same data."""
+"""Several processes: as many as were launched, the weights of one, and an end for all when one of them fails."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
-from rlstab.config import dump_run
-from tests.train.runs import go, small, trained_alike
+import rlstab
+from rlstab.config import RunConfig, dump_run
+from rlstab.train import train
+from rlstab.train.processes import count, launched_alone, meet
+from tests.train.ranks import fading, places, weighing
+from tests.train.runs import go, quiet, small, trained_alike, weights, without_times
 
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+#: Every line of the documents that starts several processes of the command line.
+PRINTED = sorted(
+    {line for page in PAGES for line in re.findall(r"^.*-m rlstab\.cli train FILE$", page.read_text(), re.M)}
+)
 STACK = [{"preset": "recommended"}, {"name": "lp_reg", "share": 0.2}, "entropy_bonus"]
+#: Nothing here takes a tenth of it; what takes longer hangs.
+HANGS = 240
+
+
+def command(file: Path, processes: int = 2, line: str = "torchrun", scenario: str | None = None) -> list[str]:
+    """A printed line, for a file of ours, with another number of processes, or for a scenario of ``ranks.py``."""
+    (printed,) = [one for one in PRINTED if one.startswith(line)]
+    printed = re.sub(r"(--nproc_per_node|--num_processes) 2\b", rf"\1 {processes}", printed)
+    if scenario is not None:
+        printed = printed.replace("rlstab.cli train", f"tests.train.ranks {scenario}")
+    return [str(file) if one == "FILE" else one for one in shlex.split(printed)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, with the programs of this Python first in the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
+
+
+def start(arguments: list[str], **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(arguments, cwd=ROOT, env=environment(**more), stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """What it wrote to standard error, once it has ended, without torch's marks of the rank."""
+    _, said = process.communicate(timeout=HANGS)
+    return re.sub(r"^\[rank\d\]: ", "", said, flags=re.MULTILINE)
+
+
+def ran(arguments: list[str]) -> str:
+    """What it wrote to standard error; it must end well."""
+    with start(arguments) as process:
+        said = end(process)
+    assert process.returncode == 0, said
+    return said
+
+
+def file_of(run: RunConfig, folder: Path) -> Path:
+    file = folder / f"{Path(run.tracking.out).name}.yaml"
+    file.write_text(dump_run(run))
+    return file
+
+
+def counted(out: Path) -> int:
+    """The processes of a run, as it counted them itself."""
+    return int(json.loads((out / "run.json").read_text())["processes"])
+
+
+ONE_STEP = {"rollout__prompts": 6, "evaluation__every": 3, "evaluation__prompts": 5}
+#: Three mini-batches of one prompt: in each optimizer step one rank is empty.
+EMPTY = {"rollout__prompts": 3, "optimisation__mini_batches": 3, "optimisation__epochs": 2, **{"evaluation__every": 3}}
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("processes", "changes"),
     [
-        {"rollout__prompts": 6, "evaluation__every": 3, "evaluation__prompts": 5},
-        # three mini-batches of one prompt: in each optimizer step one rank is empty
-        {"rollout__prompts": 3, "optimisation__mini_batches": 3, "optimisation__epochs": 2},
+        pytest.param(2, {**EMPTY, "evaluation__prompts": 5}, id="a rank empty in each step"),
+        pytest.param(1, ONE_STEP, marks=pytest.mark.slow, id="one"),
+        pytest.param(3, ONE_STEP, marks=pytest.mark.slow, id="three"),
+        pytest.param(
+            3,
+            {"rollout__prompts": 2, "evaluation__every": 3, "evaluation__prompts": 2},
+            marks=pytest.mark.slow,
+            id="a rank without any response",
+        ),
     ],
-    ids=["one step", "an empty rank"],
 )
-def test_two_processes_train_to_the_same_weights_as_one(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_processes_train_to_the_same_weights_as_one(processes: int, changes: dict[str, Any], tmp_path: Path) -> None:
     settings = {"optimisation__lr": 1e-4, **changes}
-    one = small(tmp_path / "one", STACK, **settings)
-    go(one)
-    file = tmp_path / "two.yaml"
-    file.write_text(dump_run(small(tmp_path / "two", STACK, **settings)))
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu"]
-    quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]  # or it asks for them
-    subprocess.run(
-        [*launch, *quiet, "-m", "rlstab.cli", "train", str(file)],
-        check=True,
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    trained_alike(one, tmp_path / "two")
+    go(small(tmp_path / "one", STACK, **settings))
+    ran(command(file_of(small(tmp_path / "several", STACK, **settings), tmp_path), processes))
+    assert (counted(tmp_path / "one"), counted(tmp_path / "several")) == (1, processes)
+    assert [one["step"] for one in without_times(tmp_path / "several") if "eval/pass@4" in one] == [0, 3]
+    trained_alike(tmp_path / "one", tmp_path / "several")
+
+
+def test_when_one_rank_raises_all_end_and_say_which(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run", tracking__checkpoint_every=1), tmp_path)
+    with start(command(file, scenario="raises")) as process:
+        said = end(process)
+    assert process.returncode != 0
+    assert counted(tmp_path / "run") == 2
+    assert "ValueError: no advantages here\n" in said
+    assert "raised on rank 1 of 2 processes" in said
+    assert [one["step"] for one in without_times(tmp_path / "run")] == [1]
+
+
+# -- lines of the documents ------------------------------------------------------------------------------------------
+
+
+def test_the_documents_print_lines_that_start_several_processes() -> None:
+    assert {line.split()[0] for line in PRINTED} == {"torchrun", "accelerate"}
+    others = [
+        page for page in PAGES if re.search(r"accelerate launch (?!--multi_gpu|--cpu` starts one)", page.read_text())
+    ]
+    assert others == []
+
+
+@pytest.mark.slow
+def test_accelerate_launch_as_printed_starts_two(tmp_path: Path) -> None:
+    said = ran(command(file_of(small(tmp_path / "run"), tmp_path), line="accelerate"))
+    assert counted(tmp_path / "run") == 2
+    assert "one process:" not in said
+
+
+@pytest.mark.slow
+def test_a_launch_for_several_processes_that_starts_one_is_told_so(tmp_path: Path) -> None:
+    line = [
+        one.replace("--multi_gpu", "--cpu") for one in command(file_of(small(tmp_path / "run"), tmp_path), 2, "acc")
+    ]
+    said = ran(line)
+    assert counted(tmp_path / "run") == 1
+    assert "one process: accelerate launch was asked for several processes" in said
+
+
+def test_whom_the_warning_is_for() -> None:
+    launched = {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}
+    assert launched_alone(1, launched) is not None
+    assert launched_alone(2, launched) is None
+    assert launched_alone(1, {"MASTER_ADDR": "127.0.0.1"}) is None, "a cluster's own"
+    assert launched_alone(1, {"ACCELERATE_USE_CPU": "True"}) is None, "accelerate launch of one"
+
+
+def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet(tmp_path, [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(rlstab.ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"):
+        count("run", "start")
+
+
+# -- one that fails --------------------------------------------------------------------------------------------------
+
+LONG = {
+    "optimisation__steps": 12,
+    "optimisation__mini_batches": 2,
+    "tracking__checkpoint_every": 2,
+    "evaluation__every": 4,
+    "evaluation__prompts": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    ran(command(file_of(small(folder / "run", STACK, **LONG), folder)))
+    return folder / "run"
+
+
+def by_hand(files: list[Path], *more: str) -> list[subprocess.Popen[str]]:
+    """Two processes without a launcher, each with its file, rank 0 first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    train = [sys.executable, "-m", "rlstab.cli", "train"]
+    return [
+        start([*train, str(file), *more], RANK=str(rank), LOCAL_RANK=str(rank), **meet)
+        for rank, file in enumerate(files)
+    ]
+
+
+def wait_for_lines(out: Path, lines: int, alive: Callable[[], bool]) -> None:
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + HANGS
+    while not metrics.exists() or metrics.read_text().count("\n") < lines:
+        assert alive(), "it ended before the signal"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def cleared(processes: list[subprocess.Popen[str]]) -> Iterator[None]:
+    """Nothing is left running whatever a test finds."""
+    try:
+        yield
+    finally:
+        for one in processes:
+            one.kill()
+            one.communicate()
+
+
+def assert_resumes(file: Path, out: Path, uninterrupted: Path) -> None:
+    done = len(without_times(out))
+    assert done < len(without_times(uninterrupted))
+    ran([*command(file), "--resume"])
+    assert counted(out) == counted(uninterrupted) == 2
+    left, right = weights(out), weights(uninterrupted)
+    assert all(torch.equal(left[name], right[name]) for name in left | right)
+    assert without_times(out) == without_times(uninterrupted)
+
+
+@pytest.mark.slow
+def test_when_a_rank_is_killed_under_torchrun_all_end_and_the_run_resumes(tmp_path: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "run"
+    file = file_of(small(out, STACK, **LONG), tmp_path)
+    with start(command(file)) as process, cleared([process]):
+        wait_for_lines(out, 4, lambda: process.poll() is None)
+        (victim,) = [one for one in psutil.Process(process.pid).children() if one.environ().get("RANK") == "1"]
+        victim.send_signal(signal.SIGKILL)
+        said = end(process)
+    assert re.search(r"rank +: 1 .*\n +exitcode +: -9 ", said), said
+    assert process.returncode != 0
+    assert_resumes(file, out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_when_a_rank_is_killed_without_a_launcher_the_other_ends(tmp_path: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "run"
+    file = file_of(small(out, STACK, **LONG), tmp_path)
+    ranks = by_hand([file, file])
+    with cleared(ranks):
+        wait_for_lines(out, 4, lambda: ranks[1].poll() is None)
+        assert counted(out) == 2
+        ranks[1].send_signal(signal.SIGKILL)
+        assert ranks[1].wait(HANGS) == -signal.SIGKILL
+        said = end(ranks[0])  # long before the timeout: the connection closes
+    assert ranks[0].returncode == 1
+    assert "raised on rank 0 of 2 processes\nif it is about a connection or a timeout, another process" in said
+    assert_resumes(file, out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run", STACK, **LONG), tmp_path)
+    ranks = by_hand([file, file], "--timeout", "5")
+    with cleared(ranks):
+        wait_for_lines(tmp_path / "run", 4, lambda: ranks[1].poll() is None)
+        ranks[1].send_signal(signal.SIGSTOP)
+        said = end(ranks[0])
+        assert ranks[1].poll() is None, "it was silent, not gone"
+    assert ranks[0].returncode == 1
+    assert "raised on rank 0 of 2 processes" in said
+    assert "5000ms" in said
+
+
+@pytest.mark.slow
+def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
+    files = [file_of(small(tmp_path / str(seed), seed=seed), tmp_path) for seed in range(2)]
+    ranks = by_hand(files)
+    with cleared(ranks):
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [2, 2]
+    for rank, text in enumerate(said):
+        assert re.search(
+            r"^ConfigError: rank 1 makes run \w{12} from the start, rank 0 makes run \w{12} from the", text
+        )
+        assert text.endswith(f"(raised on rank {rank} of 2 processes)\n")
+    assert not [*tmp_path.glob("*/config.yaml")]
+
+
+@pytest.mark.slow
+def test_bad_numbers_of_one_rank_are_refused_by_all(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run", optimisation__steps=4, optimisation__lr=1e-4), tmp_path)
+    said = ran(command(file, scenario="trouble"))
+    assert counted(tmp_path / "run") == 2
+    records = without_times(tmp_path / "run")
+    assert [one["scorer/errors"] for one in records] == [8, 0, 0, 0]
+    assert said.count("scorer raised on rank 1, reward 0: ValueError: no score") == 1
+    assert [one.get("steps/refused", 0) for one in records] == [0, 1, 1, 0]
+    left, right = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert left.keys() == right.keys() == {0, 1, 3, "end"}
+
+    def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(one[name], other[name]) for name in one)
+
+    assert all(same(left[place], right[place]) for place in left)
+    assert same(left[1], left[3]), "two refused rollouts change nothing"
+    assert not same(left[0], left[1])
+    assert not same(left[3], left["end"])
+
+
+@pytest.mark.slow
+def test_signals_and_advantages_of_the_user_on_two_ranks_equal_those_on_one(tmp_path: Path) -> None:
+    settings = {"optimisation__lr": 1e-4, "optimisation__mini_batches": 2, "optimisation__refresh": "step"}
+    alone = weighing(small(tmp_path / "one", STACK, **settings), "places")
+    train(alone, console=quiet(), signals={"places": places}, advantages=fading)
+    ran(command(file_of(small(tmp_path / "two", STACK, **settings), tmp_path), scenario="provided"))
+    assert (counted(tmp_path / "one"), counted(tmp_path / "two")) == (1, 2)
+    trained_alike(tmp_path / "one", tmp_path / "two")

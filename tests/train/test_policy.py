@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlstab import DataError, ModelError
+from rlstab.errors import DataError, ModelError
 from rlstab.train.policy import SHIPPED, Policy, Sequences, load_policy, position_ids
 from tests.tolerances import depth, rounding
 

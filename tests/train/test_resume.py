@@ -107,7 +107,7 @@ def test_resume_may_lengthen_a_run(tmp_path: Path) -> None:
 def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(small(out, optimisation__steps=1))
-    with pytest.raises(rlstab.CheckpointError) as caught:
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
         go(small(out, optimisation__steps=1, optimisation__lr=0.5), resume=True)
     assert str(caught.value) == (
         f"{out} was started with optimisation.lr = 0.001, the configuration says 0.5. A run continues as it began. "
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
     data = json.loads(record.read_text())
     hash_of_this = data["objective"]
     record.write_text(json.dumps({**data, "objective": "000000000000"}))
-    with pytest.raises(rlstab.CheckpointError) as caught:
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
         go(run, resume=True)
     assert str(caught.value) == (
         f"{record.parent} belongs to the objective 000000000000, the configuration describes {hash_of_this}. A "
@@ -138,7 +138,9 @@ def test_a_damaged_checkpoint_says_which_and_what_to_do(file: str, tmp_path: Pat
     go(run)
     damaged = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[-1] / file
     damaged.write_bytes(damaged.read_bytes()[:20])
-    with pytest.raises(rlstab.CheckpointError, match=r"is damaged: .* Delete this folder, and --resume takes the"):
+    with pytest.raises(
+        rlstab.errors.CheckpointError, match=r"is damaged: .* Delete this folder, and --resume takes the"
+    ):
         go(run, resume=True)
 
 

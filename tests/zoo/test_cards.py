@@ -14,23 +14,21 @@ import torch
 
 import rlstab
 from rlstab.cli import main
-from rlstab.core.batch import PolicyOutputs, TokenBatch
-from rlstab.core.compose import compose
+from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import TokenObjective
-from rlstab.core.plan import make_plan
 from rlstab.core.settings import Range
 from rlstab.core.terms import Penalty, Terms
-from rlstab.explain import cards
-from rlstab.explain.cards import CardError, card
-from rlstab.zoo import METHODS
+from rlstab.explain import card_sections, cards
+from rlstab.explain.card_page import markdown, shipped
+from rlstab.explain.card_sections import CardError, card
 from tests.core.says import says
 from tests.core.test_import import beyond
-from tests.zoo.watch import differences, evidence, examples, live
+from tests.zoo.watch import differences, examples
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = [cls.name for cls in cards.shipped()]
+NAMES = [cls.name for cls in shipped()]
 
-every_method = pytest.mark.parametrize("cls", [pytest.param(cls, id=cls.name) for cls in cards.shipped()])
+every_method = pytest.mark.parametrize("cls", [pytest.param(cls, id=cls.name) for cls in shipped()])
 
 
 def test_nothing_is_registered_without_a_name_here() -> None:
@@ -40,7 +38,7 @@ def test_nothing_is_registered_without_a_name_here() -> None:
 @every_method
 def test_sections_and_parameters_are_in_order(cls: type[TokenObjective]) -> None:
     found = card(cls)
-    assert tuple(found.sections) == cards.SECTIONS
+    assert tuple(found.sections) == card_sections.SECTIONS
     assert found.heads("Parameters") == [one.name for one in found.parameters]
 
 
@@ -88,72 +86,11 @@ def test_denominator(cls: type[TokenObjective]) -> None:
 
 
 @every_method
-def test_interacts_names_other_methods(cls: type[TokenObjective]) -> None:
-    section = card(cls).items("Interacts")
-    assert [item.partition(":")[0] for item in section] == ["good with", "careful with", "surprising"]
-    for item in section:
-        assert set(re.findall(r"``(\w+)``", item)) & (set(NAMES) - {cls.name}), item
-
-
-@every_method
 def test_deviations_and_source(cls: type[TokenObjective]) -> None:
     found = card(cls)
     assert all(item.startswith("From ") for item in found.items("Deviations"))
     assert re.search(r"\b(19|20)\d\d\b", found.sections["Source"])
     assert re.search(r"arXiv \d{4}\.\d{5}", found.sections["Source"])
-
-
-def losses(*methods: TokenObjective) -> list[torch.Tensor]:
-    """Loss and gradients of three steps with state."""
-    tensors = evidence()
-    batch, objective, state = TokenBatch.from_padded(**tensors), compose(*methods), None
-    found = []
-    for _ in range(3):
-        outputs = live(tensors)
-        plan = make_plan(objective, [batch], state)
-        loss = plan.loss(batch, PolicyOutputs.from_padded(batch, **outputs)).loss
-        loss.backward()
-        found.append(loss.detach())
-        found += [torch.zeros_like(one) if one.grad is None else one.grad for one in outputs.values()]
-        state = plan.state
-    return found
-
-
-LIMITS = [
-    pytest.param(name, expression, id=f"{name}: {expression}")
-    for name in NAMES
-    for expression in card(METHODS.get(name)).heads("Limits")
-]
-
-
-@pytest.mark.parametrize(("name", "expression"), LIMITS)
-def test_limits_are_the_identity_bit_for_bit(name: str, expression: str) -> None:
-    cls = METHODS.get(name)
-    method = eval(expression, {cls.__name__: cls})
-    assert isinstance(method, cls)
-    assert all(torch.equal(one, other) for one, other in zip(losses(method), losses(), strict=True))
-
-
-@every_method
-def test_limits_name_a_setting_where_there_is_one(cls: type[TokenObjective]) -> None:
-    items = card(cls).items("Limits")
-    assert items
-    assert card(cls).heads("Limits") or any("No setting makes it so" in item for item in items)
-
-
-def test_sequence_mean_is_the_identity_on_equal_lengths() -> None:
-    tensors = evidence()
-    tensors["response_mask"] = torch.tensor([[1, 1, 1, 1, 0]]).expand(3, 5)
-    batch = TokenBatch.from_padded(**tensors)
-    policy = PolicyOutputs.from_padded(batch, **live(tensors))
-    assert torch.equal(compose(rlstab.SequenceMean())(batch, policy).loss, compose()(batch, policy).loss)
-
-
-def test_constant_length_is_the_identity_at_the_mean_length() -> None:
-    mean = int(evidence()["response_mask"].sum()) // 3
-    found = zip(losses(rlstab.ConstantLength(length=mean)), losses(), strict=True)
-    assert all(torch.equal(one, other) for one, other in found)
-    assert not torch.equal(losses(rlstab.ConstantLength(length=mean + 1))[0], losses()[0])
 
 
 # -- a card that is wrong is refused, with a text that says what to do -----------------------------------------------
@@ -166,7 +103,7 @@ def other(cls: type[TokenObjective], old: str, new: str) -> type[TokenObjective]
 
 
 SHARE = "- ``share`` (rho): float in (0, 1], default 0.2. The paper, eq. 6; 0.1 to 0.5 are reported similar.\n"
-ORDER = ", ".join(cards.SECTIONS)
+ORDER = ", ".join(card_sections.SECTIONS)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +111,11 @@ ORDER = ", ".join(cards.SECTIONS)
     [
         (rlstab.S2TMask, "    State:\n        none\n\n", "",
          f"S2TMask: the card lacks the section 'State'. Its sections are, in this order: {ORDER}."),
-        (rlstab.S2TMask, "    Limits:\n", "    Limit:\n",
-         "S2TMask: the card has a section 'Limit', which no card has. Did you mean 'Limits'?"),
-        (rlstab.S2TMask, "    Limits:\n", "    Notes:\n",
+        (rlstab.S2TMask, "    Surprises:\n", "    Surprise:\n",
+         "S2TMask: the card has a section 'Surprise', which no card has. Did you mean 'Surprises'?"),
+        (rlstab.S2TMask, "    Surprises:\n", "    Notes:\n",
          "S2TMask: the card has a section 'Notes', which no card has. Known: ..."),
-        (rlstab.S2TMask, "    Limits:\n", "    State:\n",
+        (rlstab.S2TMask, "    Surprises:\n", "    State:\n",
          "S2TMask: the card has two sections 'State'. Merge them."),
         (rlstab.S2TMask, "    State:\n        none\n", "    State:\n",
          "S2TMask: the section 'State' of the card is empty. Write 'none' if there is nothing."),
@@ -320,8 +257,10 @@ def test_declared_is_not_done(broken: type[TokenObjective], expected: list[str])
 # -- the pages --------------------------------------------------------------------------------------------------------
 
 
-def test_cards_need_the_lower_floors() -> None:
-    assert beyond("rlstab/explain/cards.py", "rlstab.core", "rlstab.errors", "rlstab.zoo", "rlstab.presets") == []
+@pytest.mark.parametrize("name", ["card_sections", "card_page", "cards", "markdown_text", "interactions"])
+def test_cards_need_the_lower_floors(name: str) -> None:
+    path, lower = f"rlstab/explain/{name}.py", ["core", "errors", "zoo", "presets", "explain"]
+    assert beyond(path, *(f"rlstab.{one}" for one in lower)) == []
 
 
 def test_the_pages_in_docs_are_fresh() -> None:
@@ -330,9 +269,9 @@ def test_the_pages_in_docs_are_fresh() -> None:
 
 
 def test_the_pages_tell_where_the_class_is() -> None:
-    for cls in cards.shipped():
+    for cls in shipped():
         assert getattr(rlstab, cls.__name__) is cls
-        assert f"`from rlstab import {cls.__name__}`" in cards.markdown(card(cls))
+        assert f"`from rlstab import {cls.__name__}`" in markdown(card(cls))
 
 
 def test_stale_pages_are_named_by_line(tmp_path: Path, capsys) -> None:
@@ -353,7 +292,7 @@ def test_stale_pages_are_named_by_line(tmp_path: Path, capsys) -> None:
         "",
         f"CardError: {out} is stale.\n"
         f"  {out}/kl.md: is missing.\n"
-        f"  {out}/s2t.md:{number}: the page says '## Changes', the docstring '## Writes'.\n"
+        f"  {out}/s2t.md:{number}: the page says '## Changes', the class '## Writes'.\n"
         f"  {out}/gone.md: no method has this name any more.\n"
         f"Run: rlstab cards --out {out}\n",
     )
@@ -369,7 +308,7 @@ def test_a_difference_is_shown_where_it_is(tmp_path: Path) -> None:
     page.write_text(page.read_text().replace("S2T takes them out", "S2T takes them away"))
     (line,) = cards.stale(tmp_path)
     assert line == (
-        f"{page}:13: the page says '...s and symbols. S2T takes them away of the policy term.', the docstring "
+        f"{page}:13: the page says '...s and symbols. S2T takes them away of the policy term.', the class "
         f"'...s and symbols. S2T takes them out of the policy term.'."
     )
 
@@ -392,7 +331,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys) -> None:
 @every_method
 def test_run_settings_stand_where_something_is_measured(cls: type[TokenObjective]) -> None:
     measures = "measure" in vars(cls)
-    page = cards.markdown(card(cls))
+    page = markdown(card(cls))
     assert ("`refresh: rollout | step`" in page) == ("`scope: step | microbatch`" in page) == measures
 
 
@@ -429,10 +368,11 @@ class Foreign(TokenObjective):
         nothing
 
     Writes:
-        nothing
+        - ``bounds``: its own.
+        - ``keep``: some.
 
     Denominator:
-        untouched: nothing
+        kept: some
 
     Parameters:
         - ``share`` (p_t): float in (0, 1], required. Ours, or ``a | b``.
@@ -443,10 +383,7 @@ class Foreign(TokenObjective):
     Deviations:
         none
 
-    Interacts:
-        - good with: ``s2t``
-
-    Limits:
+    Surprises:
         none
 
     Example:
@@ -459,6 +396,9 @@ class Foreign(TokenObjective):
 
     name: ClassVar[str] = "foreign"
     exceptions: ClassVar[dict[str, str]] = {"replication": "it counts."}
+    limits = (Limit({"share": 1.0}, "``x * y`` is 1."), Limit({}, "Always."), Limit(None, "On a_b."))
+    interacts = (Interaction("good", ("s2t", "stare"), "{own} goes with {other}."),)
+    writes = frozenset({"bounds"})
 
     share: Annotated[float, Range(gt=0, le=1)]
 
@@ -467,12 +407,15 @@ class Foreign(TokenObjective):
 
 
 def test_a_page_of_another_package() -> None:
-    page = cards.markdown(card(Foreign))
+    page = markdown(card(Foreign))
     assert f"| `from {__name__} import Foreign` | `{{name: foreign, share: ...}}` | none |" in page
     assert "**Keep a * b and \\<b> and \\_\\_this\\_\\_, of `a | b`.**" in page
     assert "Two:\n\n```text\na = 1\n\nb = 2\n```\n\nWith a.\n" in page
     assert "| `share` | p_t | `float in (0, 1]` | required | Ours, or `a \\| b`. |" in page
-    assert "- **good with:** `s2t`\n" in page
+    assert "- **Conflict:** `clip_higher` and `lp_reg` can define the bounds as well; only one method" in page
+    assert "- **Good together:** `foreign` goes with `s2t` and `stare`.\n" in page
+    assert "- **Good to know:** `kl` acts on every token, also on those that `foreign` drops: " in page
+    assert "## Limits\n\n- `Foreign(share=1.0)`: `x * y` is 1.\n- Always.\n- On a_b.\n\nLaws" in page
     assert "- *replication*: it counts.\n" in page
     assert "```python\nprint(1 + 1)\n# 2\n```" in page
-    assert "[`s2t`](s2t.md)" in cards.markdown(card(Foreign), NAMES)
+    assert "[`s2t`](s2t.md)" in markdown(card(Foreign), NAMES)

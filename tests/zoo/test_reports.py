@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from rlstab import OutOfRange, compose
+from rlstab import compose
 from rlstab.core.settings import settings_of
+from rlstab.errors import OutOfRange
 from rlstab.zoo import METHODS
 from tests.core.steps import batch_of, live_of, random_rows
 
@@ -35,7 +36,8 @@ CHOSEN = {
 @pytest.mark.parametrize("name", METHODS.names())
 def test_metrics_have_the_name_of_their_method(name):
     batch = batch_of(ROWS)
-    out = compose(METHODS.get(name)(**CHOSEN.get(name, {})))(batch, live_of(batch, ROWS)[0])
+    objective = compose(METHODS.get(name)(**CHOSEN.get(name, {})))
+    out = objective(batch, live_of(batch, ROWS)[0], state=objective.init_state())
     common = ("ratio/", "tokens/")
     assert {one for one in out.report if not one.startswith(common)} == {f"{name}/{one}" for one in REPORTED[name]}
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rlstab import STARE, AdaptiveEntropy, OutOfRange, TokenObjective
+from rlstab import STARE, AdaptiveEntropy, TokenObjective
+from rlstab.errors import OutOfRange
 
 
 @pytest.mark.parametrize(

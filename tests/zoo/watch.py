@@ -8,12 +8,13 @@ from typing import ClassVar
 
 import torch
 
-from rlstab.core.batch import SIGNALS, PolicyOutputs, TokenBatch
+from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.objective import TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
 from rlstab.core.stats import settle
-from rlstab.explain.cards import BASICS, card
+from rlstab.explain.card_sections import BASICS, card
 
 
 class WatchedBatch(TokenBatch):

@@ -1,0 +1,83 @@
+"""What a method declares about itself and about others: read by its card, ``rlstab explain`` and the laws alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+#: ``against``: one undoes what the other does. ``redundant``: both do one thing, or one leaves the other little to do.
+#: ``beside``: they do not hinder each other, and what comes of it may surprise. ``good``: known to go well together.
+Kind = Literal["against", "redundant", "beside", "good"]
+
+#: Stands for every method that drops tokens.
+MASK = "any mask"
+
+Method = TypeVar("Method")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Where a method is the identity: it changes no loss and no gradient.
+
+    Attributes:
+        settings: a method with these values is the identity, whatever its other settings are, and they fit any other
+            settings. Empty: it always is. None: no setting makes it so, but some steps do.
+        why: the reason, one sentence without its full stop.
+    """
+
+    settings: Mapping[str, Any] | None
+    why: str
+
+    def at(self, method: Method) -> Method:
+        """The method with these settings."""
+        return dataclasses.replace(method, **(self.settings or {}))  # type: ignore[type-var]  # a dataclass
+
+    def reached(self, method: object) -> bool:
+        """Whether the settings of a method, and not only a step, make it the identity."""
+        return self.settings is not None and all(getattr(method, name) == one for name, one in self.settings.items())
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """What a method and another one do to each other; only one of the two declares it.
+
+    Attributes:
+        kind: see :data:`Kind`.
+        others: name of the other method, or names; or :data:`MASK`.
+        why: one or two sentences, the first without a capital. ``{own}`` and ``{other}`` become the names; with several
+            others that may be "a, b and c".
+        where: holds only for methods with these settings. ``why`` says which.
+        nested: also holds where one of them acts within the other.
+    """
+
+    kind: Kind
+    others: str | tuple[str, ...]
+    why: str
+    where: Callable[[Any, Any], bool] = lambda own, other: True
+    nested: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The others, always several."""
+        return (self.others,) if isinstance(self.others, str) else self.others
+
+    def holds(self, own: object, other: Any) -> bool:
+        """Whether it holds between two methods at their settings."""
+        named = other.name in self.names or (MASK in self.names and "keep" in other.writes)
+        return named and self.where(own, other)
+
+    def says(self, own: str, *others: str) -> str:
+        """The sentence about these methods, names in backticks."""
+        *first, last = [one if one == MASK else f"`{one}`" for one in others]
+        return self.why.format(own=f"`{own}`", other=f"{', '.join(first)} and {last}" if first else last)
+
+
+#: Of a method whose penalty has no mask of its own.
+EVERY_TOKEN = Interaction(
+    "beside",
+    MASK,
+    "{own} acts on every token, also on those that {other} drops: penalties follow no mask.",
+    nested=False,
+)

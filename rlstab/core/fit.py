@@ -1,0 +1,81 @@
+"""Whether methods fit together: checked when they are composed, and once more when a loss is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlstab.core.contract import check_declared
+from rlstab.core.objective import TokenObjective
+from rlstab.core.terms import SLOTS, WRITABLE, two_owners
+from rlstab.errors import Conflict, MethodError
+
+
+def check_methods(caller: str, given: Sequence[object]) -> None:
+    """Refuse what is no method.
+
+    Raises:
+        MethodError: with what to write instead.
+    """
+    for one in given:
+        if isinstance(one, TokenObjective):
+            for attribute in ("needs", "live_needs", "writes", "reads_drift"):
+                check_declared(type(one).__qualname__, attribute, getattr(one, attribute))
+            continue
+        if isinstance(one, type) and issubclass(one, TokenObjective):
+            text = f"{caller}({one.__name__}) was given the class. Make a method of it: {caller}({one.__name__}())."
+        elif isinstance(one, list | tuple):
+            text = f"{caller} was given a {type(one).__name__}. Spread it: {caller}(*methods)."
+        elif isinstance(getattr(one, "objective", None), TokenObjective):
+            text = f"{caller} was given a {type(one).__name__}. Write {caller}(preset('...').objective)."
+        elif isinstance(one, str):
+            text = (
+                f"{caller} was given the name '{one}'. Write load_objective([{{'name': '{one}'}}]), or make the method."
+            )
+        else:
+            text = f"{caller} was given a {type(one).__name__}, which is no TokenObjective. Derive its class from it."
+        raise MethodError(text)
+
+
+def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
+    """Check members that act side by side.
+
+    Raises:
+        Conflict: two own one slot, define one signal otherwise, or exclude each other; names both, and the cure.
+    """
+    owner: dict[str, str] = {}
+    for key, method in keyed.items():
+        for slot in sorted(method.writes & set(SLOTS)):
+            if slot in owner:
+                raise two_owners(owner[slot], key, slot)
+            owner[slot] = key
+    options: dict[str, tuple[str, float]] = {}
+    for key, method in keyed.items():
+        for name, value in method.signal_options.items():
+            if name in options and options[name][1] != value:
+                raise Conflict(
+                    f"'{options[name][0]}' and '{key}' read one signal defined with different numbers: {name} = "
+                    f"{options[name][1]} and {value}.\n  Give both the same {name}."
+                )
+            options[name] = key, value
+    acting = [leaf for method in keyed.values() for leaf in method.acting()]
+    for one in acting:
+        for other in acting:
+            if other.name in one.excludes:
+                why = one.excludes[other.name]
+                raise Conflict(f"'{one.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
+
+
+def check_complete(objective: TokenObjective) -> None:
+    """Check that what members require is there: when a loss is made, for a composition may grow until then.
+
+    Raises:
+        Conflict: names the method, what it lacks, and why.
+    """
+    acting = list(objective.acting())
+    names = {one.name for one in acting}
+    for one in acting:
+        for wanted, why in one.requires.items():
+            there = wanted in objective.writes if wanted in WRITABLE else wanted in names
+            if not there:
+                what = f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'"
+                raise Conflict(f"'{one.name}' needs {what} beside it: {why}\n  Add it, or remove '{one.name}'.")

@@ -1,0 +1,88 @@
+"""The live policy: what is being differentiated, for the tokens of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.errors import MissingSignal, ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyOutputs:
+    """What is being differentiated: ``(n,)`` outputs of the live policy for the tokens of one batch.
+
+    Attributes:
+        logprobs: log-probs of the tokens, nats.
+        entropies: entropies, nats, with grad only where something asks for it.
+        log_kept_mass: log of the live policy's mass on the tokens that a min-p filter of the same policy keeps, the
+            kept set held constant; read only on the rows that a penalty names.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None = None
+    log_kept_mass: Tensor | None = None
+
+    @classmethod
+    def from_padded(
+        cls,
+        batch: TokenBatch,
+        *,
+        logprobs: Tensor,
+        entropies: Tensor | None = None,
+        log_kept_mass: Tensor | None = None,
+    ) -> PolicyOutputs:
+        """Pack live ``(B, T)`` tensors with the index of ``batch``.
+
+        Raises:
+            ShapeError: a tensor does not have the shape that the batch was built from.
+        """
+
+        def pack(name: str, values: Tensor | None) -> Tensor | None:
+            if values is None:
+                return None
+            if batch.index is None or values.shape != batch.padded_shape:
+                raise ShapeError(
+                    f"PolicyOutputs.from_padded: '{name}' has shape {tuple(values.shape)}, the batch was built from "
+                    f"{batch.padded_shape}. Pass the live tensors of the same rows, prompt cut off."
+                )
+            values = values.reshape(-1)[batch.index]
+            return values if values.dtype == torch.float64 else values.float()
+
+        packed = pack("logprobs", logprobs)
+        assert packed is not None
+        return cls(packed, pack("entropies", entropies), pack("log_kept_mass", log_kept_mass))
+
+    def signal(self, name: str) -> Tensor:
+        """The live ``(n,)`` output of this name.
+
+        Raises:
+            MissingSignal: the policy outputs were built without it.
+        """
+        values: Tensor | None = getattr(self, name, None)
+        if values is None:
+            raise MissingSignal(
+                f"a penalty differentiates '{name}', but PolicyOutputs was built without it. Pass {name}= with grad."
+            )
+        return values
+
+    def present(self) -> list[Tensor]:
+        """The outputs that are there."""
+        return [one for one in (self.logprobs, self.entropies, self.log_kept_mass) if one is not None]
+
+    def constant(self) -> PolicyOutputs:
+        """The anchor: the same values without gradient."""
+        return self._each(Tensor.detach)
+
+    def select(self, where: Tensor) -> PolicyOutputs:
+        """The tokens where the ``(n,)`` bool is True."""
+        return self._each(lambda values: values[where])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> PolicyOutputs:
+        entropies = None if self.entropies is None else change(self.entropies)
+        mass = None if self.log_kept_mass is None else change(self.log_kept_mass)
+        return PolicyOutputs(change(self.logprobs), entropies, mass)

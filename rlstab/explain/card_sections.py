@@ -1,0 +1,196 @@
+"""A card: the docstring of a method, read as sections and checked against its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlstab.core.docstring import docstring
+from rlstab.core.objective import TokenObjective
+from rlstab.core.settings import Setting, settings_of
+from rlstab.errors import RlstabError, did_you_mean
+
+#: The sections of a card, in the order in which they stand.
+SECTIONS = (
+    "Problem",
+    "Equation",
+    "Reads",
+    "Writes",
+    "Denominator",
+    "Parameters",
+    "State",
+    "Deviations",
+    "Surprises",
+    "Example",
+    "Source",
+)
+#: What every batch and every policy has; what a method reads beyond it has to be provided.
+BASICS = frozenset(
+    {"old_logprobs", "logprobs", "advantages", "sequence", "position", "sequence_ids", "group_ids", "live logprobs"}
+)
+
+
+class CardError(RlstabError, ValueError):
+    """The docstring of a method is not a card, or the pages made from it are stale."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting as the card states it.
+
+    Attributes:
+        name: of the field.
+        symbol: of the paper, or empty.
+        range: allowed values.
+        default: as Python writes it, or ``required``.
+        source: what it means and where the default comes from.
+    """
+
+    name: str
+    symbol: str
+    range: str
+    default: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """A docstring, read. Make one with :func:`card`.
+
+    Attributes:
+        cls: the method.
+        summary: what it does to tokens, one line.
+        sections: text by name, dedented, in the order of :data:`SECTIONS`.
+        parameters: the section of that name, one a field.
+    """
+
+    cls: type[TokenObjective]
+    summary: str
+    sections: Mapping[str, str]
+    parameters: tuple[Parameter, ...]
+
+    def items(self, section: str) -> list[str]:
+        """The ``- `` items of a section, each on one line."""
+        return _items(self.sections[section])
+
+    def heads(self, section: str) -> list[str]:
+        """What stands in double backticks at the start of each item, with the ``live`` before it."""
+        found = (re.match(r"((?:live )?)``([^`]+)``", item) for item in self.items(section))
+        return [one[1] + one[2] for one in found if one]
+
+    @property
+    def denominators(self) -> list[str]:
+        """What happens to the denominator: ``kept``, ``all``, ``untouched``, or two of them by a setting."""
+        return self.sections["Denominator"].partition(":")[0].split(" or ")
+
+
+def card(cls: type[TokenObjective]) -> Card:
+    """The card of a method.
+
+    Raises:
+        CardError: a section is missing, unknown, empty or out of order, the Parameters are not the fields, or there is
+            no docstring.
+    """
+    who = cls.__qualname__
+    lines = docstring(cls).splitlines()
+    if not lines:
+        raise CardError(f"{who}: there is no docstring to make a card of. Write one, or run Python without -OO.")
+    texts: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in lines:
+        if header := re.fullmatch(r"([A-Z]\w+):", line):
+            current = header[1]
+            if current not in SECTIONS:
+                raise CardError(
+                    f"{who}: the card has a section '{current}', which no card has. {did_you_mean(current, SECTIONS)}"
+                )
+            if current in texts:
+                raise CardError(f"{who}: the card has two sections '{current}'. Merge them.")
+            texts[current] = []
+        elif current and line and not line.startswith("    "):
+            raise CardError(f"{who}: under '{current}' stands {line!r}, which is not indented. Indent it by 4.")
+        else:
+            texts[current].append(line[4:] if current else line)
+    sections = {name: "\n".join(text).strip("\n") for name, text in texts.items()}
+    summary = sections.pop("")
+    _check_sections(who, summary, list(sections), [name for name, text in sections.items() if not text])
+    found = Card(cls, summary, sections, _parameters(cls, sections["Parameters"]))
+    if not set(found.denominators) <= {"kept", "all", "untouched"}:
+        raise CardError(
+            f"{who}: Denominator begins with '{found.sections['Denominator'].split()[0]}'. Begin it with 'kept:', "
+            f"'all:' or 'untouched:', or with two of them and 'or' between."
+        )
+    return found
+
+
+def _check_sections(who: str, summary: str, present: list[str], empty: list[str]) -> None:
+    missing = [name for name in SECTIONS if name not in present]
+    if missing:
+        raise CardError(
+            f"{who}: the card lacks the section '{missing[0]}'. Its sections are, in this order: {_listed()}."
+        )
+    for stands, belongs in zip(present, SECTIONS, strict=True):
+        if stands != belongs:
+            raise CardError(f"{who}: the section '{stands}' stands where '{belongs}' belongs. Order: {_listed()}.")
+    if empty:
+        raise CardError(f"{who}: the section '{empty[0]}' of the card is empty. Write 'none' if there is nothing.")
+    if not summary or "\n" in summary:
+        raise CardError(f"{who}: the card does not begin with one line, and an empty one, on what it does to tokens.")
+
+
+def _listed() -> str:
+    return ", ".join(SECTIONS)
+
+
+def _items(text: str) -> list[str]:
+    return [" ".join(item.split()) for item in re.split(r"^- ", text, flags=re.MULTILINE)[1:]]
+
+
+def _parameters(cls: type[TokenObjective], text: str) -> tuple[Parameter, ...]:
+    """The section Parameters, which has to say of each field what the code says, and more."""
+    who = f"{cls.__qualname__}: Parameters"
+    settings = {one.name: one for one in settings_of(cls)}
+    heads: list[tuple[str, str, str]] = []
+    for item in _items(text):
+        head = re.fullmatch(r"``(\w+)``(?: \(([^)]+)\))?: (.+)", item)
+        if head is None:
+            raise CardError(f"{who}: {item!r} does not begin with ``name``: or ``name`` (symbol):.")
+        if head[1] not in settings:
+            known = f"{did_you_mean(head[1], settings)}" if settings else "The class has no field."
+            raise CardError(f"{who}: '{head[1]}' is no field of the class. {known}")
+        heads.append((head[1], head[2] or "", head[3]))
+    names = [name for name, _, _ in heads]
+    for name, setting in settings.items():
+        if name not in names:
+            raise CardError(
+                f"{who}: the field '{name}' is not there. Add: - ``{name}``: {_range_and_default(setting)} and then "
+                f"where the default comes from."
+            )
+    if names != list(settings):
+        raise CardError(f"{who}: they stand as {', '.join(names)}, the fields as {', '.join(settings)}.")
+    if not settings and text != "none":
+        raise CardError(f"{who}: the class has no field, and the section says {text!r}. Write 'none'.")
+    found = []
+    for name, symbol, said in heads:
+        stated = _range_and_default(settings[name])
+        if not said.startswith(stated):
+            raise CardError(f"{who}: '{name}' is {said.split('. ')[0]!r} on the card, {stated!r} in the code.")
+        source = said.removeprefix(stated).strip()
+        if not source:
+            raise CardError(
+                f"{who}: '{name}' has a default without a source. After {stated!r} say where it comes from: the paper "
+                f"and its section, code, or your own choice."
+            )
+        found.append(Parameter(name, symbol, str(settings[name]), _default(settings[name]), source))
+    return tuple(found)
+
+
+def _default(setting: Setting) -> str:
+    return "required" if setting.default is dataclasses.MISSING else repr(setting.default)
+
+
+def _range_and_default(setting: Setting) -> str:
+    default = _default(setting)
+    return f"{setting}, {default if default == 'required' else f'default {default}'}."

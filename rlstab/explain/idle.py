@@ -1,0 +1,65 @@
+"""What does nothing: methods at their limits, settings that a run does not read; and what makes a run unsafe."""
+
+from __future__ import annotations
+
+from rlstab.config import RunConfig
+from rlstab.config.drift import why_idle
+from rlstab.core.compose import Composition
+from rlstab.core.walk import walk
+
+
+def idle(objective: Composition, run: RunConfig | None) -> list[str]:
+    """Methods that do nothing at their settings or in the run, and what makes the run unsafe."""
+    found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) if run else [])]
+    if run:
+        found += [f"- {text}" for text in inert(objective, run)]
+    elif "live" in objective.reads_drift:
+        found.append("- The trust region acts only with several optimizer steps per rollout: with one the ratio is 1.")
+    for leaf in walk(objective):
+        reached = [one for one in leaf.method.limits if one.settings and one.reached(leaf.method)]
+        found += [f"- {leaf.method!r} does nothing: {one.why}" for one in reached[:1]]
+    return found or ["Nothing is known to be idle or unsafe."]
+
+
+def inert(objective: Composition, run: RunConfig) -> list[str]:
+    """Methods and settings that cannot act in a run, each with the reason."""
+    optimisation, found = run.optimisation, []
+    one_step = optimisation.steps_per_rollout == 1
+    found += [
+        f"{key if not one.writes - {'bounds', 'gates', 'ratio'} else f'the trust region of {key}'} cannot act: {why}"
+        for key, one in objective.keyed.items()
+        for drift in sorted(one.reads_drift)
+        if (why := why_idle(drift, optimisation)) is not None
+    ]
+    if run.rollout.group == 1:
+        found.append(
+            "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
+            "penalty moves the policy."
+        )
+    if one_step and optimisation.refresh == "step" and optimisation.old_logprobs != "rollout":
+        found.append(
+            "optimisation.refresh = step: with one optimizer step per rollout the policy has not moved, and one more "
+            "forward makes the same evidence again."
+        )
+    advantage = run.advantage
+    unread: tuple[str, ...] = () if advantage.std else ("epsilon", "ddof")
+    if advantage.estimator != "grpo":
+        unread = ("std", "epsilon", "ddof")
+    return found + [
+        f"advantage.{name}: nothing is divided by a standard deviation, so it is not read."
+        for name in unread
+        if getattr(advantage, name) != type(advantage).model_fields[name].default
+    ]
+
+
+def unsafe(objective: Composition, run: RunConfig) -> list[str]:
+    """What makes a run unsafe, each with the reason."""
+    optimisation, found = run.optimisation, []
+    if optimisation.steps_per_rollout > 1 and not any(one.writes & {"bounds", "gates"} for one in objective.acting()):
+        found.append(
+            f"{optimisation.steps_per_rollout} optimizer steps per rollout and no method with bounds or gates: nothing "
+            f"stops a token whose ratio has run away. Add clip_higher."
+        )
+    if optimisation.scope == "microbatch":
+        found.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")
+    return found

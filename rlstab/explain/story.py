@@ -1,0 +1,66 @@
+"""What happens to a token, in words and in the order of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlstab.config import RunConfig
+from rlstab.core.compose import Composition
+from rlstab.core.walk import Leaf, walk
+from rlstab.explain.parts import parts
+
+#: Fields of Terms in the order in which the loss uses them, and what happens to a token there.
+STAGES: Mapping[str, str] = {
+    "keep": "Drop",
+    "bonus": "Change the advantage",
+    "ratio": "Ratio",
+    "bounds": "Trust region",
+    "exempt": "Exempt from the trust region",
+    "gates": "Gate",
+    "weight": "Weight",
+    "aggregate": "Average",
+    "penalties": "Penalty",
+    "lr_scale": "Learning rate",
+    "report": "Only observed",
+}
+#: Where nobody has a say.
+_OTHERWISE = {
+    "keep": "No token is dropped.",
+    "bounds": "None: a token pulls with its ratio times its advantage, however far the ratio has gone.",
+}
+_ADVANTAGES = {
+    "grpo": "the reward of its response minus the mean of the group, divided by the group's standard deviation",
+    "dr_grpo": "the reward of its response minus the mean of the group",
+    "rloo": "the reward of its response minus the mean of the others in the group",
+}
+_RATIOS = {
+    "live": "the live policy itself, so it is exactly 1 and only its gradient counts",
+    "rollout": "the policy that sampled, as the sampler reported it",
+    "recompute": "the policy that sampled, by one more forward of the trainer",
+}
+
+
+def story(objective: Composition, run: RunConfig | None, estimator: str | None) -> list[str]:
+    """One numbered line for each thing that happens, in the order of the loss."""
+    lines = []
+    if estimator:
+        epsilon = f" plus {run.advantage.epsilon}" if run and estimator == "grpo" else ""
+        lines.append(
+            f"**Advantage.** `{estimator}`: {_ADVANTAGES[estimator]}{epsilon}. All tokens of a response share it."
+        )
+    if run:
+        lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
+    stated = {leaf.name for leaf in walk(objective)}
+    for field, head in STAGES.items():
+        told = [
+            f"`{name}`{_among(leaf)}{'' if leaf.name in stated else ', the default'}: {text}"
+            for name, leaf in parts(objective).items()
+            if (text := leaf.method.in_words().get(field))
+        ]
+        lines += [f"**{head}.** {text}" for text in told or [_OTHERWISE.get(field, "")] if text]
+    return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+
+
+def _among(leaf: Leaf) -> str:
+    kept = "` and `".join(one.name for one in leaf.around)
+    return f", among the tokens that `{kept}` keeps" if kept else ""

@@ -1,0 +1,88 @@
+"""Several processes: they meet, are counted by what answers, and an error says which of them raised it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, gather_object
+
+from rlstab.errors import ConfigError, RlstabError
+
+#: A process that hears nothing from another for so long ends with an error. One that died is noticed at once, because
+#: its connections close; this is for one that hangs, and it must be longer than the slowest scorer.
+TIMEOUT = timedelta(minutes=30)
+
+
+def meet(out: Path, trackers: Sequence[str], timeout: timedelta = TIMEOUT) -> Accelerator:
+    """Join the processes that were launched together; one that was launched alone is alone."""
+    return Accelerator(
+        cpu=not torch.cuda.is_available(),
+        log_with=list(trackers) or None,
+        project_dir=out,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
+    )
+
+
+def count(run: str, start: str) -> int:
+    """The number of processes that answer.
+
+    Args:
+        run: hash of the run that this process makes.
+        start: what it starts from.
+
+    Raises:
+        ConfigError: they make different runs or start from different checkpoints, or more were launched.
+    """
+    answers: list[tuple[str, str]] = gather_object([(run, start)])
+    for rank, answer in enumerate(answers):
+        if answer != answers[0]:
+            raise ConfigError(
+                f"rank {rank} makes run {answer[0]} from {answer[1]}, rank 0 makes run {answers[0][0]} from "
+                f"{answers[0][1]}. Give all processes one file, and a tracking.out that all of them see."
+            )
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
+    if launched > len(answers):
+        raise ConfigError(
+            f"{launched} processes were launched (WORLD_SIZE) and {len(answers)} answered. Launch with: torchrun "
+            f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
+        )
+    return len(answers)
+
+
+def launched_alone(processes: int, environment: Mapping[str, str]) -> str | None:
+    """What to tell a user whose ``accelerate launch --num_processes N`` started one process.
+
+    The launcher that starts a single process says so in ``ACCELERATE_USE_CPU``. It sets ``MASTER_ADDR`` where it was
+    asked for several, but a cluster may set that as well: so this is a warning and no error.
+    """
+    if processes > 1 or "ACCELERATE_USE_CPU" not in environment or "MASTER_ADDR" not in environment:
+        return None
+    return (
+        "accelerate launch was asked for several processes (MASTER_ADDR is set) and started one, which makes the whole "
+        "run. Use --multi_gpu instead of --cpu, on a CPU too, or torchrun."
+    )
+
+
+@contextmanager
+def saying_which(accelerator: Accelerator) -> Iterator[None]:
+    """An error inside carries a note on which process it was raised in, where there are several."""
+    try:
+        yield
+    except Exception as error:
+        if accelerator.num_processes > 1:
+            error.add_note(f"raised on rank {accelerator.process_index} of {accelerator.num_processes} processes")
+            if isinstance(error, RuntimeError) and not isinstance(error, RlstabError):
+                error.add_note("if it is about a connection or a timeout, another process ended first: see its error")
+        raise
+
+
+def leave() -> None:
+    """End the connections to the other processes; all call it after their last collective."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,49 @@
+import subprocess
+import sys
+
+import pytest
+
+from rlstab import S2TMask
+from rlstab.core.docstring import docstring, summary
+
+SAID = "Drop rewarded tokens that were sampled with tiny probability where the policy was otherwise sure."
+
+
+class Plain:
+    """Keep ``all`` tokens.
+
+    Nothing else.
+    """
+
+
+class Silent(Plain):
+    pass
+
+
+def test_a_docstring_is_that_of_the_class_itself():
+    assert docstring(Plain) == "Keep ``all`` tokens.\n\nNothing else."
+    assert summary(Plain) == "Keep all tokens."
+    assert summary(S2TMask) == SAID
+    assert docstring(Silent) == summary(Silent) == ""
+
+
+@pytest.mark.parametrize("source", ["installed", "gone"])
+def test_without_docstrings_the_source_has_it_and_without_a_source_nothing(source):
+    program = (
+        "import inspect\n"
+        "from rlstab import S2TMask\n"
+        "from rlstab.core.docstring import docstring, summary\n"
+        "from rlstab.explain.card_sections import CardError, card\n"
+        "def gone(cls): raise OSError\n"
+        f"if {source == 'gone'}: inspect.getsource = gone\n"
+        "print(S2TMask.__doc__.startswith('S2TMask('), summary(S2TMask), 'Source:' in docstring(S2TMask))\n"
+        "try: print(len(card(S2TMask).sections))\n"
+        "except CardError as error: print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=True)
+    told = {
+        "installed": f"True {SAID} True\n11\n",
+        "gone": "True  False\n"
+        "S2TMask: there is no docstring to make a card of. Write one, or run Python without -OO.\n",
+    }
+    assert ran.stdout == told[source]

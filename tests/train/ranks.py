@@ -1,0 +1,134 @@
+"""What tests start in several processes: ``python -m tests.train.ranks SCENARIO FILE`` under a launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import rlstab
+from rlstab.config import RunConfig, load_run
+from rlstab.core.stats import Mean
+from rlstab.stages.advantages import dr_grpo
+from rlstab.train import Responses, loop, train
+from rlstab.train.processes import leave
+
+
+@final
+@dataclass(frozen=True)
+class WeighPlaces(rlstab.TokenObjective):
+    """Weight by place in the response over its mean over the step; the place comes from a signal where one is named."""
+
+    name: ClassVar[str] = "weigh_places"
+    writes = frozenset({"weight"})
+
+    signal: str = ""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({self.signal} - {""})
+
+    def place(self, batch: rlstab.TokenBatch) -> Tensor:
+        return batch.signal(self.signal) if self.signal else batch.position.float() + 1
+
+    def measure(self, batch: rlstab.TokenBatch) -> Any:
+        return {"mean": Mean.of(self.place(batch))}
+
+    def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
+        return rlstab.Terms(weight=self.place(batch) / stat["mean"].value)
+
+
+def weighing(run: RunConfig, signal: str) -> RunConfig:
+    """The run with that method added to its objective."""
+    run._composition = rlstab.compose(*run.composition.keyed.values(), WeighPlaces(signal))
+    return run
+
+
+def places(responses: Responses) -> Tensor:
+    """``(R, T)``: the place of each token in its response, from 1; NaN where there is none."""
+    return responses.response_mask.cumsum(-1).float().where(responses.response_mask, torch.nan)
+
+
+def fading(responses: Responses) -> Tensor:
+    """``(R, T)``: Dr. GRPO on the length of the text, less the later a token stands."""
+    lengths = torch.tensor([float(len(text)) for text in responses.texts], dtype=torch.float64)
+    return dr_grpo(lengths, responses.group_ids).unsqueeze(-1) / places(responses).cpu()
+
+
+def provided(file: Path) -> None:
+    """A run on a signal and advantages of its own; made twice, for the processes stay together between two runs."""
+    run = weighing(load_run(file), "places")
+    train(run, signals={"places": places}, advantages=fading)
+    train(run, overwrite=True, signals={"places": places}, advantages=fading)
+
+
+def raises(file: Path) -> None:
+    """A function that raises, on rank 1 alone, in the second rollout."""
+
+    def broken(responses: Responses) -> Tensor:
+        if dist.get_rank() == 1 and int(responses.group_ids.min()) >= 4:
+            raise ValueError("no advantages here")
+        return fading(responses)
+
+    train(load_run(file), advantages=broken)
+
+
+def trouble(file: Path) -> None:
+    """On rank 1 alone: in rollout 0 the scorer raises, in 1 the live policy is NaN, in 2 the rewards; 3 is sound.
+
+    Each rank saves its weights before the rollouts that reach the advantages, and those at the end.
+    """
+    run, rank = load_run(file), int(os.environ["RANK"])  # the processes have not met yet
+    now, seen, saved = {"rollout": 0, "scored": 0}, [], {}
+    build, load = loop.build_task, loop.load_policy
+
+    def build_task(settings: Any) -> Any:
+        task = build(settings)
+        each = run.rollout.prompts * run.rollout.group // 2
+
+        def score(example: Any, completion: str) -> float:
+            rollout, now["scored"] = now["scored"] // each, now["scored"] + 1
+            if rank == 1 and rollout == 0:
+                raise ValueError("no score")
+            return float("nan") if rank == 1 and rollout == 2 else (len(completion) % 5) / 4
+
+        task.score = score
+        return task
+
+    def load_policy(*arguments: Any, **options: Any) -> Any:
+        policy = load(*arguments, **options)
+        seen.append(policy)
+        signals = type(policy).signals
+
+        def poisoned(self: Any, *arguments: Any, **options: Any) -> Any:
+            found = signals(self, *arguments, **options)
+            if rank == 1 and now["rollout"] == 1 and torch.is_grad_enabled():
+                return dataclasses.replace(found, logprobs=found.logprobs * torch.nan)
+            return found
+
+        type(policy).signals = poisoned
+        return policy
+
+    def weights() -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in seen[0].model.state_dict().items()}
+
+    def advantages(responses: Responses) -> Tensor:
+        now["rollout"] = int(responses.group_ids.min()) // run.rollout.prompts
+        saved[now["rollout"]] = weights()
+        return fading(responses)
+
+    loop.build_task, loop.load_policy = build_task, load_policy
+    train(run, advantages=advantages)
+    torch.save({**saved, "end": weights()}, file.parent / f"rank-{rank}.pt")
+
+
+if __name__ == "__main__":
+    {"provided": provided, "raises": raises, "trouble": trouble}[sys.argv[1]](Path(sys.argv[2]))
+    leave()
