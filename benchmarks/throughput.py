@@ -114,7 +114,7 @@ def settings(job: Job, folder: Path) -> dict[str, Any]:
         },
         "objective": [{"name": "clip_higher", "low": LOW, "high": HIGH}, {"name": "token_mean"}],
         "optimisation": {
-            "steps": job.warmup + job.steps,
+            "rollouts": job.warmup + job.steps,
             "lr": job.lr,
             "betas": list(BETAS),
             "micro_batch_size": job.micro_batch,

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
     view.add_argument("--out", help="page to write (view.html in the run folder)")
     view.add_argument("--terminal", action="store_true", help="print a few responses instead")
-    view.add_argument("--step", type=int, help="only this rollout")
+    view.add_argument("--rollout", type=int, help="only this one")
     view.add_argument("--limit", type=int, help="responses, those of the largest influence (2000; in a terminal 8)")
     view.add_argument("--tokenizer", metavar="FOLDER", help="gives texts to a file that has only token ids")
     view.set_defaults(command=_view)
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", metavar="FILE.md", help="write the comparison as Markdown")
     report.add_argument("--metric", action="append", default=[], metavar="NAME", help="such as eval/mean (all)")
-    report.add_argument("--baseline", metavar="METHOD", help="compare with this method instead of each bench's base")
+    report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not each bench's own baseline")
     report.set_defaults(command=_report)
 
     listing = commands.add_parser("list", help="list methods and presets")
@@ -166,7 +166,7 @@ def _view(options: argparse.Namespace) -> int:
 
     if not options.terminal:
         path = view.write_view(
-            options.source, options.out, step=options.step, limit=options.limit, tokenizer=options.tokenizer
+            options.source, options.out, rollout=options.rollout, limit=options.limit, tokenizer=options.tokenizer
         )
         print(path)
         return 0
@@ -175,7 +175,7 @@ def _view(options: argparse.Namespace) -> int:
     from rlstab.report.terminal import show
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
-    show(view.choose(view.read_tokens(options.source, options.tokenizer), options.step, limit), Console())
+    show(view.choose(view.read_tokens(options.source, options.tokenizer), options.rollout, limit), Console())
     return 0
 
 

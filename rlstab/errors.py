@@ -34,7 +34,7 @@ class ShapeError(RlstabError, ValueError):
 
 
 class NonFinite(RlstabError, FloatingPointError):
-    """NaN or Inf arrived where a number was needed; the step was refused."""
+    """NaN or Inf arrived where a number was needed; the optimizer step was refused."""
 
 
 class UnknownName(RlstabError, LookupError):

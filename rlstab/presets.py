@@ -55,7 +55,7 @@ _STARE = {
     "stare.share": "arXiv 2606.19236, default: 10 %",
     "stare.boost": "arXiv 2606.19236, 7B setting: 1.1",
     "stare.damp": "arXiv 2606.19236, 7B setting: 0.9 (C2 only)",
-    "stare.step": "hp-luo/STARE: adaptive gains off",
+    "stare.increment": "hp-luo/STARE: adaptive gains off",
     "stare.max_boost": "hp-luo/STARE: 1.5 (adaptive only)",
     "stare.min_damp": "hp-luo/STARE: 0.5 (adaptive only)",
 }
@@ -94,7 +94,7 @@ PRESETS: Mapping[str, Preset] = {
     "justrl": Preset(
         compose(ClipHigher(low=0.2, high=0.28, dual_clip=10.0), TokenMean()),
         "grpo",
-        "JustRL: clip-higher and nothing else; the base of STAPO.",
+        "JustRL: clip-higher and nothing else; what STAPO builds on.",
         {
             "clip_higher.low": "arXiv 2512.16649: 0.2",
             "clip_higher.high": "arXiv 2512.16649: 0.28",

@@ -63,7 +63,7 @@ def instances(cls: type[TokenObjective]) -> list[TokenObjective]:
     """Every combination of choices, and where a controller can move, one that does."""
     moving: list[TokenObjective] = [AdaptiveEntropy(initial=0.004, low=0.003)] if cls is AdaptiveEntropy else []
     if cls is STARE:
-        moving = [STARE(variant=one, step=0.01) for one in ("O1", "C2")]
+        moving = [STARE(variant=one, increment=0.01) for one in ("O1", "C2")]
     return [*examples(cls), *moving]
 
 
@@ -483,7 +483,7 @@ def test_s2t_in_words() -> None:
     told = story(compose(S2TMask(max_prob=0.01, quantile=0.8, population="all"), TokenMean()), None, None)
     assert told == [
         "1. **Drop.** `s2t`: Drop a token when its advantage is positive, its probability is below 0.01 and its "
-        "entropy is below the 0.8-quantile over all tokens of the step. It leaves the divisor too.",
+        "entropy is below the 0.8-quantile over all tokens of the optimizer step. It leaves the divisor too.",
         "2. **Trust region.** None: a token pulls with its ratio times its advantage, however far the ratio has gone.",
         "3. **Average.** `token_mean`: Average over all tokens of the optimizer step: every token weighs the same.",
     ]
@@ -491,7 +491,9 @@ def test_s2t_in_words() -> None:
 
 def test_inside_within_it_is_said_among_which_tokens() -> None:
     told = story(compose(within(S2TMask(), within(TopEntropyMask(), STARE()))), None, None)
-    assert any("`stare`, among the tokens that `s2t` and `top_entropy` keeps: In a step" in line for line in told)
+    assert any(
+        "`stare`, among the tokens that `s2t` and `top_entropy` keeps: In an optimizer step" in line for line in told
+    )
     assert any("`top_entropy`, among the tokens that `s2t` keeps: Drop" in line for line in told)
 
 
@@ -616,7 +618,7 @@ def test_hosts_name_signals_that_exist() -> None:
 
 def test_what_a_host_does_not_hand_over() -> None:
     rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(S2TMask(), EntropyBonus()))[6:]}
-    assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole step"
+    assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole optimizer step"
     assert rows["subclass of `GRPOTrainer`, `_compute_loss`"] == "nothing"
     rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[6:]}
     assert set(rows.values()) == {"nothing"}
@@ -722,7 +724,7 @@ def test_a_bench_is_explained_method_by_method(shown: Any, capsys: pytest.Captur
     file.write_text(BENCH)
     assert main(["explain", str(file), "--markdown"]) == 0
     out = capsys.readouterr().out
-    assert "Bench two, base plain. Each method at slow, the first of 2 settings." in out
+    assert "Bench two, baseline plain. Each method at slow, the first of 2 settings." in out
     assert re.findall(r"(?m)^##? (.*)", out) == [str(file), "plain", "masked"]
     assert out.count("### What happens to a token") == 2
     assert out.count("**Drop.** `s2t`") == 1

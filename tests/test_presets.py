@@ -20,7 +20,7 @@ STARE = {
     "stare.share": 0.1,
     "stare.boost": 1.1,
     "stare.damp": 0.9,
-    "stare.step": 0.0,
+    "stare.increment": 0.0,
     "stare.max_boost": 1.5,
     "stare.min_damp": 0.5,
 }

@@ -236,20 +236,20 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
         optimisation__micro_batch_size=3,
         tracking__trace_every=2,
         tracking__trace_responses=16,
-        optimisation__steps=5,
+        optimisation__rollouts=5,
     )
-    records = {one["step"]: one for one in go(run).records}
+    records = {one["rollout"]: one for one in go(run).records}
     found = lines(tmp_path)
-    assert {one["step"] for one in found} == {1, 2, 4, 5}
-    for step in (1, 2, 4, 5):
-        here = [one for one in found if one["step"] == step]
+    assert {one["rollout"] for one in found} == {1, 2, 4, 5}
+    for rollout in (1, 2, 4, 5):
+        here = [one for one in found if one["rollout"] == rollout]
         assert len(here) == 16 * 2
-        assert {one["optimizer_step"] for one in here} == set(range(4 * step - 3, 4 * step + 1))
+        assert {one["optimizer_step"] for one in here} == set(range(4 * rollout - 3, 4 * rollout + 1))
         tokens = sum(len(one["tokens"]) for one in here)
         dropped = sum(len(one["methods"]["s2t"].get("dropped", [])) for one in here)
         clipped = sum(len(one["methods"]["clip_higher"].get("clipped", [])) for one in here)
         kept = sum(sum(one["kept"]) for one in here)
-        metrics = records[step]
+        metrics = records[rollout]
         assert dropped / tokens == pytest.approx(metrics["s2t/silenced"])
         sides = metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"]
         assert clipped / kept == pytest.approx(sides)
@@ -266,22 +266,22 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
 
 def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_path: Path) -> None:
     changes = {"tracking__trace_every": 1, "tracking__trace_responses": 7, "tracking__checkpoint_every": 2}
-    go(small(tmp_path, OBJECTIVE, **changes, optimisation__steps=2))
+    go(small(tmp_path, OBJECTIVE, **changes, optimisation__rollouts=2))
     before = lines(tmp_path)
     with (tmp_path / "tokens.jsonl").open("a") as file:
-        file.write(json.dumps({**before[-1], "step": 3}) + "\n" + '{"step": 3, "tok')
-    go(small(tmp_path, OBJECTIVE, **changes, optimisation__steps=4), resume=True)
+        file.write(json.dumps({**before[-1], "rollout": 3}) + "\n" + '{"rollout": 3, "tok')
+    go(small(tmp_path, OBJECTIVE, **changes, optimisation__rollouts=4), resume=True)
     after = lines(tmp_path)
     assert after[: len(before)] == before
-    assert {one["step"] for one in after} == {1, 2, 3, 4}
-    for step in {one["step"] for one in after}:
-        groups = {one["group_id"] for one in after if one["step"] == step}
+    assert {one["rollout"] for one in after} == {1, 2, 3, 4}
+    for rollout in {one["rollout"] for one in after}:
+        groups = {one["group_id"] for one in after if one["rollout"] == rollout}
         assert len(groups) == 1
-        assert len({one["sequence_id"] for one in after if one["step"] == step}) == 4
+        assert len({one["sequence_id"] for one in after if one["rollout"] == rollout}) == 4
 
 
 def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
-    go(small(tmp_path, optimisation__steps=1))
+    go(small(tmp_path, optimisation__rollouts=1))
     assert not (tmp_path / "tokens.jsonl").exists()
 
 

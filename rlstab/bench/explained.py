@@ -28,7 +28,7 @@ def bench_page(source: str, overrides: Mapping[str, Any]) -> str:
         for one in bench.runs[::-1]
         if one.setting == first
     }
-    head = f"# {source}\n\nBench {bench.name}, base {bench.baseline}. Each method at {first}{others}."
+    head = f"# {source}\n\nBench {bench.name}, baseline {bench.baseline}. Each method at {first}{others}."
     nested = [re.sub(r"(?m)^#", "##", pages[name]) for name in bench.methods]
     return "\n\n".join([head, *nested])
 

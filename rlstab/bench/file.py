@@ -61,9 +61,9 @@ class BenchFile(Settings):
 
     name: str = Field(description="letters, digits and _ . + -; the folder is runs/<name>")
     out: str | None = Field(None, description="folder of the bench; null is runs/<name>")
-    base: Any = Field(description="a run, or the path of a run file from the folder of this file")
+    base: Any = Field(description="the run that all methods share, or the path of its file from this file's folder")
     methods: dict[str, Any] = Field({}, description="objectives by name, or {objective: ..., set: {key: value}}")
-    baseline: str | None = Field(None, description="what the others are compared with; null is the first method")
+    baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
     seeds: Seeds = Field(5, description="how many, from 0; or a list")
     workers: Positive | None = Field(None, description="runs at a time, one thread each; null is one a CPU")
@@ -118,7 +118,7 @@ class Bench:
         out: its folder.
         moved: whether this is another folder than the file says.
         source: the file that it came from, or empty.
-        baseline: name of the method that the others are compared with.
+        baseline: name of the method that the others are compared with, the first where the file names none.
         workers: runs at a time.
         keep_checkpoints: whether a finished run keeps its final checkpoint.
         runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.

@@ -15,19 +15,19 @@ class Follower:
     """Reads the new lines of a ``metrics.jsonl`` at each look.
 
     Attributes:
-        step: rollouts completed.
+        rollout: rollouts completed.
         evaluation: the last evaluation's mean, or None.
-        pace: wall seconds a rollout, evaluations included, in the steps that were seen; None before the first.
+        pace: wall seconds a rollout, evaluations included, in those that were seen; None before the first.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.step, self.evaluation, self.pace = 0, None, None
+        self.rollout, self.evaluation, self.pace = 0, None, None
         self._path, self._offset = folder / "metrics.jsonl", 0
         self._rest = b""
         self._seconds, self._seen = 0.0, 0
         self._last: dict[str, deque[float]] = {}
 
-    step: int
+    rollout: int
     evaluation: float | None
     pace: float | None
 
@@ -53,7 +53,7 @@ class Follower:
         return sum(values) / len(values) if values else None
 
     def _take(self, values: dict[str, Any]) -> None:
-        self.step = max(self.step, int(values["step"]))
+        self.rollout = max(self.rollout, int(values["rollout"]))
         self.evaluation = values.get("eval/mean", self.evaluation)
         self._seconds += values.get("seconds/rollout", 0.0) + values.get("seconds/evaluate", 0.0)
         for name in ("reward/mean", "tokens/entropy"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import filelock
 import torch
+import yaml
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -24,6 +25,7 @@ from rlstab.bench.pool import command, go
 from rlstab.bench.screen import Screen
 from rlstab.bench.status import FILE, read_record, write_record
 from rlstab.config.document import dump
+from rlstab.config.renamed import old_settings
 from rlstab.errors import ConfigError
 
 #: Seconds between looks at the workers.
@@ -108,7 +110,8 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         names = _some([one.name for one in plan.changed])
         raise ConfigError(
             f"{bench.out} holds {len(plan.changed)} finished runs with other settings than {bench.source or 'this'} "
-            f"has now: {names}. Make them again with --overwrite, or keep them and give another folder with --out."
+            f"has now: {names}.{_older_names(plan.changed[0])} Make them again with --overwrite, or keep them and give "
+            f"another folder with --out."
         )
     _describe(bench, workers)
     queue = [(one, one in plan.resumed) for one in runs if one in plan.anew or one in plan.resumed]
@@ -132,6 +135,16 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
     _say_unnamed(bench, console)
     console.print(escape(f"{bench.out}: {_summary(runs)}"), highlight=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def _older_names(run: BenchRun) -> str:
+    """Why a run has another hash though nothing but names may have changed; empty where that is not the reason."""
+    try:
+        data = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    found = ", ".join(f"{old} is called '{now}' now" for old, now in old_settings(data))
+    return f" They were written under older names, which changes their hashes: {found}." if found else ""
 
 
 def _say_unnamed(bench: Bench, console: Console) -> None:
@@ -183,7 +196,7 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool, retry: bool) -> Schedu
             plan.changed.append(one)
         elif status == "failed" and same and not retry:
             plan.failed.append(one)
-        elif status == "running" and same and any((one.folder / "checkpoints").glob("step-[0-9]*")):
+        elif status == "running" and same and any((one.folder / "checkpoints").glob("rollout-[0-9]*")):
             plan.resumed.append(one)
         else:
             plan.anew.append(one)
@@ -210,11 +223,12 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
         for method in bench.methods:
             these = [one for one in runs if (one.setting, one.method) == (setting, method)]
             if these:
-                rollouts = sum(one.config.optimisation.steps for one in these)
+                rollouts = sum(one.config.optimisation.rollouts for one in these)
                 config = these[0].config
                 sampled = rollouts * config.rollout.prompts * config.rollout.group
                 done = sum(one in plan.finished for one in these)
-                numbers = [len(these), done, rollouts, rollouts * config.optimisation.steps_per_rollout, sampled]
+                optimizer_steps = rollouts * config.optimisation.optimizer_steps_per_rollout
+                numbers = [len(these), done, rollouts, optimizer_steps, sampled]
                 totals = [total + number for total, number in zip(totals, numbers, strict=True)]
                 table.add_row(escape(setting), escape(method), *map(str, numbers))
     table.add_section()
@@ -246,7 +260,7 @@ def _describe(bench: Bench, workers: int) -> None:
     about: dict[str, Any] = {
         "name": bench.name,
         "hash": bench.hash,
-        "base": bench.baseline,
+        "baseline": bench.baseline,
         "command": command(bench),
         "started": before.get("started", now) if before.get("hash") == bench.hash else now,
         "rlstab": rlstab.__version__,

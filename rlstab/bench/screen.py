@@ -43,7 +43,7 @@ class Screen:
         self._done = Counter((one.setting, one.method) for one in done)
         self._failed = Counter((one.setting, one.method) for one in failed)
         known = {one.name for one in [*done, *failed]}
-        self._left = {one.name: one.config.optimisation.steps for one in runs if one.name not in known}
+        self._left = {one.name: one.config.optimisation.rollouts for one in runs if one.name not in known}
         self._kind = {one.name: (one.setting, one.method) for one in runs}
         self._followers: dict[str, Follower] = {}
         self._running: list[Worker] = []
@@ -76,7 +76,7 @@ class Screen:
             follower.look()
             if follower.pace is not None:
                 self._pace[self._kind[name]] = follower.pace
-            self._left[name] = worker.run.config.optimisation.steps - follower.step
+            self._left[name] = worker.run.config.optimisation.rollouts - follower.rollout
         for worker in ended:
             self._end(worker.run)
         self._running = list(running)
@@ -151,7 +151,7 @@ class Screen:
             left = None if follower.pace is None else follower.pace * self._left[run.name]
             table.add_row(
                 Text(run.name),
-                f"{follower.step}/{run.config.optimisation.steps}",
+                f"{follower.rollout}/{run.config.optimisation.rollouts}",
                 _number(follower.mean("reward/mean")),
                 _number(follower.mean("tokens/entropy")),
                 _number(follower.evaluation),
@@ -164,7 +164,7 @@ class Screen:
         if not self._pace or not self._left:
             return None
         mean = sum(self._pace.values()) / len(self._pace)
-        work = [steps * self._pace.get(self._kind[name], mean) for name, steps in self._left.items()]
+        work = [rollouts * self._pace.get(self._kind[name], mean) for name, rollouts in self._left.items()]
         return max([sum(work) / self._workers, *work], default=0.0)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from rlstab.config.renamed import SETTINGS
 from rlstab.errors import ConfigError, did_you_mean
 
 Place = tuple[str | int, ...]
@@ -168,6 +169,9 @@ class Document:
         known, found = _walk(model, error["loc"])
         kind, context, last = error["type"], error.get("ctx", {}), error["loc"][-1] if error["loc"] else ""
         if kind == "extra_forbidden":
+            owner = found[-2] if len(found) > 1 else getattr(model.model_fields.get("name"), "default", "")
+            if now := SETTINGS.get(f"{owner}.{last}"):
+                return self.text(place + found, f"'{last}' is called '{now}' now. Rename it.")
             return self.text(place + found, f"unknown key '{last}'. {did_you_mean(str(last), known)}")
         if kind == "union_tag_invalid":
             tags = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]

@@ -23,19 +23,19 @@ class Schedule(Protocol):
     def refresh(self) -> Refresh | None: ...
 
     @property
-    def steps_per_rollout(self) -> int: ...
+    def optimizer_steps_per_rollout(self) -> int: ...
 
 
-def old_logprobs_for(drift: Set[str], steps_per_rollout: int) -> OldLogprobs:
+def old_logprobs_for(drift: Set[str], optimizer_steps_per_rollout: int) -> OldLogprobs:
     """What the ratio divides by where nobody says: the cheapest with which every method acts that can."""
     if "sampler" in drift:
         return "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
-    return "live" if steps_per_rollout == 1 else "recompute"
+    return "live" if optimizer_steps_per_rollout == 1 else "recompute"
 
 
-def refresh_for(drift: Set[str], steps_per_rollout: int) -> Refresh:
+def refresh_for(drift: Set[str], optimizer_steps_per_rollout: int) -> Refresh:
     """Of which policy the evidence is where nobody says."""
-    return "step" if "step" in drift and steps_per_rollout > 1 else "rollout"
+    return "step" if "step" in drift and optimizer_steps_per_rollout > 1 else "rollout"
 
 
 def why_idle(drift: str, schedule: Schedule) -> str | None:
@@ -45,7 +45,7 @@ def why_idle(drift: str, schedule: Schedule) -> str | None:
         drift: one of :data:`rlstab.core.contract.DRIFT`.
         schedule: settings that leave nothing open.
     """
-    one_step, old = schedule.steps_per_rollout == 1, schedule.old_logprobs
+    one_step, old = schedule.optimizer_steps_per_rollout == 1, schedule.old_logprobs
     if drift == "live":
         ratio = {"live": "the ratio is exactly 1", "recompute": "the ratio is 1 up to rounding"}.get(str(old))
         if one_step and ratio:

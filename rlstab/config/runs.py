@@ -110,14 +110,14 @@ class AdvantageSettings(Settings):
 class OptimisationSettings(Settings):
     """AdamW on float32 weights; statistics and denominators over the whole optimizer step."""
 
-    steps: Positive = Field(200, description="rollouts; optimizer steps are this times epochs times mini_batches")
+    rollouts: Positive = Field(200, description="of the run; each gives epochs times mini_batches optimizer steps")
     epochs: Positive = Field(1, description="passes over a rollout")
     mini_batches: Positive = Field(1, description="optimizer steps a pass; divides the prompts")
     micro_batch_size: Positive = Field(
         128, description="responses in one forward and backward; does not change the loss"
     )
     lr: Annotated[float, Field(ge=0)] = 1e-6
-    warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up; constant afterwards")
+    warmup_optimizer_steps: int = Field(0, ge=0, description="of linear warm-up; constant afterwards")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), strict=False
     )
@@ -135,12 +135,14 @@ class OptimisationSettings(Settings):
         description="evidence of the policy of old_logprobs, or of one more forward per optimizer step; null is step "
         "where a method compares the two and a rollout makes several optimizer steps, else rollout",
     )
-    scope: Literal["step", "microbatch"] = Field("step", description="microbatch only reproduces published code")
+    scope: Literal["step", "microbatch"] = Field(
+        "step", description="statistics over the optimizer step; microbatch only reproduces published code"
+    )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
     gradient_checkpointing: bool = False
 
     @property
-    def steps_per_rollout(self) -> int:
+    def optimizer_steps_per_rollout(self) -> int:
         """Optimizer steps made from one rollout."""
         return self.epochs * self.mini_batches
 
@@ -207,12 +209,12 @@ class RunConfig(Settings):
                 f"{optimisation.mini_batches} mini-batches do not divide the {prompts} prompts of a rollout. Choose "
                 f"another number here, or another rollout.prompts.",
             )
-        if optimisation.old_logprobs == "live" and optimisation.steps_per_rollout > 1:
+        if optimisation.old_logprobs == "live" and optimisation.optimizer_steps_per_rollout > 1:
             raise _unfit(
                 ("optimisation", "old_logprobs"),
                 f"live needs one optimizer step a rollout, and epochs x mini_batches is "
-                f"{optimisation.steps_per_rollout}: the ratio would stay 1 while the policy moves. Use recompute or "
-                f"rollout.",
+                f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
+                f"recompute or rollout.",
             )
         for place, k in enumerate(self.evaluation.pass_at):
             if k > most:
@@ -265,8 +267,8 @@ def build_run(document: Document) -> RunConfig:
     assert isinstance(run, RunConfig)
     optimisation, drift = run.optimisation, composition.reads_drift
     unset = {
-        "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, optimisation.steps_per_rollout),
-        "refresh": optimisation.refresh or refresh_for(drift, optimisation.steps_per_rollout),
+        "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, optimisation.optimizer_steps_per_rollout),
+        "refresh": optimisation.refresh or refresh_for(drift, optimisation.optimizer_steps_per_rollout),
     }
     run = run.model_copy(update={"optimisation": optimisation.model_copy(update=unset)})
     run._composition = composition

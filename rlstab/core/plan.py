@@ -1,7 +1,7 @@
 """One optimizer step that comes in parts: measure, reduce, advance, count, reduce; then a loss for each part.
 
-The statistics and the denominators belong to the whole step over all ranks, so the sum of the parts' losses, and
-its gradient, do not depend on how the step was cut.
+The statistics and the denominators belong to the whole optimizer step over all ranks, so the sum of the parts' losses,
+and its gradient, do not depend on how it was cut.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def make_plan(
         state: of the last plan; None is the initial one.
         comm: the ranks that share the step; None is this process alone.
         scope: ``step`` is the optimizer step. ``microbatch`` takes thresholds and means from each part of this rank
-            alone, as much published code does. It exists only to reproduce such code: the loss then depends on how the
-            step is cut.
+            alone, as much published code does. It exists only to reproduce such code: the loss then depends on how it
+            is cut.
 
     Raises:
         NonFinite: NaN or Inf in the evidence, on any rank; every rank raises.
@@ -148,7 +148,7 @@ def make_plan(
         if scope == "microbatch":
             warnings.warn(
                 "scope: microbatch takes statistics from each micro-batch of each rank alone, so the loss depends on "
-                "how the step is cut. Use it only to reproduce published code.",
+                "how the optimizer step is cut. Use it only to reproduce published code.",
                 stacklevel=2,
             )
         planned = []

@@ -79,7 +79,7 @@ def _passes(objective: Composition, run: RunConfig) -> str:
     if optimisation.refresh == "step":
         found.append("one an optimizer step for fresh evidence")
     beyond = "; ".join(found) or "none"
-    steps, rollout = optimisation.steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
+    steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
     taken = f"{steps} optimizer step{'s' * (steps != 1)} a rollout of {rollout}"
     return f"- {taken}. Forward passes beyond sampling and the loss: {beyond}."
 
@@ -149,7 +149,7 @@ def _refresh(run: RunConfig | None) -> str:
         return "Of which policy (`refresh`) and over how much (`scope`) is for the run to say."
     if run.optimisation.refresh == "step":
         return "`refresh: step`: of the policy at the start of each optimizer step."
-    if run.optimisation.steps_per_rollout == 1:
+    if run.optimisation.optimizer_steps_per_rollout == 1:
         return "`refresh: rollout`: of the policy that sampled, which is the one that learns."
     return "`refresh: rollout`: of the policy that sampled, also in the later optimizer steps, when it is older."
 

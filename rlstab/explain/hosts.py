@@ -40,7 +40,7 @@ class Host:
         found = [f"`{name}`" for name in sorted(objective.needs - self.gives)]
         found += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
         if not self.step and any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(objective)):
-            found.append("a look at the whole step")
+            found.append("a look at the whole optimizer step")
         return found
 
 

@@ -24,7 +24,7 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
 def inert(objective: Composition, run: RunConfig) -> list[str]:
     """Methods and settings that cannot act in a run, each with the reason."""
     optimisation, found = run.optimisation, []
-    one_step = optimisation.steps_per_rollout == 1
+    one_step = optimisation.optimizer_steps_per_rollout == 1
     found += [
         f"{key if not one.writes - {'bounds', 'gates', 'ratio'} else f'the trust region of {key}'} cannot act: {why}"
         for key, one in objective.keyed.items()
@@ -55,9 +55,11 @@ def inert(objective: Composition, run: RunConfig) -> list[str]:
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, found = run.optimisation, []
-    if optimisation.steps_per_rollout > 1 and not any(one.writes & {"bounds", "gates"} for one in objective.acting()):
+    if optimisation.optimizer_steps_per_rollout > 1 and not any(
+        one.writes & {"bounds", "gates"} for one in objective.acting()
+    ):
         found.append(
-            f"{optimisation.steps_per_rollout} optimizer steps per rollout and no method with bounds or gates: nothing "
+            f"{optimisation.optimizer_steps_per_rollout} optimizer steps per rollout and no method with bounds or gates: nothing "
             f"stops a token whose ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":

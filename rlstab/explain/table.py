@@ -36,7 +36,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         optimisation = run.optimisation
         console.print(
             f"advantage: {run.advantage.estimator}; ratio against: {optimisation.old_logprobs}; "
-            f"{optimisation.steps_per_rollout} optimizer step(s) a rollout of {run.rollout.prompts} x "
+            f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) a rollout of {run.rollout.prompts} x "
             f"{run.rollout.group} responses"
         )
     for note in notes(objective, run):

@@ -5,7 +5,8 @@ tiny countdown policy: plain GRPO loses two thirds of its entropy in 500 rollout
 rate that is too high ends in a reward near 0, dead groups and a gradient near 0, while entropy stays or *rises*; only
 without a trust region did gradient norms spike, at forty times their mean. So no single curve tells a collapse, and
 each detector stands for itself. ``collapsed`` in tables and sweeps is the fall of the reward, or a run that ended
-because the trainer refused its steps for NaN or Inf; one that failed for another reason says nothing of its method.
+because the trainer refused its optimizer steps for NaN or Inf; one that failed for another reason says nothing of its
+method.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Detection:
     Attributes:
         detector: its name, a key of :data:`DETECTORS`.
         fired: whether its definition holds; None if the run lacks the metric or is too short.
-        step: last rollout of the first bin where it does; None if it did not fire.
+        rollout: last of the first bin where it does; None if it did not fire.
         value: what is compared with the threshold, at its worst or at the end as the definition says.
         text: the value in words, or why nothing can be said.
     """
 
     detector: str
     fired: bool | None
-    step: int | None
+    rollout: int | None
     value: float | None
     text: str
 
@@ -91,7 +92,7 @@ TITLES = {
     "gradient_spikes": "gradient spikes",
     "dead_groups": "dead groups",
     "truncation": "truncation",
-    "refused_steps": "refused steps",
+    "refused_steps": "refused optimizer steps",
     "below_start": "ends below start",
 }
 
@@ -109,7 +110,7 @@ def collapsed(run: RunRecord) -> bool:
 
 def reward_fall(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["reward_fall"]``. Noise: median absolute difference of neighbouring bins, as a deviation."""
-    steps, values = binned(run, "reward/mean")
+    ends, values = binned(run, "reward/mean")
     end = last_tenth(run, "reward/mean")
     if len(values) < MIN_BINS or end is None:
         return _unknown("reward_fall", "reward/mean", len(values))
@@ -123,59 +124,59 @@ def reward_fall(run: RunRecord) -> Detection:
     return Detection(
         "reward_fall",
         fired,
-        _first(steps, low) if fired else None,
+        _first(ends, low) if fired else None,
         share,
-        f"ends at {end:.3g}, {share:.2f} x its peak of {peak:.3g} at rollout {steps[place]}",
+        f"ends at {end:.3g}, {share:.2f} x its peak of {peak:.3g} at rollout {ends[place]}",
     )
 
 
 def entropy_floor(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["entropy_floor"]``."""
-    steps, values = binned(run, "tokens/entropy")
+    ends, values = binned(run, "tokens/entropy")
     if len(values) < MIN_BINS:
         return _unknown("entropy_floor", "tokens/entropy", len(values))
     low = values < max(ENTROPY_FLOOR * values[0], ENTROPY_LEAST)
     share = float(values.min() / values[0]) if values[0] > 0 else 0.0
     text = f"lowest {values.min():.3g} nats, {share:.2f} x its start"
-    return Detection("entropy_floor", bool(low.any()), _first(steps, low), share, text)
+    return Detection("entropy_floor", bool(low.any()), _first(ends, low), share, text)
 
 
 def entropy_blow_up(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["entropy_blow_up"]``."""
-    steps, values = binned(run, "tokens/entropy")
+    ends, values = binned(run, "tokens/entropy")
     if len(values) < MIN_BINS:
         return _unknown("entropy_blow_up", "tokens/entropy", len(values))
     high = values > ENTROPY_CEILING * max(float(values[0]), ENTROPY_LEAST)
     share = float(values.max() / max(float(values[0]), ENTROPY_LEAST))
     text = f"highest {values.max():.3g} nats, {share:.2f} x its start"
-    return Detection("entropy_blow_up", bool(high.any()), _first(steps, high), share, text)
+    return Detection("entropy_blow_up", bool(high.any()), _first(ends, high), share, text)
 
 
 def gradient_spikes(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["gradient_spikes"]``. The value is the largest multiple; the text counts bins with one."""
     means = dict(zip(*(one.tolist() for one in binned(run, "gradient/norm")), strict=True))
-    steps, found = run.largest.get("gradient/largest_norm", EMPTY)
-    largest = {step: value for step, value in zip(steps.tolist(), found.tolist(), strict=True) if step in means}
+    ends, found = run.largest.get("gradient/largest_norm", EMPTY)
+    largest = {end: value for end, value in zip(ends.tolist(), found.tolist(), strict=True) if end in means}
     if len(largest) < MIN_BINS:
         return _unknown("gradient_spikes", "gradient/largest_norm", len(largest))
     # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
-    steps = np.array(list(largest), dtype=np.int64)
-    medians = np.array([np.median([means[one] for one in largest if one <= step]) for step in steps.tolist()])
+    ends = np.array(list(largest), dtype=np.int64)
+    medians = np.array([np.median([means[one] for one in largest if one <= end]) for end in ends.tolist()])
     multiples = np.array(list(largest.values())) / np.maximum(medians, np.finfo(np.float64).tiny)
     high = multiples > SPIKE
     text = f"{int(high.sum())} of {len(high)} tens of rollouts; the largest norm is {multiples.max():.3g} x the median"
-    return Detection("gradient_spikes", bool(high.any()), _first(steps, high), float(multiples.max()), text)
+    return Detection("gradient_spikes", bool(high.any()), _first(ends, high), float(multiples.max()), text)
 
 
 def dead_groups(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["dead_groups"]``. The step is the first from which the share stays above."""
-    steps, values = binned(run, "reward/dead_groups")
+    """See ``DEFINITIONS["dead_groups"]``. The rollout is the first from which the share stays above."""
+    ends, values = binned(run, "reward/dead_groups")
     end, reward = last_tenth(run, "reward/dead_groups"), last_tenth(run, "reward/mean")
     if len(values) < MIN_BINS or end is None or reward is None:
         return _unknown("dead_groups", "reward/dead_groups", len(values))
     fired = end > DEAD and reward < SOLVED
     below = np.flatnonzero(values <= DEAD)
-    since = steps[min(int(below[-1]) + 1, len(steps) - 1)] if len(below) else steps[0]
+    since = ends[min(int(below[-1]) + 1, len(ends) - 1)] if len(below) else ends[0]
     text = f"{end:.2f} of the groups at the end, at reward {reward:.3g}"
     if end > DEAD and not fired:
         text += ": solved"
@@ -184,36 +185,37 @@ def dead_groups(run: RunRecord) -> Detection:
 
 def truncation(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["truncation"]``."""
-    steps, values = binned(run, "response/ended")
+    ends, values = binned(run, "response/ended")
     end = last_tenth(run, "response/ended")
     if len(values) < MIN_BINS or end is None:
         return _unknown("truncation", "response/ended", len(values))
     low = (values < ENDED) & (values <= values[0] - ENDED_DROP)
     fired = bool(end < ENDED and end <= values[0] - ENDED_DROP and low.any())
     text = f"{end:.2f} end by themselves at the end, {values[0]:.2f} at first"
-    return Detection("truncation", fired, _first(steps, low) if fired else None, end, text)
+    return Detection("truncation", fired, _first(ends, low) if fired else None, end, text)
 
 
 def refused_steps(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["refused_steps"]``. A run without the metric has none: it is written only when counted."""
-    steps, values = binned(run, "steps/refused")
-    count = float((values * weights(run, steps)).sum()) if len(values) else 0.0
+    ends, values = binned(run, "optimizer_steps/refused")
+    count = float((values * weights(run, ends)).sum()) if len(values) else 0.0
     bad = values > 0
-    return Detection("refused_steps", bool(bad.any()), _first(steps, bad), round(count), f"{round(count)} steps")
+    text = f"{round(count)} optimizer steps"
+    return Detection("refused_steps", bool(bad.any()), _first(ends, bad), round(count), text)
 
 
 def below_start(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["below_start"]``. The start is the evaluation before any step, else the first ten rollouts."""
-    steps, values = binned(run, "reward/mean")
+    """See ``DEFINITIONS["below_start"]``. The start is the evaluation at rollout 0, else the first ten rollouts."""
+    ends, values = binned(run, "reward/mean")
     end = last_tenth(run, "reward/mean")
     if len(values) < MIN_BINS or end is None:
         return _unknown("below_start", "reward/mean", len(values))
     first = run.evaluations[0] if run.evaluations else {}
-    evaluated = first.get("step") == 0 and "eval/mean" in first
+    evaluated = first.get("rollout") == 0 and "eval/mean" in first
     start = first["eval/mean"] if evaluated else float(values[0])
     low = values < start
     text = f"ends at {end:.3g}, began at {start:.3g} ({'held out' if evaluated else 'first ten rollouts'})"
-    return Detection("below_start", end < start, _first(steps, low) if end < start else None, end - start, text)
+    return Detection("below_start", end < start, _first(ends, low) if end < start else None, end - start, text)
 
 
 DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {
@@ -228,8 +230,8 @@ DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {
 }
 
 
-def _first(steps: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:
-    return int(steps[where.argmax()]) if where.any() else None
+def _first(ends: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:
+    return int(ends[where.argmax()]) if where.any() else None
 
 
 def _unknown(detector: str, metric: str, bins: int) -> Detection:

@@ -11,7 +11,7 @@ from rlstab.report.inert import Inert, inert_methods
 from rlstab.report.model import Loaded, RunRecord
 from rlstab.report.outcomes import Outcome, chosen_outcomes, outcome_of
 from rlstab.report.overlap import Overlap, overlaps_of
-from rlstab.report.statistics import Estimate, Paired, against_base, summary
+from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 from rlstab.report.sweep import Sweep, sweeps_of
 
 
@@ -22,7 +22,7 @@ class Cell:
     Attributes:
         values: by seed, finished runs only.
         summary: interquartile mean over the seeds.
-        paired: against the base; None for the base itself, and where there is none.
+        paired: against the baseline; None for the baseline itself, and where there is none.
     """
 
     values: dict[int, float]
@@ -58,8 +58,8 @@ class Table:
     Attributes:
         bench: its name; None for runs made by ``rlstab train``.
         setting: its name.
-        base: method that the others are compared with; None if it is not there.
-        methods: the base first, the others by name.
+        baseline: method that the others are compared with; None if it is not there.
+        methods: the baseline first, the others by name.
         runs: by method, those that the curves are drawn from.
         cells: by method and outcome.
         collapses: by method.
@@ -68,7 +68,7 @@ class Table:
 
     bench: str | None
     setting: str
-    base: str | None
+    baseline: str | None
     methods: list[str]
     runs: dict[str, list[RunRecord]]
     cells: dict[tuple[str, str], Cell]
@@ -88,7 +88,7 @@ class Comparison:
 
     Attributes:
         loaded: runs, what was left out, notes on what was read.
-        baseline: asked for by name; None where each bench's own base, or the first method, is taken.
+        baseline: asked for by name; None where each bench's own baseline, or the first method, is taken.
         outcomes: the columns, the main one first.
         tables: one a setting of a bench, swept settings by their value.
         inert: methods that never acted.
@@ -112,7 +112,7 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
 
     Args:
         loaded: from :func:`rlstab.report.records.load_runs`.
-        baseline: method to compare with; None takes each bench's base, else ``grpo``, else the first by name.
+        baseline: method to compare with; None takes each bench's baseline, else ``grpo``, else the first by name.
         metrics: outcomes instead of those of :func:`rlstab.report.outcomes.known_outcomes`; any metric can be one.
 
     Raises:
@@ -142,22 +142,22 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
     )
 
 
-def _table(runs: Sequence[RunRecord], baseline: str | None, outcomes: Sequence[Outcome]) -> Table:
+def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome]) -> Table:
     by_method: dict[str, list[RunRecord]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
-    base = _base(runs, baseline)
-    methods = sorted(by_method, key=lambda one: (one != base, one))
+    baseline = _baseline(runs, asked)
+    methods = sorted(by_method, key=lambda one: (one != baseline, one))
     first = runs[0]
-    where = Table(first.bench, first.setting, base, [], {}, {}, {}, []).title
+    where = Table(first.bench, first.setting, baseline, [], {}, {}, {}, []).title
     cells: dict[tuple[str, str], Cell] = {}
-    notes = _absent(where, runs, baseline, base)
+    notes = _absent(where, runs, asked, baseline)
     finished = [run for run in runs if run.status == "finished"]
     missing: dict[tuple[RunRecord, ...], list[str]] = {}
     for outcome in outcomes:
         values = {method: _values(by_method[method], outcome.name) for method in methods}
-        others = {method: one for method, one in values.items() if method != base}
-        paired = against_base(others, values[base]) if base is not None else {}
+        others = {method: one for method, one in values.items() if method != baseline}
+        paired = against_baseline(others, values[baseline]) if baseline is not None else {}
         for method in methods:
             cells[method, outcome.name] = Cell(values[method], summary(values[method]), paired.get(method))
         lacking = tuple(one for one in finished if one.seed not in values[one.method])
@@ -168,16 +168,16 @@ def _table(runs: Sequence[RunRecord], baseline: str | None, outcomes: Sequence[O
         which = "every finished run" if len(lacking) == len(finished) else f"{which}, left out there"
         notes.append(f"{where}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing in {which}.")
     seeds = {method: {run.seed for run in by_method[method] if run.status == "finished"} for method in methods}
-    unpaired = {method: sorted(own ^ seeds[base]) for method, own in seeds.items()} if base is not None else {}
+    unpaired = {method: sorted(own ^ seeds[baseline]) for method, own in seeds.items()} if baseline is not None else {}
     if any(unpaired.values()):
         which = ", ".join(f"{method} {', '.join(map(str, one))}" for method, one in unpaired.items() if one)
         notes.append(
-            f"{where}: differences are by seed; seeds that only the method or only {base} has finished: {which}."
+            f"{where}: differences are by seed; seeds that only the method or only {baseline} has finished: {which}."
         )
     return Table(
         bench=first.bench,
         setting=first.setting,
-        base=base,
+        baseline=baseline,
         methods=methods,
         runs={method: by_method[method] for method in methods},
         cells=cells,
@@ -186,21 +186,21 @@ def _table(runs: Sequence[RunRecord], baseline: str | None, outcomes: Sequence[O
     )
 
 
-def _base(runs: Sequence[RunRecord], baseline: str | None) -> str | None:
+def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:
     methods = sorted({run.method for run in runs})
-    if baseline is not None:
-        return baseline if baseline in methods else None
-    named = sorted({run.base for run in runs if run.base is not None})
+    if asked is not None:
+        return asked if asked in methods else None
+    named = sorted({run.baseline for run in runs if run.baseline is not None})
     return next((one for one in [*named, "grpo"] if one in methods), methods[0])
 
 
-def _absent(where: str, runs: Sequence[RunRecord], baseline: str | None, base: str | None) -> list[str]:
+def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: str | None) -> list[str]:
     """What takes no part in the outcomes. A run that failed may have failed because of its method."""
     notes = []
-    if baseline is not None and base is None:
-        notes.append(f"{where}: holds no {baseline}, so nothing is compared there.")
-    elif base is not None and runs[0].base not in (None, base) and baseline is None:
-        notes.append(f"{where}: its base {runs[0].base} is not there; {base} is taken instead.")
+    if asked is not None and baseline is None:
+        notes.append(f"{where}: holds no {asked}, so nothing is compared there.")
+    elif baseline is not None and runs[0].baseline not in (None, baseline) and asked is None:
+        notes.append(f"{where}: its baseline {runs[0].baseline} is not there; {baseline} is taken instead.")
     out = [f"{run.method} seed {run.seed} ({run.status})" for run in runs if run.status != "finished"]
     if out:
         notes.append(

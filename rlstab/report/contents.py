@@ -35,12 +35,12 @@ HOW_OVERLAP = (
 
 
 def looks_of(comparison: Comparison) -> dict[str, Look]:
-    """Every compared method with its look, in the order of the tables, a base first."""
+    """Every compared method with its look, in the order of the tables, a baseline first."""
     methods = list(dict.fromkeys(method for table in comparison.tables for method in table.methods))
-    bases = [table.base for table in comparison.tables if table.base is not None]
-    # with several bases no one of them is the neutral one of all figures, so the most usual is
-    base = max(bases, key=bases.count) if bases else None
-    return looks(sorted(methods, key=lambda one: one != base), base)
+    baselines = [table.baseline for table in comparison.tables if table.baseline is not None]
+    # with several baselines no one of them is the neutral one of all figures, so the most usual is
+    baseline = max(baselines, key=baselines.count) if baselines else None
+    return looks(sorted(methods, key=lambda one: one != baseline), baseline)
 
 
 def contents(comparison: Comparison, command: str | None = None) -> dict[str, Any]:
@@ -48,15 +48,15 @@ def contents(comparison: Comparison, command: str | None = None) -> dict[str, An
     look_of = looks_of(comparison)
     tables = _tables(comparison)
     panels = panels_of(comparison.loaded.runs)
-    base = next((name for name, look in look_of.items() if look.colour == 0), None)
+    baseline = next((name for name, look in look_of.items() if look.colour == 0), None)
     several = len({run.bench for run in comparison.loaded.runs}) > 1
     found = {
-        "title": _title(comparison, list(look_of), base),
+        "title": _title(comparison, list(look_of), baseline),
         "what": _what(comparison, len(look_of)),
         "findings": findings(comparison),
         "settings": _settings(tables),
         "methods": [
-            {"key": f"m{index}", "name": name, "look": look, "base": name == base}
+            {"key": f"m{index}", "name": name, "look": look, "baseline": name == baseline}
             for index, (name, look) in enumerate(look_of.items())
         ],
         "outcomes": [{"name": one.name, "title": one.title} for one in comparison.outcomes],
@@ -134,7 +134,7 @@ def data(comparison: Comparison) -> dict[str, Any]:
             {
                 "key": keys[name],
                 "name": name,
-                "base": look.colour == 0,
+                "baseline": look.colour == 0,
                 "colour": look.colour,
                 "dash": look.dash,
                 "mark": look.marker,
@@ -170,15 +170,15 @@ def _settings(tables: Mapping[str, Table]) -> list[dict[str, str]]:
     ]
 
 
-def _title(comparison: Comparison, methods: Sequence[str], base: str | None) -> str:
+def _title(comparison: Comparison, methods: Sequence[str], baseline: str | None) -> str:
     benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
     head = f"{listed(benches)}: " if benches else ""
-    others = [name for name in methods if name != base]
-    if len({table.base for table in comparison.tables}) > 1:  # no one of them is the base of all
+    others = [name for name in methods if name != baseline]
+    if len({table.baseline for table in comparison.tables}) > 1:  # no one of them is the baseline of all
         return f"{head}{listed(methods) if len(methods) <= 3 else counted(len(methods), 'method')}"
-    if not others or base is None:
+    if not others or baseline is None:
         return f"{head}{listed(methods)}"
-    return f"{head}{listed(others) if len(others) <= 3 else f'{len(others)} methods'} against {base}"
+    return f"{head}{listed(others) if len(others) <= 3 else f'{len(others)} methods'} against {baseline}"
 
 
 def _what(comparison: Comparison, methods: int) -> str:
@@ -206,7 +206,7 @@ def _what(comparison: Comparison, methods: int) -> str:
 
 
 def _same(table: Table) -> str:
-    """Which methods gave the very runs of the base: their curves lie on its curve and cannot be seen."""
+    """Which methods gave the very runs of the baseline: their curves lie on its curve and cannot be seen."""
     names = [
         name
         for name in table.methods
@@ -214,7 +214,7 @@ def _same(table: Table) -> str:
         and all(one is not None and one.verdict == "identical" for one in paired)
     ]
     verb = "gives" if len(names) == 1 else "give"
-    return f"{listed(names)} {verb} the values of {table.base}: these curves lie on each other." if names else ""
+    return f"{listed(names)} {verb} the values of {table.baseline}: these curves lie on each other." if names else ""
 
 
 def _commands(runs: Sequence[RunRecord], report: str | None) -> list[tuple[str, str]]:
@@ -250,21 +250,21 @@ def _place(tables: Mapping[str, Table], bench: str | None, setting: str) -> str:
 
 def _configs(table: Table, look_of: Mapping[str, Look]) -> list[dict[str, Any]]:
     configs = {name: next((run.config for run in table.runs[name] if run.config), None) for name in table.methods}
-    base = configs.get(table.base) if table.base is not None else None
+    baseline = configs.get(table.baseline) if table.baseline is not None else None
     found = []
     for name, config in configs.items():
         hashes = dict.fromkeys(
             str(run.about["objective_hash"]) for run in table.runs[name] if "objective_hash" in run.about
         )
         parts = [f"objective {', '.join(hashes)}"] if hashes else []
-        marked = [] if config is None else lines(config, config if base is None else base)
+        marked = [] if config is None else lines(config, config if baseline is None else baseline)
         changed = sum(line.kind != "same" for line in marked)
         if config is None:
             parts.append("no configuration was found")
-        elif name == table.base:
-            parts.append("the base")
-        elif base is not None:
-            parts.append(f"{counted(changed, 'line')} differ{'s' * (changed == 1)} from {table.base}")
+        elif name == table.baseline:
+            parts.append("the baseline")
+        elif baseline is not None:
+            parts.append(f"{counted(changed, 'line')} differ{'s' * (changed == 1)} from {table.baseline}")
         found.append({"name": name, "look": look_of[name], "about": "; ".join(parts), "lines": marked})
     return found
 

@@ -23,12 +23,12 @@ class Seeds:
     """One metric of one method in one setting.
 
     Attributes:
-        steps: ``(n,)`` rollouts.
+        rollouts: ``(n,)``.
         values: ``(seeds, n)``; NaN where a run has none.
         seeds: of the rows.
     """
 
-    steps: NDArray[np.int64]
+    rollouts: NDArray[np.int64]
     values: NDArray[np.float64]
     seeds: tuple[int, ...]
 
@@ -45,7 +45,7 @@ class Seeds:
         return self._over(lambda values: np.quantile(values, share))
 
     def _over(self, summary: Callable[[NDArray[np.float64]], Any]) -> NDArray[np.float64]:
-        found = np.full(len(self.steps), np.nan)
+        found = np.full(len(self.rollouts), np.nan)
         for place, column in enumerate(self.values.T):
             there = column[np.isfinite(column)]
             if len(there) and 2 * len(there) >= len(self.seeds):
@@ -57,7 +57,7 @@ def metrics_of(runs: Iterable[RunRecord]) -> set[str]:
     """Names of everything that has a curve in at least one run, evaluations included."""
     found: set[str] = set()
     for run in runs:
-        found |= {name for name, (steps, _) in run.metrics.items() if len(steps)}
+        found |= {name for name, (rollouts, _) in run.metrics.items() if len(rollouts)}
         found |= {name for record in run.evaluations for name in record if name.startswith("eval/")}
     return found
 
@@ -71,32 +71,31 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
     curves = {run.seed: curve for run in runs if len((curve := _curve(run, metric))[0])}
     if not curves:
         return None
-    steps = np.unique(np.concatenate([curve[0] for curve in curves.values()]))
+    rollouts = np.unique(np.concatenate([curve[0] for curve in curves.values()]))
     if not metric.startswith("eval/"):
         # the bin in which one run stopped is not whole, and on no grid of those that went on
-        steps = steps[(steps % WIDTH == 0) | (steps == steps[-1])]
-    values = np.full((len(curves), len(steps)), np.nan)
+        rollouts = rollouts[(rollouts % WIDTH == 0) | (rollouts == rollouts[-1])]
+    values = np.full((len(curves), len(rollouts)), np.nan)
     for row, (own, found) in zip(values, curves.values(), strict=True):
-        there = np.isin(own, steps)
-        row[np.searchsorted(steps, own[there])] = found[there]
-    join = -(-len(steps) // points)
+        there = np.isin(own, rollouts)
+        row[np.searchsorted(rollouts, own[there])] = found[there]
+    join = -(-len(rollouts) // points)
     if join > 1 and not metric.startswith("eval/"):
-        steps, values = _joined(steps, values, join)
-    return Seeds(steps, values, tuple(curves))
+        rollouts, values = _joined(rollouts, values, join)
+    return Seeds(rollouts, values, tuple(curves))
 
 
 def _curve(run: RunRecord, metric: str) -> Curve:
     if not metric.startswith("eval/"):
         return binned(run, metric)
-    pairs = [(record["step"], record[metric]) for record in run.evaluations if metric in record and "step" in record]
-    found = dict(pairs)
+    found = {one["rollout"]: one[metric] for one in run.evaluations if metric in one and "rollout" in one}
     return np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.float64)
 
 
 def _joined(
-    steps: NDArray[np.int64], values: NDArray[np.float64], join: int
+    rollouts: NDArray[np.int64], values: NDArray[np.float64], join: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    ends = np.minimum(np.arange(join - 1, len(steps) + join - 1, join), len(steps) - 1)
+    ends = np.minimum(np.arange(join - 1, len(rollouts) + join - 1, join), len(rollouts) - 1)
     starts = np.concatenate([[0], ends[:-1] + 1])
     means = np.full((len(values), len(ends)), np.nan)
     for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -104,4 +103,4 @@ def _joined(
         there = np.isfinite(part)
         some = there.any(axis=1)
         means[some, place] = np.where(there, part, 0.0).sum(axis=1)[some] / there.sum(axis=1)[some]
-    return steps[ends], means
+    return rollouts[ends], means

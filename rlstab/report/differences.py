@@ -12,7 +12,7 @@ import yaml
 
 @dataclass(frozen=True)
 class Line:
-    """One line of YAML: in both, only here (``new``), or only in the base's (``gone``)."""
+    """One line of YAML: in both, only here (``new``), or only in the baseline's (``gone``)."""
 
     text: str
     kind: Literal["same", "new", "gone"]
@@ -27,9 +27,9 @@ def text(config: Mapping[str, Any]) -> str:
     return yaml.safe_dump(_plain(shown), sort_keys=False, allow_unicode=True, width=100)
 
 
-def lines(config: Mapping[str, Any], base: Mapping[str, Any]) -> list[Line]:
-    """The lines of a configuration, marked by what the base's has."""
-    here, there = text(config).splitlines(), text(base).splitlines()
+def lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Line]:
+    """The lines of a configuration, marked by what the baseline's has."""
+    here, there = text(config).splitlines(), text(baseline).splitlines()
     found: list[Line] = []
     for tag, i, j, k, m in difflib.SequenceMatcher(None, there, here, autojunk=False).get_opcodes():
         if tag == "equal":

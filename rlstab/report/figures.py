@@ -86,7 +86,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         methods = _Methods(table.runs, looks)
         end = _free(f"-{_file_name(table.title)}" if several else "", taken)
         panels = panels_of(run for runs in table.runs.values() for run in runs)
-        if table.base is not None and len(table.methods) > 1 and comparison.outcomes:
+        if table.baseline is not None and len(table.methods) > 1 and comparison.outcomes:
             yield f"differences{end}", _differences(table, comparison.outcomes, methods)
         if panels.learning:
             yield f"learning-curves{end}", _grid(methods, panels.learning, 2)
@@ -153,7 +153,7 @@ def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, to
         means += middle[np.isfinite(middle)].tolist()
         sampled = not metric.startswith("eval/")
         axes.plot(
-            found.steps,
+            found.rollouts,
             middle,
             **style,
             linewidth=1.6,
@@ -163,7 +163,7 @@ def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, to
         )
         if len(found.seeds) > 1:
             low, high = found.quantile(0.25), found.quantile(0.75)
-            axes.fill_between(found.steps, low, high, color=style["color"], alpha=0.13, linewidth=0)
+            axes.fill_between(found.rollouts, low, high, color=style["color"], alpha=0.13, linewidth=0)
     axes.set(title=own_title(metric) if about.title == metric else about.title, xlabel="rollout")
     axes.set_xlim(0, 1.02 * max(methods.end(), 1))
     if not means or (touched and not any(means)):
@@ -219,7 +219,7 @@ def _trajectory(methods: _Methods) -> Figure:
         reward = seeds_of(methods.runs[method], "reward/mean")
         if reward is None:
             continue
-        _, across, up = np.intersect1d(entropy.steps, reward.steps, return_indices=True)
+        _, across, up = np.intersect1d(entropy.rollouts, reward.rollouts, return_indices=True)
         x, y = _smooth(entropy.mean())[across], _smooth(reward.mean())[up]
         there = np.isfinite(x) & np.isfinite(y)
         if there.any():
@@ -245,7 +245,7 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -> Figure:
     """The paired differences with their intervals, an outcome a panel."""
-    others = [name for name in table.methods if name != table.base]
+    others = [name for name in table.methods if name != table.baseline]
     columns = min(len(outcomes), 3)
     rows = math.ceil(len(outcomes) / columns)
     figure = Figure(figsize=(3.2 * columns + 0.8, (0.26 * len(others) + 1.1) * rows + 0.3), layout="constrained")
@@ -269,7 +269,7 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
         axes.locator_params(axis="x", nbins=5)
     for axes in grid.flat[len(outcomes) :]:
         axes.set_axis_off()
-    figure.supxlabel(f"difference to {visible(str(table.base), spaces=False)}, paired by seed, with 95 % intervals")
+    figure.supxlabel(f"difference to {visible(str(table.baseline), spaces=False)}, paired by seed, with 95 % intervals")
     return figure
 
 

@@ -26,7 +26,7 @@ def findings(comparison: Comparison) -> list[str]:
     if len(judged) > _FEW_TABLES:
         found = [_many(judged, main)]
     if not judged:
-        found = [f"Nothing is compared in {main.title}: it takes a base and another method with finished runs."]
+        found = [f"Nothing is compared in {main.title}: it takes a baseline and another method with finished runs."]
     found += _beside(judged, others)
     found += _sweeps(comparison)
     found += _collapses(comparison)
@@ -69,12 +69,12 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         parts.append(f"{listed(names)} show{'s' * (len(names) == 1)} no visible difference")
         parts += _nearly(table, outcome)
     if "identical" in by_verdict:
-        parts.append(f"{listed(by_verdict['identical'])} gave the very values of {table.base}")
+        parts.append(f"{listed(by_verdict['identical'])} gave the very values of {table.baseline}")
     if few := [name for name in by_verdict.get("too few seeds", ()) if name not in none]:
         parts.append(f"too few seeds to tell for {listed(few)}")
     if none:
-        parts.append(f"no seed that {table.base} shares has finished for {listed(none)}")
-    return f"{_where(table, comparison)}In {outcome.title}, against {table.base}{over}: {'; '.join(parts)}."
+        parts.append(f"no seed that {table.baseline} shares has finished for {listed(none)}")
+    return f"{_where(table, comparison)}In {outcome.title}, against {table.baseline}{over}: {'; '.join(parts)}."
 
 
 def _nearly(table: Table, outcome: Outcome) -> list[str]:
@@ -136,13 +136,13 @@ def _many(tables: Sequence[Table], outcome: Outcome) -> str:
     told = [listed(parts)] if parts else []
     told_of: tuple[tuple[Verdict, str], ...] = (
         ("no visible difference", "no visible difference"),
-        ("identical", "the very values of the base"),
+        ("identical", "the very values of the baseline"),
         ("too few seeds", "too few seeds that finished to tell"),
     )
     for verdict, text in told_of:
         if count := verdicts.count(verdict):
             told.append(f"{text} in {'all' if count == len(verdicts) else count}")
-    head = f"In {outcome.title}, {len(verdicts)} comparisons with the base in {len(tables)} settings"
+    head = f"In {outcome.title}, {len(verdicts)} comparisons with the baseline in {len(tables)} settings"
     return f"{head}: {'; '.join(told)}."
 
 
@@ -167,7 +167,7 @@ def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> list[str]:
                 parts = [
                     f"not visibly different for {listed(alike)}"
                     if alike
-                    else f"that of {table.base} for {listed(judged)}"
+                    else f"that of {table.baseline} for {listed(judged)}"
                 ]
             where = f" ({table.title})" if len(tables) > 1 else ""
             told = "; ".join([*parts, *_nearly(table, outcome)])

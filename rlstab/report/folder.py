@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from rlstab.config.renamed import new_record, new_settings
 from rlstab.report.bins import highest
 from rlstab.report.model import (
     MOST_ROLLOUTS,
@@ -53,8 +54,8 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     if not records and not failed:
         return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
     metrics, evaluations, seconds = _split(records)
-    rollouts = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
-    planned = setting_of(config, "optimisation.steps")
+    rollouts = max((int(one[-1]) for one, _ in metrics.values()), default=0)
+    planned = setting_of(config, "optimisation.rollouts")
     status: Status = "failed" if failed else "finished"
     if not failed and (not isinstance(planned, int) or rollouts < planned):
         status = "unfinished"
@@ -82,7 +83,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
             if name.rpartition("/")[2].startswith("largest")
         },
         seconds_by_phase=seconds,
-        base=_text(whole.get("base")),
+        baseline=_text(whole.get("baseline", whole.get("base"))),  # the second is what it was called before
         bench_command=_text(whole.get("command")),
         remarks=tuple(remarks),
     )
@@ -108,7 +109,7 @@ def _json(path: Path, remarks: list[str]) -> dict[str, Any]:
 
 def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = new_settings(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         remarks.append(f"{path.name} is missing")
         return {}
@@ -122,7 +123,7 @@ def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
 
 
 def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
-    """Records by step. A run that was continued may have written a step twice; the later one counts."""
+    """Records by rollout. A run that was continued may have written one twice; the later one counts."""
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
     except FileNotFoundError:
@@ -141,9 +142,10 @@ def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):  # also an integer of thousands of digits
             record = None
-        step = record.get("step") if isinstance(record, dict) else None
-        if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MOST_ROLLOUTS:
-            found.setdefault(step, {}).update(record)
+        record = new_record(record) if isinstance(record, dict) else {}
+        rollout = record.get("rollout")
+        if isinstance(rollout, int) and not isinstance(rollout, bool) and 0 <= rollout <= MOST_ROLLOUTS:
+            found.setdefault(rollout, {}).update(record)
         else:
             damaged += 1
     if damaged:
@@ -155,27 +157,27 @@ def _split(
     records: Mapping[int, Mapping[str, Any]],
 ) -> tuple[dict[str, Curve], list[dict[str, float]], dict[str, float]]:
     """Curves, evaluations, and mean seconds by phase."""
-    counted = {name for record in records.values() for name in record if name.startswith("steps/")}
+    counted = {name for record in records.values() for name in record if name.startswith("optimizer_steps/")}
     points: dict[str, list[tuple[int, float]]] = {}
     seconds: dict[str, list[float]] = {}
     evaluations: list[dict[str, float]] = []
-    for step, record in records.items():
+    for rollout, record in records.items():
         evaluation: dict[str, float] = {}
         # a count is written only where there was something to count
         for name, raw in {**dict.fromkeys(counted, 0), **record}.items():
             value = _number(raw)
-            if name == "step" or value is None:
+            if name == "rollout" or value is None:
                 continue
             if name.startswith("eval/"):
                 evaluation[name] = rounded(value)
             elif name.startswith("seconds/"):
                 seconds.setdefault(name, []).append(value)
-            elif step:
-                points.setdefault(name, []).append((step, value))
+            elif rollout:
+                points.setdefault(name, []).append((rollout, value))
         if evaluation:
-            evaluations.append({"step": step, **evaluation})
+            evaluations.append({"rollout": rollout, **evaluation})
     curves = {
-        name: (np.array([step for step, _ in one], np.int64), np.array([value for _, value in one], np.float64))
+        name: (np.array([rollout for rollout, _ in one], np.int64), np.array([value for _, value in one], np.float64))
         for name, one in points.items()
     }
     return curves, evaluations, {name: rounded(math.fsum(one) / len(one)) for name, one in seconds.items()}

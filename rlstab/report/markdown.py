@@ -16,7 +16,7 @@ from rlstab.report.sweep import Sweep
 FRAME = {
     "task.name": "task {}",
     "model.name": "model {}",
-    "optimisation.steps": "rollouts {}",
+    "optimisation.rollouts": "rollouts {}",
     "rollout.prompts": "prompts a rollout {}",
     "rollout.group": "responses a prompt {}",
     "optimisation.epochs": "epochs {}",
@@ -50,13 +50,14 @@ def _opening(comparison: Comparison, command: str | None) -> list[str]:
         parts.append(_shell([command]))
     parts.append(
         f"How to read it. Values are interquartile means over seeds (the lowest and highest quarter cut off, in whole "
-        f"seeds), with {percent} bootstrap intervals. Differences are means over the seeds that a method and its base "
-        f"share, with Student's t intervals. P(higher) is the share of those seeds in which the method ends above its "
-        f"base, ties half. Intervals are each for itself; what stands in words holds at {percent} for all methods of "
-        f"one setting and outcome together (Holm), not over several outcomes. *No visible difference* does not mean "
-        f"equal: the interval says how large a difference could have stayed hidden. Fewer than {MIN_SEEDS} seeds give "
-        f"no interval, and bootstrap intervals of few are too narrow: in simulations with normal values they hold the "
-        f"truth in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict rests on them."
+        f"seeds), with {percent} bootstrap intervals. Differences are means over the seeds that a method and its "
+        f"baseline share, with Student's t intervals. P(higher) is the share of those seeds in which the method ends "
+        f"above its baseline, ties half. Intervals are each for itself; what stands in words holds at {percent} for "
+        f"all methods of one setting and outcome together (Holm), not over several outcomes. *No visible difference* "
+        f"does not mean equal: the interval says how large a difference could have stayed hidden. Fewer than "
+        f"{MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations with "
+        f"normal values they hold the truth in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict rests "
+        f"on them."
     )
     outcomes = _list(f"{one.name}: {one.text}" for one in comparison.outcomes)
     return [*parts, f"Outcomes, each of finished runs:\n\n{outcomes}"]
@@ -78,12 +79,12 @@ def _table(comparison: Comparison, table: Table) -> list[str]:
             _digits(cell.paired.difference for cell in cells.values() if cell.paired),
         )
         for method, cell in cells.items():
-            rows.append([shown, _text(method), *_cells(cell, digits, base=method == table.base)])
+            rows.append([shown, _text(method), *_cells(cell, digits, baseline=method == table.baseline)])
             shown = ""
-    base = f"difference to {_text(table.base)}" if table.base else "difference"
+    baseline = f"difference to {_text(table.baseline)}" if table.baseline else "difference"
     if rows:
         parts.append(_list(_in_words(comparison, table)))
-        parts.append(_grid(["outcome", "method", "seeds", "value", base, "P(higher)", "in words"], rows))
+        parts.append(_grid(["outcome", "method", "seeds", "value", baseline, "P(higher)", "in words"], rows))
     else:
         parts.append("No run of this setting has finished: there is nothing to compare.")
     heads = ["method", "runs", "failed", "collapsed", *(TITLES[name] for name in DETECTORS)]
@@ -101,10 +102,10 @@ def _table(comparison: Comparison, table: Table) -> list[str]:
     return parts
 
 
-def _cells(cell: Cell, digits: tuple[int, int], *, base: bool) -> list[str]:
+def _cells(cell: Cell, digits: tuple[int, int], *, baseline: bool) -> list[str]:
     value = [str(len(cell.values)), _estimate(cell.summary, digits[0])]
     if cell.paired is None:
-        return [*value, "", "", "base" if base else ""]
+        return [*value, "", "", "baseline" if baseline else ""]
     said = cell.paired.verdict + (f" ({cell.paired.remark})" if cell.paired.remark else "")
     return [
         *value,
@@ -129,7 +130,7 @@ def _in_words(comparison: Comparison, table: Table) -> Iterable[str]:
                 said.setdefault(paired.verdict, []).append(method)
         if said:
             told = "; ".join(f"{verdict}: {', '.join(methods)}" for verdict, methods in sorted(said.items()))
-            yield f"{outcome.name} against {table.base}: {told}."
+            yield f"{outcome.name} against {table.baseline}: {told}."
 
 
 def _sweep(sweep: Sweep) -> list[str]:

@@ -54,7 +54,7 @@ FIRST = (
 #: Of what methods log, by its last part.
 _OWN = {
     "threshold": "nats",
-    "gate": "share of steps open",
+    "gate": "share of optimizer steps open",
     **dict.fromkeys(("candidates", "silenced", "dropped", "selected", "boosted", "damped"), "share of tokens"),
 }
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 #: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
 WIDTH = 10
 
-#: No run is so long: a step beyond it is damage, and would not fit into an array either.
+#: No run is so long: a rollout beyond it is damage, and would not fit into an array either.
 MOST_ROLLOUTS = 10**9
 
-#: Steps (int64) and values (float64), of equal length.
+#: Rollouts (int64) and values (float64), of equal length.
 Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 Status: TypeAlias = Literal["finished", "unfinished", "failed"]
@@ -31,7 +31,7 @@ class RunRecord:
         setting: name of its setting, ``default`` where there is none.
         method: name of what is compared.
         seed: pairs runs across methods.
-        status: ``finished``, ``unfinished`` (fewer rollouts than ``optimisation.steps``) or ``failed``.
+        status: ``finished``, ``unfinished`` (fewer rollouts than ``optimisation.rollouts``) or ``failed``.
         error: last lines of what a failed run raised.
         path: of its folder, or ``FILE:LINE`` of a results file.
         config: the resolved run; empty if its file is missing or damaged.
@@ -39,12 +39,12 @@ class RunRecord:
         command: makes the run again.
         cpu_seconds: of its process.
         seconds: wall time.
-        evaluations: records with ``eval/*`` and ``step``, first to last; floats of 6 significant digits.
+        evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
         metrics: curves by name, without ``eval/*`` and ``seconds/*``.
         bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
         largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
         seconds_by_phase: mean wall seconds a rollout.
-        base: method that the bench compares with.
+        baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
         remarks: what of this run could not be read, and why.
     """
@@ -66,7 +66,7 @@ class RunRecord:
     bin_width: int = 1
     largest: dict[str, Curve] = field(default_factory=dict)
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
-    base: str | None = None
+    baseline: str | None = None
     bench_command: str | None = None
     remarks: tuple[str, ...] = ()
 
@@ -78,12 +78,12 @@ class RunRecord:
     @property
     def rollouts(self) -> int:
         """Last rollout with metrics; 0 without any."""
-        return max((int(steps[-1]) for steps, _ in self.metrics.values() if len(steps)), default=0)
+        return max((int(rollouts[-1]) for rollouts, _ in self.metrics.values() if len(rollouts)), default=0)
 
     @property
     def planned(self) -> int | None:
         """Rollouts that the configuration asks for."""
-        found = setting_of(self.config, "optimisation.steps")
+        found = setting_of(self.config, "optimisation.rollouts")
         return found if isinstance(found, int) else None
 
     @property

@@ -64,7 +64,7 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
     if not names:
         return list(known.values())
     metrics = {name for run in runs for name in run.metrics}
-    evaluated = {name for run in runs for one in run.evaluations for name in one if name != "step"}
+    evaluated = {name for run in runs for one in run.evaluations for name in one if name != "rollout"}
     found = []
     for name in dict.fromkeys(names):
         if name in known:
@@ -88,30 +88,30 @@ def outcome_of(run: RunRecord, name: str) -> float | None:
     if name.startswith("eval/"):
         # an evaluation before the end is not that of the end
         last = run.evaluations[-1] if run.evaluations else {}
-        return last.get(name) if last.get("step") == run.rollouts else None
+        return last.get(name) if last.get("rollout") == run.rollouts else None
     return last_tenth(run, name)
 
 
 def last_tenth(run: RunRecord, name: str) -> float | None:
     """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
-    steps, values = binned(run, name)
+    ends, values = binned(run, name)
     if not len(values):
         return None
-    inside = steps > run.rollouts - max(1, run.rollouts // 10)
+    inside = ends > run.rollouts - max(1, run.rollouts // 10)
     if not inside.any():
         return None
-    return float(np.average(values[inside], weights=weights(run, steps)[inside]))
+    return float(np.average(values[inside], weights=weights(run, ends)[inside]))
 
 
 def _area(run: RunRecord) -> float | None:
-    steps, values = binned(run, "reward/mean")
-    return float(np.average(values, weights=weights(run, steps))) if len(values) else None
+    ends, values = binned(run, "reward/mean")
+    return float(np.average(values, weights=weights(run, ends))) if len(values) else None
 
 
 def _best(run: RunRecord) -> float | None:
-    steps, values = binned(run, "reward/mean")
+    ends, values = binned(run, "reward/mean")
     # the last bin may hold a few rollouts only, whose mean is noisier
-    whole = weights(run, steps) == weights(run, steps).max() if len(values) else values
+    whole = weights(run, ends) == weights(run, ends).max() if len(values) else values
     return float(values[whole].max()) if len(values) else None
 
 

@@ -41,7 +41,7 @@ def overlaps_of(runs: Sequence[RunRecord]) -> tuple[list[Overlap], list[str]]:
     """All overlaps that the traces next to the runs allow, and notes on traces that could not be read.
 
     Within the runs of one method all traced tokens are compared. Between methods only tokens of the first rollout that
-    were sampled alike: after the first step the weights differ, and with them the samples.
+    were sampled alike: after the first optimizer step the weights differ, and with them the samples.
     """
     notes: list[str] = []
     groups: dict[tuple[str | None, str], list[tuple[RunRecord, list[Sample]]]] = {}
@@ -61,7 +61,7 @@ def overlaps_of(runs: Sequence[RunRecord]) -> tuple[list[Overlap], list[str]]:
             mine = [(run, samples) for run, samples in traced if run.method == method]
             inside = within_runs(mine)
             if len(inside) > 1:
-                rollouts = {(run.seed, one.step) for run, samples in mine for one in samples}
+                rollouts = {(run.seed, one.rollout) for run, samples in mine for one in samples}
                 text = (
                     f"all traced tokens of {method}: {counted(len(mine), 'run')}, "
                     f"{counted(len(rollouts), 'rollout')}{_idle(traced_by(mine), inside)}"
@@ -102,7 +102,7 @@ def within_runs(traced: Iterable[tuple[RunRecord, Sequence[Sample]]]) -> dict[st
     for run, samples in traced:
         for one in samples:
             for key, places in _touched(one).items():
-                token = (run.seed, one.step, one.optimizer_step, one.response)
+                token = (run.seed, one.rollout, one.optimizer_step, one.response)
                 found.setdefault(key, set()).update((*token, place) for place in places)
     return found
 
@@ -116,13 +116,13 @@ def between_runs(traced: Sequence[tuple[RunRecord, Sequence[Sample]]]) -> tuple[
     ids: dict[tuple[int, str], dict[str, tuple[int, ...]]] = {}
     for run, samples in traced:
         for one in samples:
-            if one.step == 1 and one.ids:
+            if one.rollout == 1 and one.ids:
                 ids.setdefault((run.seed, one.response), {})[run.method] = tuple(one.ids)
     alike = {key for key, own in ids.items() if len(own) == len(methods) > 1 and len(set(own.values())) == 1}
     found: dict[str, set[Token]] = {}
     for run, samples in traced:
         for one in samples:
-            if one.step == 1 and (run.seed, one.response) in alike:
+            if one.rollout == 1 and (run.seed, one.response) in alike:
                 for key, places in _touched(one).items():
                     mine = found.setdefault(_between(run.method, key), set())
                     mine.update((run.seed, one.response, place) for place in places)

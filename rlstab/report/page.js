@@ -86,7 +86,7 @@
       const found = curve(metric, method);
       if (!found) continue;
       const name = plain(method.name), over = summary(found.seeds, log);
-      const line = { color: colour(method), width: method.base ? 2.4 : 2, dash: DASHES[method.dash] };
+      const line = { color: colour(method), width: method.baseline ? 2.4 : 2, dash: DASHES[method.dash] };
       const kept = found.x.map((_, i) => i).filter((i) => over.mean[i] !== null);
       if (!kept.length) sparse = true;
       if (kept.length && found.seeds.length > 1 && state.band !== "none" && !state.seeds) {

@@ -10,7 +10,10 @@ from rlstab.report.metric_names import in_order
 from rlstab.report.model import RunRecord
 
 #: What a run measures whatever its methods are; the rest belongs to methods, by its prefix.
-GENERAL = ("reward/", "response/", "scorer/", "tokens/", "ratio/", "sampler/", "gradient/", "head/", "steps/", "eval/")
+GENERAL = (
+    *("reward/", "response/", "scorer/", "tokens/", "ratio/", "sampler/", "gradient/", "head/"),
+    *("optimizer_steps/", "eval/"),
+)
 #: Curves that say nothing of a comparison.
 _ASIDE = ("sampler/gap", "sampler/largest_gap", "sampler/gap_live", "sampler/largest_gap_live", "loss")
 _GRADIENTS = ("gradient/norm", "gradient/largest_norm")

@@ -46,7 +46,7 @@ def curves(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[str,
 
 
 def _curve(one: Seeds, grids: dict[tuple[int, ...], int]) -> dict[str, Any]:
-    grid = grids.setdefault(tuple(int(step) for step in one.steps), len(grids))
+    grid = grids.setdefault(tuple(int(rollout) for rollout in one.rollouts), len(grids))
     return {"grid": grid, "names": list(one.seeds), "seeds": [_short(row) for row in one.values]}
 
 

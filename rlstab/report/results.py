@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from rlstab.config.renamed import new_record, new_settings
 from rlstab.errors import ReportError
 from rlstab.report.bins import binned
 from rlstab.report.model import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
 from rlstab.report.numbers import ranges
 
-FORMAT = 1
+FORMAT = 2
 
 
 def export_results(loaded: Loaded, path: str | Path) -> Path:
@@ -63,7 +64,7 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
 
 def _line(run: RunRecord) -> dict[str, Any]:
     curves = {name: binned(run, name) for name in sorted(run.metrics)}
-    steps = sorted({int(step) for one, _ in curves.values() for step in one})
+    rollouts = sorted({int(rollout) for one, _ in curves.values() for rollout in one})
     return {
         "format": FORMAT,
         "bench": run.bench,
@@ -72,7 +73,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "seed": run.seed,
         "status": run.status,
         "error": run.error,
-        "base": run.base,
+        "baseline": run.baseline,
         "bench_command": run.bench_command,
         "run_hash": run.about.get("run_hash"),
         "objective_hash": run.about.get("objective_hash"),
@@ -86,17 +87,17 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "evaluations": _plain(run.evaluations),
         "curves": {
             "width": run.bin_width if run.bin_width > 1 else WIDTH,
-            "step": steps,
-            **{name: _aligned(curve, steps) for name, curve in curves.items()},
+            "rollout": rollouts,
+            **{name: _aligned(curve, rollouts) for name, curve in curves.items()},
         },
-        "largest": {name: _aligned(curve, steps) for name, curve in sorted(run.largest.items())},
+        "largest": {name: _aligned(curve, rollouts) for name, curve in sorted(run.largest.items())},
         "left_out": list(run.remarks),
     }
 
 
-def _aligned(curve: Curve, steps: list[int]) -> list[float | None]:
-    by_step = {int(step): rounded(float(value)) for step, value in zip(*curve, strict=True) if math.isfinite(value)}
-    return [by_step.get(step) for step in steps]
+def _aligned(curve: Curve, rollouts: list[int]) -> list[float | None]:
+    values = {int(place): rounded(float(value)) for place, value in zip(*curve, strict=True) if math.isfinite(value)}
+    return [values.get(place) for place in rollouts]
 
 
 def _plain(data: Any) -> Any:
@@ -111,19 +112,20 @@ def _plain(data: Any) -> Any:
 
 
 class _Curves(BaseModel):
-    """``width`` and ``step``, and beside them one list a metric, null where a bin has none."""
+    """``width`` and ``rollout``, and beside them one list a metric, null where a bin has none."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, list[float | None]]
     width: int = Field(ge=1)
-    step: list[int]
+    # here and below, the second name is that of format 1
+    rollout: list[int] = Field(validation_alias=AliasChoices("rollout", "step"))
 
     @model_validator(mode="after")
     def _fit(self) -> _Curves:
-        if any(later <= one for one, later in pairwise([0, *self.step])):
-            raise ValueError("curves.step does not rise from 1 on")
-        if self.step and self.step[-1] > MOST_ROLLOUTS:
-            raise ValueError(f"curves.step goes beyond {MOST_ROLLOUTS} rollouts")
+        if any(later <= one for one, later in pairwise([0, *self.rollout])):
+            raise ValueError("curves.rollout does not rise from 1 on")
+        if self.rollout and self.rollout[-1] > MOST_ROLLOUTS:
+            raise ValueError(f"curves.rollout goes beyond {MOST_ROLLOUTS} rollouts")
         return self
 
 
@@ -131,14 +133,14 @@ class _Line(BaseModel):
     """One run; keys that this version does not know are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
-    format: Literal[1]
+    format: Literal[1, 2]
     bench: str | None
     setting: str
     method: str
     seed: int
     status: Status
     error: str | None
-    base: str | None = None
+    baseline: str | None = Field(None, validation_alias=AliasChoices("baseline", "base"))
     bench_command: str | None = None
     config: dict[str, Any]
     about: dict[str, Any]
@@ -153,7 +155,7 @@ class _Line(BaseModel):
 
 
 def _record(line: _Line, place: str) -> RunRecord:
-    steps = np.array(line.curves.step, dtype=np.int64)
+    rollouts = np.array(line.curves.rollout, dtype=np.int64)
     return RunRecord(
         bench=line.bench,
         setting=line.setting,
@@ -162,25 +164,27 @@ def _record(line: _Line, place: str) -> RunRecord:
         status=line.status,
         error=line.error,
         path=place,
-        config=line.config,
+        config=new_settings(line.config),
         about=line.about,
         command=line.command,
         cpu_seconds=line.cpu_seconds,
         seconds=line.seconds,
-        evaluations=[{key: value for key, value in one.items() if value is not None} for one in line.evaluations],
-        metrics={name: _curve(steps, one) for name, one in line.curves.__pydantic_extra__.items()},
+        evaluations=[
+            {key: value for key, value in new_record(one).items() if value is not None} for one in line.evaluations
+        ],
+        metrics={name: _curve(rollouts, one) for name, one in new_record(line.curves.__pydantic_extra__).items()},
         bin_width=line.curves.width,
-        largest={name: _curve(steps, one) for name, one in line.largest.items()},
+        largest={name: _curve(rollouts, one) for name, one in line.largest.items()},
         seconds_by_phase=line.seconds_by_phase,
-        base=line.base,
+        baseline=line.baseline,
         bench_command=line.bench_command,
         remarks=tuple(line.left_out),
     )
 
 
-def _curve(steps: NDArray[np.int64], values: list[float | None]) -> Curve:
-    if len(values) != len(steps):
-        raise ValueError(f"a curve has {len(values)} values for {len(steps)} steps")
+def _curve(rollouts: NDArray[np.int64], values: list[float | None]) -> Curve:
+    if len(values) != len(rollouts):
+        raise ValueError(f"a curve has {len(values)} values for {len(rollouts)} rollouts")
     found = np.array([math.nan if one is None else one for one in values], dtype=np.float64)
     known = np.isfinite(found)
-    return steps[known], found[known]
+    return rollouts[known], found[known]

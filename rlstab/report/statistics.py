@@ -1,4 +1,4 @@
-"""Numbers with intervals: interquartile means, paired differences, how often one method ends higher than the base.
+"""Numbers with intervals: interquartile means, paired differences, how often one method ends higher than the baseline.
 
 Two kinds of interval, each where it holds what it promises:
 
@@ -36,7 +36,7 @@ RESAMPLES = 4999
 #: Of the resampling: the same runs give the same interval.
 SEED = 0
 
-Verdict: TypeAlias = Literal["higher", "lower", "no visible difference", "identical", "too few seeds", "base"]
+Verdict: TypeAlias = Literal["higher", "lower", "no visible difference", "identical", "too few seeds", "baseline"]
 Values: TypeAlias = Mapping[int, float]
 
 
@@ -60,15 +60,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Paired:
-    """A method against the base, seed by seed.
+    """A method against the baseline, seed by seed.
 
     Attributes:
-        difference: mean of method minus base, with its interval.
-        wins: probability of a higher value than the base: share of seeds won, ties half.
+        difference: mean of method minus baseline, with its interval.
+        wins: probability of a higher value than the baseline: share of seeds won, ties half.
         seeds: those in both.
         unpaired: those in only one of the two, which take no part.
         p: of the paired t-test, two-sided; None where it is not defined.
-        p_adjusted: the same after Holm, over the methods compared with this base in this outcome.
+        p_adjusted: the same after Holm, over the methods compared with this baseline in this outcome.
         verdict: in words. ``higher`` says nothing about better.
         remark: what the verdict alone hides; empty if nothing.
     """
@@ -96,11 +96,11 @@ def summary(values: Values) -> Estimate:
     return _bootstrapped(found, interquartile_mean)
 
 
-def against_base(methods: Mapping[str, Values], base: Values) -> dict[str, Paired]:
-    """Each method against the base, by seed, with verdicts that hold for all of them together."""
-    seeds = {name: tuple(sorted(values.keys() & base.keys())) for name, values in methods.items()}
+def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[str, Paired]:
+    """Each method against the baseline, by seed, with verdicts that hold for all of them together."""
+    seeds = {name: tuple(sorted(values.keys() & baseline.keys())) for name, values in methods.items()}
     differences = {
-        name: np.array([values[seed] - base[seed] for seed in seeds[name]], dtype=np.float64)
+        name: np.array([values[seed] - baseline[seed] for seed in seeds[name]], dtype=np.float64)
         for name, values in methods.items()
     }
     means = {name: _student(one) for name, one in differences.items()}
@@ -113,7 +113,7 @@ def against_base(methods: Mapping[str, Values], base: Values) -> dict[str, Paire
             difference=difference,
             wins=_won(differences[name]),
             seeds=seeds[name],
-            unpaired=tuple(sorted(values.keys() ^ base.keys())),
+            unpaired=tuple(sorted(values.keys() ^ baseline.keys())),
             p=p,
             p_adjusted=together.get(name),
             verdict=verdict,
@@ -163,7 +163,7 @@ def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | N
 
 
 def _won(differences: NDArray[np.float64]) -> Estimate:
-    """Share of seeds in which the method is above the base, ties half."""
+    """Share of seeds in which the method is above the baseline, ties half."""
     wins = (np.sign(differences) + 1) / 2
     count = len(wins)
     if count == 0:

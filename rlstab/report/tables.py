@@ -30,7 +30,7 @@ def result_table(table: Table, outcome: Outcome, looks: Mapping[str, Look], *, a
     scale = _Scale([0.0, *_numbers(differences)])
     return {
         "outcome": outcome.name,
-        "base": table.base,
+        "baseline": table.baseline,
         "caption": _where(table, alone) + f"{outcome.title}: {outcome.text}"
         f"{f', in {outcome.unit}' if outcome.unit else ''}.",
         "axis": scale.ticks() if differences else None,
@@ -38,13 +38,13 @@ def result_table(table: Table, outcome: Outcome, looks: Mapping[str, Look], *, a
             {
                 "method": method,
                 "look": looks[method],
-                "base": method == table.base,
+                "baseline": method == table.baseline,
                 "seeds": len(cell.values),
                 "value": _texts(cell.summary, value_places),
                 "difference": _texts(cell.paired.difference, difference_places, signed=True) if cell.paired else None,
                 "forest": scale.drawn(cell.paired.difference) if cell.paired else None,
                 "wins": _texts(cell.paired.wins, 2) if cell.paired else None,
-                "words": cell.paired.verdict if cell.paired else ("the base" if method == table.base else ""),
+                "words": cell.paired.verdict if cell.paired else ("the baseline" if method == table.baseline else ""),
                 "told": bool(cell.paired and cell.paired.verdict in ("higher", "lower")),
                 "collapsed": f"{table.collapses[method].collapsed} of {table.collapses[method].runs}",
             }

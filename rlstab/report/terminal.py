@@ -60,7 +60,7 @@ def _sample(sample: Sample, always: set[tuple[str, str]], width: int) -> Group:
                 for place in places:
                     if action not in done.setdefault(place, []):
                         done[place].append(action)
-    head = Text(f"step {sample.step}", "bold")
+    head = Text(f"rollout {sample.rollout}", "bold")
     if sample.optimizer_step is not None:
         head.append(f", optimizer step {sample.optimizer_step}")
     head.append(f"  response {visible(sample.response)}", "not bold")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rlstab.errors import ReportError
 from rlstab.report.numbers import counted
@@ -41,7 +41,7 @@ class Sample:
     """One response in one optimizer step. Lists have one entry a token; an empty one was not in the file.
 
     Attributes:
-        step: rollout from 1, or the step of the other trainer.
+        rollout: from 1; what prime-rl calls a step.
         optimizer_step: from 1, or None.
         response: names the response in its run.
         group: names its prompt, or is None.
@@ -55,7 +55,7 @@ class Sample:
         methods: by key.
     """
 
-    step: int
+    rollout: int
     optimizer_step: int | None
     response: str
     group: str | None
@@ -190,7 +190,8 @@ class _Line(BaseModel):
 class _OwnLine(_Line):
     """A line of ``tokens.jsonl``."""
 
-    step: int
+    # the second is what format 1 called it
+    rollout: int = Field(validation_alias=AliasChoices("rollout", "step"))
     optimizer_step: int | None = None
     sequence_id: int
     group_id: int | None = None
@@ -224,7 +225,7 @@ class _OwnLine(_Line):
 
     def sample(self, decode: Callable[[list[int]], str] | None) -> Sample:
         return Sample(
-            step=self.step,
+            rollout=self.rollout,
             optimizer_step=self.optimizer_step,
             response=str(self.sequence_id),
             group=None if self.group_id is None else str(self.group_id),
@@ -305,7 +306,7 @@ class _PrimeLine(_Line):
         prompt = "" if not start else f"({start} tokens)" if decode is None else decode(self.token_ids[:start])
         sampled = self.inference_logprobs if _known(self.inference_logprobs) else self.trainer_logprobs
         return Sample(
-            step=self.step,
+            rollout=self.step,
             optimizer_step=None,
             response=f"{self.rank}-{self.export_sequence_idx}",
             group=self.env_name,

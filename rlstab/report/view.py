@@ -27,7 +27,7 @@ def write_view(
     source: str | Path,
     out: str | Path | None = None,
     *,
-    step: int | None = None,
+    rollout: int | None = None,
     limit: int | None = None,
     tokenizer: str | Path | None = None,
 ) -> Path:
@@ -36,7 +36,7 @@ def write_view(
     Args:
         source: see :func:`rlstab.report.tokens.read_tokens`.
         out: of the page; None is ``view.html`` in a run folder, or the name of the trace file with ``.html``.
-        step: only this one.
+        rollout: only this one.
         limit: responses, those of the largest influence; None is 2000.
         tokenizer: see :func:`rlstab.report.tokens.read_tokens`.
 
@@ -44,7 +44,7 @@ def write_view(
         ReportError: nothing to show, or the page cannot be written.
     """
     source = Path(source)
-    found = choose(read_tokens(source, tokenizer), step, PAGE_LIMIT if limit is None else limit)
+    found = choose(read_tokens(source, tokenizer), rollout, PAGE_LIMIT if limit is None else limit)
     if out is None:
         out = source / "view.html" if source.is_dir() else source.with_suffix(".html")
     out = Path(out)
@@ -55,18 +55,18 @@ def write_view(
     return out
 
 
-def choose(found: Tokens, step: int | None, limit: int) -> Tokens:
-    """The samples of one step, and of these at most ``limit``, those of the largest influence, in their order.
+def choose(found: Tokens, rollout: int | None, limit: int) -> Tokens:
+    """The samples of one rollout, and of these at most ``limit``, those of the largest influence, in their order.
 
     Raises:
-        ReportError: no sample of this step, or no sample wanted.
+        ReportError: no sample of this rollout, or no sample wanted.
     """
     if limit < 1:
         raise ReportError(f"--limit {limit}: expected a number of at least 1.")
-    samples = [one for one in found.samples if step is None or one.step == step]
+    samples = [one for one in found.samples if rollout is None or one.rollout == rollout]
     if not samples:
-        steps = sorted({one.step for one in found.samples})
-        raise ReportError(f"step {step} was not traced. Traced: {', '.join(map(str, steps))}.")
+        traced = sorted({one.rollout for one in found.samples})
+        raise ReportError(f"rollout {rollout} was not traced. Traced: {', '.join(map(str, traced))}.")
     notes = list(found.notes)
     if len(samples) > limit:
         notes.append(
@@ -155,7 +155,7 @@ def _key(key: str) -> str:
 def _sample(one: Sample) -> dict[str, Any]:
     influence = one.influence()
     return {
-        "step": one.step,
+        "rollout": one.rollout,
         "optimizer": one.optimizer_step,
         "response": visible(one.response, spaces=False),
         "group": None if one.group is None else visible(one.group, spaces=False),

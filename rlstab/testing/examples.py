@@ -35,7 +35,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sequence_mean": (SequenceMean(),),
-    "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, step=0.05)),
+    "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
 }

@@ -19,7 +19,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.trace.effects import MethodTrace, Trace, trace
 from rlstab.trace.token_texts import token_texts
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Tracer:
             policy: live outputs for its tokens.
             computed: ``(n,)`` bool, the tokens that they were computed for; the others have no ratio in the file.
             response_ids: ``(B, T)`` int64, the tokens of the batch's rows.
-            optimizer_step: number of the step, from 1.
+            optimizer_step: its number, from 1.
         """
         rows = [row for row, sequence in enumerate(batch.sequence_ids.tolist()) if sequence in self._traced]
         if not rows:
@@ -105,7 +105,7 @@ class Tracer:
         with self.path.open("a", encoding="utf-8") as file:
             for row in rows:
                 where = batch.sequence == row
-                line = {"format": FORMAT, "step": self._rollout, "optimizer_step": optimizer_step}
+                line = {"format": FORMAT, "rollout": self._rollout, "optimizer_step": optimizer_step}
                 line |= self._line(batch, found, ratio, row, where, ids[where].tolist())
                 file.write(json.dumps(line, allow_nan=False) + "\n")
 

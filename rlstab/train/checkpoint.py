@@ -15,11 +15,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlstab.config.renamed import new_record
 from rlstab.core.objective import State
 from rlstab.errors import CheckpointError
 from rlstab.train.policy import Policy
 
-FORMAT = 1
+FORMAT = 2
+
+#: Formats that are read; the first had ``step`` for ``rollout``.
+READABLE = (1, FORMAT)
 
 
 @dataclass(frozen=True)
@@ -27,27 +31,27 @@ class Checkpoint:
     """What is needed beside weights and optimizer to continue.
 
     Attributes:
-        step: rollouts completed; it is also the position in the data, and every random number derives from it.
+        rollout: rollouts completed; it is also the position in the data, and every random number derives from it.
         optimizer_steps: attempted so far.
         state: of the objective.
         objective: hash of the objective that the state belongs to.
     """
 
-    step: int
+    rollout: int
     optimizer_steps: int
     state: State
     objective: str
 
 
 def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int) -> Path:
-    """Write ``folder/step-000050`` and remove all but the newest ``keep``.
+    """Write ``folder/rollout-000050`` and remove all but the newest ``keep``.
 
     Everything is written to a hidden folder, flushed to disk, and renamed last.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left_over in folder.glob(".writing-*"):
         shutil.rmtree(left_over)
-    final = folder / f"step-{checkpoint.step:06d}"
+    final = folder / f"rollout-{checkpoint.rollout:06d}"
     writing = folder / f".writing-{final.name}"
     policy.save(writing)
     tensors: dict[str, Tensor] = {}
@@ -58,7 +62,7 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
     save_file(tensors, writing / "trainer.safetensors")
     record = {
         "format": FORMAT,
-        "step": checkpoint.step,
+        "rollout": checkpoint.rollout,
         "optimizer_steps": checkpoint.optimizer_steps,
         "objective": checkpoint.objective,
         "state": plain,
@@ -77,7 +81,8 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
 
 def checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-[0-9]*"))
+    found = [*folder.glob("step-[0-9]*"), *folder.glob("rollout-[0-9]*")]  # the first is what it was called before
+    return sorted(found, key=lambda one: int(one.name.rpartition("-")[2]))
 
 
 def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, objective: str) -> Checkpoint:
@@ -94,10 +99,10 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, object
         raise CheckpointError(
             f"{path} is damaged: {error}. Delete this folder, and --resume takes the checkpoint before it."
         ) from error
-    if version != FORMAT:
+    if version not in READABLE:
         raise CheckpointError(
-            f"{path} has format {version}, this version of rlstab reads {FORMAT}. Resume it with the version that "
-            f"wrote it."
+            f"{path} has format {version}, this version of rlstab reads {' and '.join(map(str, READABLE))}. Resume it "
+            f"with the version that wrote it."
         )
     if owner != objective:
         raise CheckpointError(
@@ -120,7 +125,8 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, object
             key: value if key == "step" else value.to(device) for key, value in values.items()
         }
     state = _with_tensors(record["state"], tensors)
-    return Checkpoint(int(record["step"]), int(record["optimizer_steps"]), state, owner)
+    record = new_record(record)
+    return Checkpoint(int(record["rollout"]), int(record["optimizer_steps"]), state, owner)
 
 
 def _without_tensors(state: Mapping[str, Any], place: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

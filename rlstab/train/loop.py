@@ -27,6 +27,7 @@ from torch import Tensor
 
 import rlstab
 from rlstab.config.objectives import objective_hash
+from rlstab.config.renamed import old_settings
 from rlstab.config.runs import AdvantageSettings, RunConfig, dump_run, run_hash
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
@@ -54,7 +55,7 @@ from rlstab.train.tracking import forget_after, read_metrics, start_trackers
 MAX_REFUSED = 20
 
 #: What a continued run may change.
-MAY_CHANGE = {"tracking", "evaluation", "optimisation.steps", "optimisation.micro_batch_size", "rollout.batch_size"}
+MAY_CHANGE = {"tracking", "evaluation", "optimisation.rollouts", "optimisation.micro_batch_size", "rollout.batch_size"}
 
 
 @dataclass(frozen=True)
@@ -166,21 +167,21 @@ class _Loop:
             run.seed,
         )
         self.done = 0
-        self.recorded = -1  # the last step whose records stay; without a checkpoint not even those of step 0
+        self.recorded = -1  # the last rollout whose records stay; without a checkpoint not even those of rollout 0
         if latest is not None:
             restored = checkpoint.load(
                 latest, policy, self.learner.optimizer, objective=objective_hash(run.composition)
             )
             self.learner.state = restored.state
             self.learner.optimizer_steps = restored.optimizer_steps
-            self.done = self.recorded = restored.step
+            self.done = self.recorded = restored.rollout
         self.refused = 0
         # one worker: a task's generator and scorer are foreign code and need not be safe for several threads
         self.beside, self._leaving = ThreadPoolExecutor(1), threading.Event()
         self._next: tuple[int, Future[tuple[list[int], list[Example]]]] | None = None
         self.tracer = None
         if run.tracking.trace_every and accelerator.is_main_process:
-            self.tracer = Tracer(out / "tokens.jsonl", run.tracking, run.optimisation.steps, policy.tokenizer.decode)
+            self.tracer = Tracer(out / "tokens.jsonl", run.tracking, run.optimisation.rollouts, policy.tokenizer.decode)
         self.learner.tracer = self.tracer
 
     def go(self, about: Mapping[str, Any]) -> RunResult:
@@ -193,7 +194,7 @@ class _Loop:
             forget_after(self.out / "tokens.jsonl", self.recorded)
         start_trackers(self.accelerator, run, self.out, self.recorded)
         try:
-            self._steps()
+            self._rollouts()
         finally:
             self._leaving.set()
             self.beside.shutdown(cancel_futures=True)
@@ -201,22 +202,22 @@ class _Loop:
                 tracker.finish()
         return self._finish()
 
-    def _steps(self) -> None:
+    def _rollouts(self) -> None:
         run, main = self.run, self.accelerator.is_main_process
         every = run.evaluation.every
         if self.done == 0 and every:
             self.accelerator.log(self._evaluate(), step=0)
-        with Progress(self.console, run.optimisation.steps, self.done, shown=main) as progress:
-            for step in range(self.done + 1, run.optimisation.steps + 1):
-                values = self._rollout(step - 1)
-                last = step == run.optimisation.steps
-                if every and (step % every == 0 or last):
+        with Progress(self.console, run.optimisation.rollouts, self.done, shown=main) as progress:
+            for rollout in range(self.done + 1, run.optimisation.rollouts + 1):
+                values = self._rollout(rollout - 1)
+                last = rollout == run.optimisation.rollouts
+                if every and (rollout % every == 0 or last):
                     values |= self._evaluate()
-                self.accelerator.log(values, step=step)
-                progress.show(step, values)
+                self.accelerator.log(values, step=rollout)
+                progress.show(rollout, values)
                 saving = run.tracking.checkpoint_every
-                if last or (saving and step % saving == 0):
-                    self._save(step)
+                if last or (saving and rollout % saving == 0):
+                    self._save(rollout)
 
     def _rollout(self, number: int) -> dict[str, float]:
         """Sample, score and learn once; ``number`` counts from 0 and fixes all randomness."""
@@ -244,7 +245,7 @@ class _Loop:
                     )
                 ),
             )
-        if number + 1 < run.optimisation.steps:
+        if number + 1 < run.optimisation.rollouts:
             self._next = number + 1, self.beside.submit(self._draw_examples, number + 1)
         with metrics.phase("score"):
             scores = Scores.joined([one.result() for one in scoring])
@@ -314,10 +315,10 @@ class _Loop:
         bad = float(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
         if not bad:
             return False
-        steps = self.run.optimisation.steps_per_rollout
+        steps = self.run.optimisation.optimizer_steps_per_rollout
         self.learner.optimizer_steps += steps
         for _ in range(steps):
-            metrics.count("steps/refused")
+            metrics.count("optimizer_steps/refused")
         self._count_refused(
             f"{int(bad)} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the scorer "
             f"of the task return a number.",
@@ -326,8 +327,8 @@ class _Loop:
         return True
 
     def _count_refused(self, refusal: str | None, metrics: Metrics) -> None:
-        steps = self.run.optimisation.steps_per_rollout
-        count = metrics.counts.get("steps/refused", 0)
+        steps = self.run.optimisation.optimizer_steps_per_rollout
+        count = metrics.counts.get("optimizer_steps/refused", 0)
         self.refused = self.refused + count if count == steps else 0
         if refusal is not None and self.accelerator.is_main_process:
             self._say("refused", refusal)
@@ -371,18 +372,23 @@ class _Loop:
         values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
-    def _write_samples(self, step: int, examples: Any, texts: list[str], rewards: Tensor) -> None:
+    def _write_samples(self, rollout: int, examples: Any, texts: list[str], rewards: Tensor) -> None:
         group = self.run.rollout.group
         with (self.out / "samples.jsonl").open("a", encoding="utf-8") as file:
             for place, (text, reward) in enumerate(zip(texts, rewards.tolist(), strict=True)):
                 if place < self.run.tracking.samples:
-                    line = {"step": step, "prompt": examples[place // group].prompt, "text": text, "reward": reward}
+                    line = {
+                        "rollout": rollout,
+                        "prompt": examples[place // group].prompt,
+                        "text": text,
+                        "reward": reward,
+                    }
                     file.write(json.dumps(line) + "\n")
 
-    def _save(self, step: int) -> None:
+    def _save(self, rollout: int) -> None:
         if self.accelerator.is_main_process:
             kept = checkpoint.Checkpoint(
-                step, self.learner.optimizer_steps, self.learner.state, objective_hash(self.run.composition)
+                rollout, self.learner.optimizer_steps, self.learner.state, objective_hash(self.run.composition)
             )
             checkpoint.save(
                 self.out / "checkpoints",
@@ -430,7 +436,9 @@ def _prepare_folder(
     if not before.exists():
         return None
     if resume:
-        _same_run(yaml.safe_load(before.read_text()), run.model_dump(mode="json"), out)
+        started = yaml.safe_load(before.read_text())
+        _same_names(started, before)
+        _same_run(started, run.model_dump(mode="json"), out)
         found = checkpoint.checkpoints(out / "checkpoints")
         if found:
             _same_providers(out, providers)
@@ -443,6 +451,16 @@ def _prepare_folder(
     if accelerator.is_main_process:
         shutil.rmtree(out)
     return None
+
+
+def _same_names(started: Any, path: Path) -> None:
+    found = dict(old_settings(started))
+    if found:
+        names = ", ".join(f"{old} is called '{now}' now" for old, now in found.items())
+        cure = "Use the new names there to continue the run."
+        if any(old.startswith("objective.") for old in found):  # its checkpoints bear the hash of the old names
+            cure = "Continue the run with the version of rlstab that wrote it, or start anew in another tracking.out."
+        raise CheckpointError(f"{path} was written under older names: {names}. {cure}")
 
 
 def _same_run(before: Any, now: Any, out: Path, place: str = "") -> None:

@@ -37,19 +37,20 @@ def draw(records: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 
 
 def _curve(axes: Axes, records: Sequence[dict[str, Any]], name: str, color: str, label: str) -> None:
-    steps = [one["step"] for one in records if name in one]
+    rollouts = [one["rollout"] for one in records if name in one]
     values = [one[name] for one in records if name in one]
     window = max(1, len(values) // 20)
     smooth = [sum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1) for i in range(len(values))]
-    axes.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
-    axes.plot(steps, smooth, color=color, linewidth=1.6, label=f"{label} (mean of {window})" if window > 1 else label)
+    axes.plot(rollouts, values, color=color, alpha=0.2, linewidth=0.8)
+    label = f"{label} (mean of {window})" if window > 1 else label
+    axes.plot(rollouts, smooth, color=color, linewidth=1.6, label=label)
 
 
 def _points(axes: Axes, records: Sequence[dict[str, Any]], name: str, color: str, label: str, style: str) -> None:
     chosen = [one for one in records if name in one]
     if chosen:
         axes.plot(
-            [one["step"] for one in chosen],
+            [one["rollout"] for one in chosen],
             [one[name] for one in chosen],
             style,
             color=color,

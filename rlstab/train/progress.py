@@ -40,16 +40,18 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, step: int, values: dict[str, float]) -> None:
-        """Move to ``step`` and show its metrics; the last evaluation stays."""
+    def show(self, rollout: int, values: dict[str, float]) -> None:
+        """Move to ``rollout`` and show its metrics; the last evaluation stays."""
         if "eval/mean" in values:
             self._held = f" held-out {values['eval/mean']:.3f}"
         shown = {"reward": "reward/mean", "entropy": "tokens/entropy", "grad": "gradient/norm", "kept": "tokens/kept"}
         parts = [f"{label} {values[name]:.3f}" for label, name in shown.items() if name in values]
         parts += [
-            f"[yellow]{kind} {int(values[f'steps/{kind}'])}[/]" for kind in ("refused",) if f"steps/{kind}" in values
+            f"[yellow]{kind} {int(values[f'optimizer_steps/{kind}'])}[/]"
+            for kind in ("refused",)
+            if f"optimizer_steps/{kind}" in values
         ]
-        self._bar.update(self._task, completed=step, description=" ".join(parts) + self._held)
+        self._bar.update(self._task, completed=rollout, description=" ".join(parts) + self._held)
 
 
 def summary_table(records: Sequence[dict[str, Any]]) -> Table:
@@ -67,14 +69,14 @@ def summary_table(records: Sequence[dict[str, Any]]) -> Table:
     if evaluations:
         for name in sorted(key for key in evaluations[-1] if key.startswith("eval/") and "errors" not in key):
             table.add_row(f"held out: {name[5:]}", _number(evaluations[0].get(name)), _number(evaluations[-1][name]))
-    names = sorted({name for one in rollouts for name in one} - {"step"})
-    shown = [name for name in names if not name.startswith(("eval/", "seconds/", "steps/", "scorer/", "lr"))]
+    names = sorted({name for one in rollouts for name in one} - {"rollout"})
+    shown = [name for name in names if not name.startswith(("eval/", "seconds/", "optimizer_steps/", "scorer/", "lr"))]
     for name in shown:
         table.add_row(name, _number(_mean(rollouts[:tenth], name)), _number(_mean(rollouts[-tenth:], name)))
     seconds = sum(one.get("seconds/rollout", 0.0) for one in rollouts)
     table.add_section()
     table.add_row("rollouts", "", str(len(rollouts)))
-    for name in ("steps/skipped", "steps/refused", "scorer/errors"):
+    for name in ("optimizer_steps/skipped", "optimizer_steps/refused", "scorer/errors"):
         total = sum(one.get(name, 0) for one in rollouts)
         if total:
             table.add_row(name, "", str(int(total)))

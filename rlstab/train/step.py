@@ -99,7 +99,7 @@ class Learner:
                     self._step(experience, rows, metrics, first=first)
                 except NonFinite as error:
                     self.optimizer.zero_grad()
-                    metrics.count("steps/refused")
+                    metrics.count("optimizer_steps/refused")
                     self.last_refusal = str(error)
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
@@ -147,7 +147,7 @@ class Learner:
             self.objective, [batch for _, batch in parts], self.state, self.comm, scope=self.settings.scope
         )
         if plan.silent:
-            metrics.count("steps/skipped")
+            metrics.count("optimizer_steps/skipped")
             self.state = plan.state
             return
 
@@ -182,7 +182,8 @@ class Learner:
                 f"{int(bad)} log-probs of the live policy are NaN or Inf and the gradient norm is {norm}. The "
                 f"optimizer step was refused; weights and state are those before it."
             )
-        warmup = min(1.0, self.optimizer_steps / self.settings.warmup_steps) if self.settings.warmup_steps else 1.0
+        ramp = self.settings.warmup_optimizer_steps
+        warmup = min(1.0, self.optimizer_steps / ramp) if ramp else 1.0
         lr = self.settings.lr * warmup * plan.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -10,6 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process
 
+from rlstab.config.renamed import new_record
 from rlstab.config.runs import RunConfig
 
 
@@ -18,15 +19,15 @@ class JsonLinesTracker(GeneralTracker):
 
     Args:
         path: of the file.
-        last_step: of the checkpoint that a run continues from; later lines are removed, for they will come again.
+        last: rollout of the checkpoint that a run continues from; later lines are removed, for they will come again.
     """
 
     name = "jsonl"
     requires_logging_directory = False
 
-    def __init__(self, path: Path, last_step: int) -> None:
+    def __init__(self, path: Path, last: int) -> None:
         super().__init__()
-        forget_after(path, last_step)
+        forget_after(path, last)
         self._file = path.open("a", encoding="utf-8")
 
     @property
@@ -40,7 +41,7 @@ class JsonLinesTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.write(json.dumps({"rollout": step, **values}) + "\n")
         self._file.flush()
 
     @on_main_process
@@ -48,11 +49,11 @@ class JsonLinesTracker(GeneralTracker):
         self._file.close()
 
 
-def forget_after(path: Path, last_step: int) -> None:
-    """Remove the records after a step, and a last line that a kill cut off, by writing anew and renaming."""
+def forget_after(path: Path, last: int) -> None:
+    """Remove the records after a rollout, and a last line that a kill cut off, by writing anew and renaming."""
     if not path.exists():
         return
-    kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= last_step]
+    kept = [line for line in _complete_lines(path) if new_record(json.loads(line))["rollout"] <= last]
     temporary = path.with_suffix(".writing")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
@@ -60,7 +61,7 @@ def forget_after(path: Path, last_step: int) -> None:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a ``metrics.jsonl``; a last line that a kill cut off is left out."""
-    return [json.loads(line) for line in _complete_lines(path)]
+    return [new_record(json.loads(line)) for line in _complete_lines(path)]
 
 
 def _complete_lines(path: Path) -> list[str]:
@@ -70,12 +71,12 @@ def _complete_lines(path: Path) -> list[str]:
     return lines[:-1]
 
 
-def start_trackers(accelerator: Accelerator, run: RunConfig, out: Path, last_step: int) -> None:
+def start_trackers(accelerator: Accelerator, run: RunConfig, out: Path, last: int) -> None:
     """Open the trackers of a run. wandb stays offline unless the environment configures it."""
     if "wandb" in run.tracking.trackers and not {"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys():
         os.environ["WANDB_MODE"] = "offline"
     if accelerator.is_main_process:
-        accelerator.log_with.append(JsonLinesTracker(out / "metrics.jsonl", last_step))
+        accelerator.log_with.append(JsonLinesTracker(out / "metrics.jsonl", last))
     options: dict[str, Any] = {"wandb": {"dir": str(out), "name": out.name}}
     accelerator.init_trackers(run.tracking.project, _flat(run.model_dump(mode="json")), init_kwargs=options)
 

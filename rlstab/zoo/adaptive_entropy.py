@@ -35,7 +35,7 @@ class AdaptiveEntropy(TokenObjective):
             L      = policy term - a_k [H_k < H*] sum_t c0_t h_t
             a_{k+1} = clip(a_k + delta if H_k < H* else a_k - delta, a_min, a_max),   a_1 = a_0
 
-        H* is ``target_entropy``, a_0 ``initial``, delta ``step``, a_min ``low``, a_max ``high``. c0_t are the
+        H* is ``target_entropy``, a_0 ``initial``, delta ``increment``, a_min ``low``, a_max ``high``. c0_t are the
         coefficients of the aggregation over all tokens: 1 / N for a token mean.
 
     Reads:
@@ -53,19 +53,19 @@ class AdaptiveEntropy(TokenObjective):
         - ``target_entropy`` (H*): float in [0, inf), default 0.2. Nats. Skywork-OR1 scripts, and TRL's default. TRL's
           documentation warns that such a low target seldom triggers.
         - ``initial`` (a_0): float in [0, inf), default 0.0. Skywork-OR1 scripts and TRL.
-        - ``step`` (delta): float in [0, inf), default 0.0001. Skywork-OR1 scripts; TRL 0.005.
+        - ``increment`` (delta): float in [0, inf), default 0.0001. Skywork-OR1 scripts; TRL 0.005.
         - ``low`` (a_min): float in [0, inf), default 0.0. Skywork-OR1 scripts and TRL.
         - ``high`` (a_max): float in [0, inf), default 0.005. Skywork-OR1 scripts; TRL 1.0.
 
     State:
-        - ``active``: whether this step's mean entropy is below the target; False before the first step.
-        - ``coefficient``: the price of this step, paid where ``active``.
-        - ``next_coefficient``: the price of the next step, moved by this one unless it has no tokens.
+        - ``active``: whether this optimizer step's mean entropy is below the target; False before the first.
+        - ``coefficient``: the price of this optimizer step, paid where ``active``.
+        - ``next_coefficient``: the price of the next one, moved by this one unless it has no tokens.
 
     Deviations:
-        - From the paper's code: the controller there moves on the driver, with the entropy of the step before. Here a
-          step is judged by its own evidence, which is known before the backward pass, and the price it moves acts in
-          the next step.
+        - From the paper's code: the controller there moves on the driver, with the entropy of the step before. Here an
+          optimizer step is judged by its own evidence, which is known before the backward pass, and the price it moves
+          acts in the next one.
         - From TRL: below the target means strictly below; there it includes equality. As there, the mean is taken over
           the whole optimizer step and all ranks, and the state is saved with the checkpoint.
 
@@ -73,8 +73,8 @@ class AdaptiveEntropy(TokenObjective):
         none
 
     Example:
-        Four tokens with a mean entropy of 0.15, below 0.2. The first step pays 0.001 * 0.15 and raises the price by
-        0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is the payment alone.
+        Four tokens with a mean entropy of 0.15, below 0.2. The first optimizer step pays 0.001 * 0.15 and raises the
+        price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is the payment alone.
 
         >>> import torch
         >>> from rlstab import AdaptiveEntropy, PolicyOutputs, TokenBatch, compose, make_plan
@@ -98,7 +98,7 @@ class AdaptiveEntropy(TokenObjective):
 
     limits = (
         Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so nothing is ever paid."),
-        Limit({"initial": 0.0, "low": 0.0, "step": 0.0}, "the price stays at `initial`, which is 0."),
+        Limit({"initial": 0.0, "low": 0.0, "increment": 0.0}, "the price stays at `initial`, which is 0."),
         Limit({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
     )
     interacts = (
@@ -118,7 +118,7 @@ class AdaptiveEntropy(TokenObjective):
 
     target_entropy: Annotated[float, Range(ge=0)] = 0.2
     initial: Annotated[float, Range(ge=0)] = 0.0
-    step: Annotated[float, Range(ge=0)] = 0.0001
+    increment: Annotated[float, Range(ge=0)] = 0.0001
     low: Annotated[float, Range(ge=0)] = 0.0
     high: Annotated[float, Range(ge=0)] = 0.005
 
@@ -132,10 +132,10 @@ class AdaptiveEntropy(TokenObjective):
 
     def in_words(self) -> Mapping[str, str]:
         return {
-            "penalties": f"In a step whose mean entropy is below {self.target_entropy} nats, subtract a price times "
-            f"the entropy of the live policy, on every token. The price begins at {self.initial}; for the next step it "
-            f"rises by {self.step} after a step below the target and falls by as much after any other, within "
-            f"[{self.low}, {self.high}]."
+            "penalties": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, subtract a "
+            f"price times the entropy of the live policy, on every token. The price begins at {self.initial}; for the "
+            f"next step it rises by {self.increment} after a step below the target and falls by as much after any "
+            f"other, within [{self.low}, {self.high}]."
         }
 
     def init_state(self) -> State:
@@ -151,7 +151,7 @@ class AdaptiveEntropy(TokenObjective):
         if math.isnan(mean.value):
             return {**state, "coefficient": now}
         active = mean.value < self.target_entropy
-        moved = now + (self.step if active else -self.step)
+        moved = now + (self.increment if active else -self.increment)
         return {"active": active, "coefficient": now, "next_coefficient": min(max(moved, self.low), self.high)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

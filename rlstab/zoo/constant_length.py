@@ -24,7 +24,8 @@ class ConstantLength(TokenObjective):
 
     Problem:
         Dividing by the length of a response rewards short right answers and spares long wrong ones, so wrong answers
-        grow. Divided by a constant, a token weighs the same in a short response as in a long one, and in every step.
+        grow. Divided by a constant, a token weighs the same in a short response as in a long one, and in every
+        optimizer step.
 
     Equation:
         With S the number of responses that have a kept token, L_c the constant:

@@ -33,7 +33,7 @@ class LpReg(TokenObjective):
         plausible ones.
 
     Equation:
-        With p_v the policy at the start of the step, a_t the sampled token, A_t = ``advantages``:
+        With p_v the policy at the start of the optimizer step, a_t the sampled token, A_t = ``advantages``:
 
             kept     = { v : p_v >= kappa max_u p_u },   Z = sum of p over kept,   proxy_v = p_v / Z on kept, else 0
             sel_t    = (p(a_t) among the lowest share rho) and (a_t in kept) and A_t < 0
@@ -178,13 +178,13 @@ class LpReg(TokenObjective):
         lowest = f"in the lowest {percent(self.share)} of"
         if self.form == "paper":
             what = f"-ln of the mass that a min-p filter at {self.min_p} keeps of the live policy"
-            pool = f"{lowest} all tokens of the step"
+            pool = f"{lowest} all tokens of the optimizer step"
         else:
             what = (
                 f"the k3 estimate (at most 10) of the divergence from the policy of the evidence, min-p filtered at "
                 f"{self.min_p}, where the live policy is below it"
             )
-            pool = f"{lowest} those of its sign in the step (rounded down; none if that is one token or fewer)"
+            pool = f"{lowest} those of its sign in the optimizer step (rounded down; none if that is one or fewer)"
         words = {
             "penalties": f"Add {self.coefficient} times {what}; on a token when its advantage is negative, its "
             f"probability is {pool} and at least {self.min_p} times that of the likeliest token."

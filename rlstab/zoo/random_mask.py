@@ -38,8 +38,8 @@ class RandomMask(TokenObjective):
                    = all tokens                                          sign: all
             keep_t = not (t in P and u_t < rho)
 
-        rho is ``share``. Each token of P is dropped by itself with this probability; the share dropped of a step
-        varies around it.
+        rho is ``share``. Each token of P is dropped by itself with this probability; the share dropped of an optimizer
+        step varies around it.
 
     Reads:
         - ``advantages`` (n,), unitless: only the sign; not with ``sign="all"``.
@@ -65,8 +65,8 @@ class RandomMask(TokenObjective):
 
     Deviations:
         - From the paper: its ablation names a random mask as large as that of S2T; how its tokens are drawn, and of
-          which ones, was not found. Here each is drawn by itself, so the size agrees on average and not in each step.
-          The same token is drawn alike whenever it is seen, in each epoch and however the step is cut.
+          which ones, was not found. Here each is drawn by itself, so the size agrees on average and not in each
+          optimizer step. The same token is drawn alike whenever it is seen, in each epoch and however the step is cut.
         - From its code: no official code was found.
 
     Surprises:

@@ -72,7 +72,7 @@ class S2TMask(TokenObjective):
           old policy (``logprobs`` left out) is the same in the first step after a rollout and older by the steps since
           then in the others.
         - From the paper: how its quantile was taken across micro-batches and devices was not found. Here it is exact
-          over all parts of the step.
+          over all parts of the optimizer step.
         - From its code: no official code was found, for any version.
 
     Surprises:
@@ -152,8 +152,8 @@ class S2TMask(TokenObjective):
 
     def in_words(self) -> Mapping[str, str]:
         pool = {
-            "candidates": "the tokens of the step that meet the first two conditions",
-            "all": "all tokens of the step",
+            "candidates": "the tokens of the optimizer step that meet the first two conditions",
+            "all": "all tokens of the optimizer step",
         }[self.population]
         return {
             "keep": f"Drop a token when its advantage is positive, its probability is below {self.max_prob} and its "

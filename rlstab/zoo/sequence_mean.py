@@ -1,4 +1,4 @@
-"""Sequence mean: every response of the step weighs the same."""
+"""Sequence mean: every response of the optimizer step weighs the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlstab.core.terms import Terms, Totals
 @final
 @dataclass(frozen=True)
 class SequenceMean(TokenObjective):
-    """Average over the tokens of a response, then over responses: every response of the step weighs the same.
+    """Average over the tokens of a response, then over responses: every response of the optimizer step weighs the same.
 
     Problem:
         In a token mean a few very long responses outvote the others. Here every response has one vote, whatever its

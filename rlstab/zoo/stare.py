@@ -31,19 +31,19 @@ class STARE(TokenObjective):
         it; a gate keeps the extra weight from turning collapse into explosion.
 
     Equation:
-        With s_t = -``logprobs``, A_t = ``advantages``, N = all kept tokens of the step:
+        With s_t = -``logprobs``, A_t = ``advantages``, N = all kept tokens of the optimizer step:
 
             L+  = the tokens with A_t > 0 whose s_t is in the top share P of those with A_t > 0
             L-  = likewise among A_t < 0
-            g   = 1 if mean of ``entropies`` over the step < H_tgt, else 0
+            g   = 1 if mean of ``entropies`` over the optimizer step < H_tgt, else 0
             w_t = 1 + g (W - 1) on L+,   1 - g (1 - M) on L- (C2 only),   1 elsewhere
             L   = (1 / N) sum_t w_t surrogate_t
 
             W_{k+1} = clip(W_k + alpha sgn(H_tgt - H_k), 1, W_max)       gains move only where alpha > 0
             M_{k+1} = clip(M_k - alpha sgn(H_tgt - H_k), M_min, 1)
 
-        P is ``share``, H_tgt ``target_entropy``, W ``boost``, M ``damp``, alpha ``step``, W_max ``max_boost``, M_min
-        ``min_damp``, H_k the mean entropy of step k.
+        P is ``share``, H_tgt ``target_entropy``, W ``boost``, M ``damp``, alpha ``increment``, W_max ``max_boost``,
+        M_min ``min_damp``, H_k the mean entropy of optimizer step k.
 
     Reads:
         - ``logprobs`` (n,), nats: policy at the start of the optimizer step.
@@ -65,28 +65,28 @@ class STARE(TokenObjective):
         - ``share`` (P): float in (0, 1], default 0.1. Paper and official code; 0.05 to 0.2 are reported fine.
         - ``boost`` (W): float in [1, inf), default 1.1. Official script for 7B; 1.05 for 14B and 32B.
         - ``damp`` (M): float in [0, 1], default 0.9. C2 only. Official script for 7B; 0.95 for 14B and 32B.
-        - ``step`` (alpha): float in [0, inf), default 0.0. 0 keeps the gains fixed, as the official code does by
+        - ``increment`` (alpha): float in [0, inf), default 0.0. 0 keeps the gains fixed, as the official code does by
           default; its adaptive setting is 0.01.
-        - ``max_boost`` (W_max): float in [1, inf), default 1.5. Used where ``step`` is above 0. Official code.
-        - ``min_damp`` (M_min): float in [0, 1], default 0.5. Used where ``step`` is above 0. Official code.
+        - ``max_boost`` (W_max): float in [1, inf), default 1.5. Used where ``increment`` is above 0. Official code.
+        - ``min_damp`` (M_min): float in [0, 1], default 0.5. Used where ``increment`` is above 0. Official code.
 
     State:
-        - ``gate``: whether the weights act in this step; True before the first, decided anew in each step that has
+        - ``gate``: whether the weights act in this optimizer step; True before the first, decided anew in each that has
           tokens.
-        - ``boost``: W of this step.
-        - ``damp``: M of this step.
-        - ``next_boost``: W of the next step, moved by this one where ``step`` is above 0.
-        - ``next_damp``: M of the next step, likewise.
+        - ``boost``: W of this optimizer step.
+        - ``damp``: M of this optimizer step.
+        - ``next_boost``: W of the next optimizer step, moved by this one where ``increment`` is above 0.
+        - ``next_damp``: M of the next, likewise.
 
     Deviations:
-        - From the paper: the gate is decided once per optimizer step, on the token mean of the step's own evidence. The
+        - From the paper: the gate is decided once per optimizer step, on the token mean of its own evidence. The
           paper has one value per batch, and the official code decides once per rollout, from the old policy, aggregated
           like the loss; with one optimizer step per rollout and a token mean these agree.
-        - From its code: the top share is taken over all parts and ranks of the step, as the paper describes. The code
-          takes it inside each micro-batch of one device, at least one token in each.
+        - From its code: the top share is taken over all parts and ranks of the optimizer step, as the paper describes.
+          The code takes it inside each micro-batch of one device, at least one token in each.
         - From its code: the code ranks by the live policy, which is ``refresh: step`` here. Evidence from the rollout
           ranks by the old policy; the two agree with one optimizer step per rollout.
-        - From its code: gains moved by step k act in step k + 1, as in the paper; the code uses them in step k already.
+        - From its code: gains moved by optimizer step k act in k + 1, as in the paper; the code uses them in k already.
         - From its code: every token that ties with the last of the share is selected; ``topk`` in the code breaks ties
           in an order of its own, which half precision makes frequent.
         - From its code: the state is part of the checkpoint; there it is not saved, so gains restart when a run
@@ -123,8 +123,8 @@ class STARE(TokenObjective):
     """
 
     limits = (
-        Limit({"boost": 1.0, "variant": "O1", "step": 0.0}, "every weight is 1."),
-        Limit({"boost": 1.0, "damp": 1.0, "step": 0.0}, "every weight is 1, in variant C2 too."),
+        Limit({"boost": 1.0, "variant": "O1", "increment": 0.0}, "every weight is 1."),
+        Limit({"boost": 1.0, "damp": 1.0, "increment": 0.0}, "every weight is 1, in variant C2 too."),
         Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays shut."),
     )
     interacts = (
@@ -168,30 +168,30 @@ class STARE(TokenObjective):
     share: Annotated[float, Range(gt=0, le=1)] = 0.1
     boost: Annotated[float, Range(ge=1)] = 1.1
     damp: Annotated[float, Range(ge=0, le=1)] = 0.9
-    step: Annotated[float, Range(ge=0)] = 0.0
+    increment: Annotated[float, Range(ge=0)] = 0.0
     max_boost: Annotated[float, Range(ge=1)] = 1.5
     min_damp: Annotated[float, Range(ge=0, le=1)] = 0.5
 
     def __post_init__(self) -> None:
-        if self.step and not (self.boost <= self.max_boost and self.min_damp <= self.damp):
+        if self.increment and not (self.boost <= self.max_boost and self.min_damp <= self.damp):
             raise OutOfRange(
                 f"'{self.name}': boost = {self.boost} and damp = {self.damp}, expected boost <= max_boost = "
-                f"{self.max_boost} and damp >= min_damp = {self.min_damp} when step > 0."
+                f"{self.max_boost} and damp >= min_damp = {self.min_damp} when increment > 0."
             )
 
     def in_words(self) -> Mapping[str, str]:
         rarest, both = f"the rarest {percent(self.share)} of the", self.variant == "C2"
         damp = f", and on {rarest} tokens with negative advantage by {self.damp}" if both else ""
         moves = ""
-        if self.step:
+        if self.increment:
             other = f", the second the other way within [{self.min_damp}, 1]" if both else ""
             moves = (
-                f" For the next step the {'first ' if both else ''}factor rises by {self.step} after a step below the "
-                f"target and falls by as much after one above, within [1, {self.max_boost}]{other}."
+                f" For the next step the {'first ' if both else ''}factor rises by {self.increment} after a step below "
+                f"the target and falls by as much after one above, within [1, {self.max_boost}]{other}."
             )
         return {
-            "weight": f"In a step whose mean entropy is below {self.target_entropy} nats, multiply the policy term on "
-            f"{rarest} tokens with positive advantage by {self.boost}{damp}. The divisor stays.{moves}"
+            "weight": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, multiply the "
+            f"policy term on {rarest} tokens with positive advantage by {self.boost}{damp}. The divisor stays.{moves}"
         }
 
     def init_state(self) -> State:
@@ -210,9 +210,9 @@ class STARE(TokenObjective):
         now = {**state, "boost": state["next_boost"], "damp": state["next_damp"]}
         if math.isnan(gap):  # a step without tokens decides nothing
             return now
-        move = math.copysign(self.step, gap) if gap else 0.0
+        move = math.copysign(self.increment, gap) if gap else 0.0
         boost, damp = now["boost"] + move, now["damp"] - move
-        if self.step:
+        if self.increment:
             boost, damp = min(max(boost, 1.0), self.max_boost), min(max(damp, self.min_damp), 1.0)
         return {**now, "gate": gap > 0, "next_boost": boost, "next_damp": damp}
 

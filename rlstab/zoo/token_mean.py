@@ -1,4 +1,4 @@
-"""Token mean: every token of the step weighs the same."""
+"""Token mean: every token of the optimizer step weighs the same."""
 
 from __future__ import annotations
 

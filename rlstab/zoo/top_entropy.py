@@ -57,7 +57,7 @@ class TopEntropyMask(TokenObjective):
     Deviations:
         - From the paper: it writes the quantile of a batch or micro-batch; here it is exact over all parts and ranks of
           the optimizer step. Whether old or current policy is meant was not found; here it is the policy at the start
-          of the step.
+          of the optimizer step.
         - From other code: TRL's ``top_entropy_quantile`` is ``denominator="all"`` with a quantile per micro-step (over
           ranks, not over accumulation steps). ms-swift has 'all' too, per micro-batch of one device.
           CarlanLark/Lp-Reg-dev has 'kept', the top floor(0.2 n) of a micro-batch of one device, at least one: one token
@@ -119,7 +119,7 @@ class TopEntropyMask(TokenObjective):
         return frozenset({"keep" if self.denominator == "kept" else "weight"})
 
     def in_words(self) -> Mapping[str, str]:
-        when = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the step"
+        when = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the optimizer step"
         left = f"About {percent(self.share)} are left, more by ties."
         if self.denominator == "kept":
             return {"keep": f"Drop a token {when}. It leaves the divisor too. {left}"}

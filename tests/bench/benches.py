@@ -26,7 +26,7 @@ if kind == "die":
     print("about to die", file=sys.stderr, flush=True)
     sys.exit(7)
 with (folder / "metrics.jsonl").open("a") as file:
-    file.write(json.dumps({"step": 1, "reward/mean": 0.5, "tokens/entropy": 0.25, "seconds/rollout": 0.1}) + "\\n")
+    file.write(json.dumps({"rollout": 1, "reward/mean": 0.5, "tokens/entropy": 0.25, "seconds/rollout": 0.1}) + "\\n")
 record = json.loads((folder / "bench.json").read_text())
 status, error = ("failed", "ValueError: bad luck") if kind == "fail" else ("finished", None)
 before = order["cpu_seconds"]
@@ -40,7 +40,7 @@ def tiny(out: Path, methods: Any, **more: Any) -> dict[str, Any]:
     """A bench of runs of two rollouts of 16 responses."""
     base = {
         "rollout": {"prompts": 4, "group": 4, "max_new_tokens": 8},
-        "optimisation": {"steps": 2, "lr": 1e-3},
+        "optimisation": {"rollouts": 2, "lr": 1e-3},
         "evaluation": {"every": 0},
     }
     return {"name": "tiny", "out": str(out), "base": base, "methods": methods, "seeds": 1, "workers": 2, **more}

@@ -60,12 +60,12 @@ def test_a_run_is_that_of_its_run_file(tmp_path: Path) -> None:
 def test_the_base_may_be_a_file_beside(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "base.yaml").write_text(
-        "objective: s2t\noptimisation: {steps: 9}\ntracking: {out: elsewhere}\n"
+        "objective: s2t\noptimisation: {rollouts: 9}\ntracking: {out: elsewhere}\n"
     )
     bench = loaded(tmp_path, "name: x\nbase: runs/base.yaml\nmethods: {own: {}, other: stare}\nseeds: 1\n")
     own, other = (one.config for one in bench.runs)
     assert (list(own.composition.keyed), list(other.composition.keyed)) == (["s2t"], ["stare"])
-    assert own.optimisation.steps == 9
+    assert own.optimisation.rollouts == 9
     assert own.tracking.out == "runs/x/runs/default/own/seed-0"
 
 

@@ -47,7 +47,7 @@ def test_real_workers_finish_or_fail_and_the_rest_goes_on(tmp_path: Path) -> Non
     assert "failed bad/grpo/seed-0: DataError: no.jsonl" in printed(where)
     assert printed(where).endswith(f"{tmp_path}: 1 of 2 runs finished, 1 failed\n")
     about = json.loads((tmp_path / "bench.json").read_text())
-    assert (about["name"], about["base"], about["hash"], about["threads"]) == ("tiny", "grpo", bench.hash, 1)
+    assert (about["name"], about["baseline"], about["hash"], about["threads"]) == ("tiny", "grpo", bench.hash, 1)
     assert load_bench(tmp_path / "bench.yaml").hash == bench.hash
 
 
@@ -98,6 +98,21 @@ def test_changed_runs_need_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert run_bench(changed, overwrite=True, console=where) == 0
     assert "start  default/a/seed-0" not in printed(where)
     assert record(tmp_path, "default/b/seed-0")["run_hash"] == changed.runs[1].hash
+
+
+def test_runs_of_before_say_which_names_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    bench = load_bench(tiny(tmp_path, {"a": "clip_higher"}))
+    run_bench(bench, console=console())
+    folder = bench.runs[0].folder
+    (folder / "bench.json").write_text(json.dumps({**record(tmp_path, "default/a/seed-0"), "run_hash": "of before"}))
+    (folder / "config.yaml").write_text("objective: [{name: clip_higher}]\noptimisation: {steps: 2, lr: 0.001}\n")
+    with pytest.raises(ConfigError) as caught:
+        run_bench(bench, console=console())
+    assert (
+        "default/a/seed-0. They were written under older names, which changes their hashes: optimisation.steps is "
+        "called 'rollouts' now. Make them again with --overwrite, or keep them"
+    ) in str(caught.value)
 
 
 def test_a_folder_of_another_bench_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +200,7 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(tmp_path: Path, monk
         values = {**record(tmp_path, run.name), "status": "running", "cpu_seconds": seconds}
         (run.folder / "bench.json").write_text(json.dumps(values))
         if run.method != "b":
-            (run.folder / "checkpoints" / "step-000001").mkdir(parents=True)
+            (run.folder / "checkpoints" / "rollout-000001").mkdir(parents=True)
     assert [one.method for one in plan_of(bench.runs, overwrite=False, retry=False).resumed] == ["a", "c"]
     where = console()
     assert run_bench(bench, console=where) == 0
@@ -308,12 +323,12 @@ def test_times_are_read_by_people(seconds: float, text: str) -> None:
 @pytest.mark.slow
 def test_a_killed_bench_goes_on_to_the_same_end(tmp_path: Path) -> None:
     file = tiny(tmp_path / "cut", {"a": ["clip_higher", "s2t"]})
-    file["base"] |= {"optimisation": {"steps": 30, "lr": 1e-3}, "tracking": {"checkpoint_every": 2}}
+    file["base"] |= {"optimisation": {"rollouts": 30, "lr": 1e-3}, "tracking": {"checkpoint_every": 2}}
     (tmp_path / "b.yaml").write_text(dump({**file, "keep_checkpoints": True}))
     bench = load_bench(tmp_path / "b.yaml")
     parent = subprocess.Popen([sys.executable, "-m", "rlstab.cli", "bench", str(tmp_path / "b.yaml")])
     checkpoints = bench.runs[0].folder / "checkpoints"
-    while not any(checkpoints.glob("step-*")):
+    while not any(checkpoints.glob("rollout-*")):
         assert parent.poll() is None
         time.sleep(0.05)
     parent.kill()
@@ -322,10 +337,10 @@ def test_a_killed_bench_goes_on_to_the_same_end(tmp_path: Path) -> None:
     before = record(bench.out, bench.runs[0].name)
     assert before["status"] == "running"
     assert before["cpu_seconds"] > 0
-    left = sorted(path.name for path in checkpoints.glob("step-*"))
+    left = sorted(path.name for path in checkpoints.glob("rollout-*"))
     time.sleep(3)
-    assert sorted(path.name for path in checkpoints.glob("step-*")) == left  # nobody trains on
-    assert "step-000030" not in left
+    assert sorted(path.name for path in checkpoints.glob("rollout-*")) == left  # nobody trains on
+    assert "rollout-000030" not in left
     assert run_bench(bench, console=console()) == 0
     whole = load_bench(tmp_path / "b.yaml", out=tmp_path / "whole")
     assert run_bench(whole, console=console()) == 0
@@ -335,4 +350,4 @@ def test_a_killed_bench_goes_on_to_the_same_end(tmp_path: Path) -> None:
         return [{key: value for key, value in one.items() if not key.startswith("seconds/")} for one in lines]
 
     assert metrics(bench.runs[0].folder) == metrics(whole.runs[0].folder)
-    assert (checkpoints / "step-000030").exists()
+    assert (checkpoints / "rollout-000030").exists()

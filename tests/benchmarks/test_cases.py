@@ -70,8 +70,8 @@ def test_the_jobs_are_runs_of_ours(name, tmp_path):
     job = JOBS[name]
     run = load_run(settings(job, tmp_path))
     assert run.rollout.prompts * run.rollout.group == job.samples
-    assert run.optimisation.steps == job.warmup + job.steps
-    assert run.optimisation.steps_per_rollout == 1
+    assert run.optimisation.rollouts == job.warmup + job.steps
+    assert run.optimisation.optimizer_steps_per_rollout == 1
     assert run.evaluation.every == 0
     assert run.optimisation.betas == (0.9, 0.95)
 

@@ -129,7 +129,7 @@ SECTIONS = part(
         estimator=st.sampled_from(["grpo", "dr_grpo", "rloo"]), std=st.booleans(), ddof=st.sampled_from([0, 1])
     ),
     optimisation=part(
-        steps=COUNTS,
+        rollouts=COUNTS,
         epochs=st.integers(1, 4),
         mini_batches=st.sampled_from([1, 2, 4, 8, 16]),
         lr=st.floats(0, 1),

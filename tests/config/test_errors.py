@@ -17,7 +17,7 @@ PRESETS = "20_entropy, dapo, dr_grpo, grpo, justrl, lp_reg, recommended, stapo, 
 MISTAKES = {
     # names
     "unknown key": (
-        "objective: s2t\noptimisation:\n  steps: 5\n  lrr: 1e-4\n",
+        "objective: s2t\noptimisation:\n  rollouts: 5\n  lrr: 1e-4\n",
         "4: optimisation.lrr: unknown key 'lrr'. Did you mean 'lr'?",
     ),
     "unknown key at the top": (

@@ -95,9 +95,9 @@ def stare(case: str, **settings: Any) -> Callable[[], float]:
 
 @functools.cache
 def gains(name: str) -> tuple[Mapping[str, Any], ...]:
-    """The state of each step of a stored controller's run."""
+    """The state of each optimizer step of a stored controller's run."""
     stored = load("stare")["controllers"][name]
-    method = STARE(target_entropy=stored["target_entropy"], step=stored["alpha"])
+    method = STARE(target_entropy=stored["target_entropy"], increment=stored["alpha"])
     state, states = method.init_state(), []
     for one in stored["steps"]:
         state = method.advance(state, Settled({"entropy": Mean.scalar(one["entropy"])}))
@@ -106,7 +106,7 @@ def gains(name: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def controlled(name: str) -> float:
-    """Gates step by step, gains one step later; infinite where a gate differs."""
+    """Gates step by step, gains one optimizer step later; infinite where a gate differs."""
     other, mine = load("stare")["controllers"][name]["steps"], gains(name)
     if [one["gate"] for one in mine] != [one["gate"] for one in other]:
         return math.inf
@@ -242,7 +242,7 @@ AGREEMENTS = (
         "stare",
         "stare",
         "compute_policy_loss_stare, each part divided by its own tokens",
-        "each micro-batch as a step of its own, weighted by its share of the rows",
+        "each micro-batch as an optimizer step of its own, weighted by its share of the rows",
         {"O1 ragged, local": _loss("stare", "O1 ragged, local", STARE(target_entropy=99.0), VERL, local=by_rows)},
     ),
     Agreement(
@@ -250,7 +250,7 @@ AGREEMENTS = (
         "stare",
         "stare",
         "STAREController, agg_loss",
-        "`stare` at step 0, 0.01 and 0.25 over ten steps, gains compared one step later",
+        "`stare` at increment 0, 0.01 and 0.25 over ten optimizer steps, gains compared one later",
         {name: functools.partial(controlled, name) for name in ("fixed", "adaptive", "steep")}
         | {"mean entropy": lambda: apart(mean_entropy(), load("stare")["mean_entropy"]["token-mean"])},
     ),
@@ -267,8 +267,8 @@ AGREEMENTS = (
         "lp_reg",
         "lp_reg",
         "compute_policy_loss_lp_reg",
-        "`lp_reg` (form: code, ratio_cap: 10); each micro-batch as a step of its own, weighted by its share of the "
-        "rows and n / (n + 1e-8); the live policy is the old one",
+        "`lp_reg` (form: code, ratio_cap: 10); each micro-batch as an optimizer step of its own, weighted by its share "
+        "of the rows and n / (n + 1e-8); the live policy is the old one",
         {
             name: _lp_reg(name, lambda: signals_of("old"), live=OLD)
             for name in ("on-policy whole", "on-policy halves", "on-policy ragged", "on-policy, published share")
@@ -371,7 +371,7 @@ AGREEMENTS = (
         "verl",
         "token_mean",
         "agg_loss",
-        "`token_mean`; with the counts of the micro-batch alone, each micro-batch as a step of its own",
+        "`token_mean`; with the counts of the micro-batch alone, each micro-batch as an optimizer step of its own",
         {
             "token-mean whole": _loss("verl", "token-mean whole", VERL, TokenMean()),
             "token-mean ragged": _loss("verl", "token-mean ragged", VERL, TokenMean()),
@@ -436,7 +436,7 @@ AGREEMENTS = (
         "trl",
         "token_mean",
         "GRPOTrainer._compute_loss",
-        "`token_mean`, each micro-batch as a step of its own, averaged",
+        "`token_mean`, each micro-batch as an optimizer step of its own, averaged",
         {
             f"bnpo {cut}": _loss("trl", f"bnpo {cut}", WIDER, TokenMean(), local=by_parts)
             for cut in ("whole", "halves", "ragged")

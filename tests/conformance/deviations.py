@@ -274,9 +274,9 @@ DEVIATIONS = (
     ),
     Deviation(
         STARE,
-        "the code uses them in step k already",
+        "the code uses them in k already",
         "stare",
-        "W of the first step, whose entropy is above the target",
+        "W of the first optimizer step, whose entropy is above the target",
         lambda: load("stare")["controllers"]["adaptive"]["steps"][0]["boost"],
         lambda: gains("adaptive")[0]["boost"],
         (1.09, 1.1),

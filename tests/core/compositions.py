@@ -27,7 +27,7 @@ FIVE = {
     "lp_reg": (LpReg(share=0.4), LpReg(share=0.4, form="code")),
     "stare": (
         STARE(target_entropy=0.5),
-        STARE(target_entropy=0.5, variant="C2", share=0.3, boost=1.2, damp=0.7, step=0.1),
+        STARE(target_entropy=0.5, variant="C2", share=0.3, boost=1.2, damp=0.7, increment=0.1),
     ),
 }
 SUBSETS = list(chain.from_iterable(combinations(FIVE, size) for size in range(1, 6)))
@@ -35,7 +35,7 @@ SUBSETS = list(chain.from_iterable(combinations(FIVE, size) for size in range(1,
 
 def _others():
     first, second = ([pair[which] for pair in FIVE.values()] for which in (0, 1))
-    adaptive = AdaptiveEntropy(target_entropy=0.5, initial=0.1, step=0.02, high=0.2)
+    adaptive = AdaptiveEntropy(target_entropy=0.5, initial=0.1, increment=0.02, high=0.2)
     yield "sequence_mean", compose(*first, SequenceMean())
     yield "sequence_mean, second settings", compose(*second, SequenceMean())
     yield "constant_length", compose(*second, ConstantLength(length=9))

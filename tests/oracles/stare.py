@@ -3,7 +3,7 @@ import math
 from tests.oracles.ranks import exact, largest
 
 
-def decide(tokens, memory, *, target_entropy, variant, share, boost, damp, step, max_boost, min_damp):
+def decide(tokens, memory, *, target_entropy, variant, share, boost, damp, increment, max_boost, min_damp):
     """w = W on the top share of surprisal of A > 0, M (C2) of A < 0, while the mean entropy is below the target."""
     memory = memory or {"gate": True, "next_boost": boost, "next_damp": damp}
     gate, up, down = memory["gate"], memory["next_boost"], memory["next_damp"]
@@ -12,9 +12,9 @@ def decide(tokens, memory, *, target_entropy, variant, share, boost, damp, step,
         entropy = math.fsum(token["H"] for token in tokens) / len(tokens)
         sign = (target_entropy > entropy) - (target_entropy < entropy)
         after["gate"] = gate = entropy < target_entropy
-        if step:
-            after["next_boost"] = min(max(up + step * sign, 1.0), max_boost)
-            after["next_damp"] = min(max(down - step * sign, min_damp), 1.0)
+        if increment:
+            after["next_boost"] = min(max(up + increment * sign, 1.0), max_boost)
+            after["next_damp"] = min(max(down - increment * sign, min_damp), 1.0)
 
     def rare(wanted):
         pool = [-token["now"] for token in tokens if wanted(token["A"])]

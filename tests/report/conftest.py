@@ -30,7 +30,7 @@ OBJECTIVES: dict[str, list[dict[str, Any]]] = {
 
 
 def config(
-    objective: Sequence[Mapping[str, Any]], *, steps: int = 60, seed: int = 0, lr: float = 2e-4
+    objective: Sequence[Mapping[str, Any]], *, rollouts: int = 60, seed: int = 0, lr: float = 2e-4
 ) -> dict[str, Any]:
     """A resolved run; only what a report reads."""
     return {
@@ -38,7 +38,7 @@ def config(
         "task": {"name": "countdown"},
         "rollout": {"prompts": 16, "group": 8},
         "objective": [dict(one) for one in objective],
-        "optimisation": {"steps": steps, "epochs": 1, "mini_batches": 1, "lr": lr},
+        "optimisation": {"rollouts": rollouts, "epochs": 1, "mini_batches": 1, "lr": lr},
         "evaluation": {"every": 20},
         "tracking": {"out": "runs/run"},
         "seed": seed,
@@ -46,22 +46,22 @@ def config(
 
 
 def curves(
-    steps: int, seed: int, *, gain: float = 0.2, floor: float = 0.1, noise: float = 0.02
+    rollouts: int, seed: int, *, gain: float = 0.2, floor: float = 0.1, noise: float = 0.02
 ) -> dict[str, list[float]]:
     """Reward rising by ``gain`` from 0.15, entropy falling from 0.36 to ``floor``, everything else ordinary."""
-    rng = np.random.default_rng([steps, seed, round(1000 * gain), round(1000 * floor)])
-    t = np.arange(1, steps + 1) / 100
-    draw = {name: rng.normal(size=steps) for name in ("reward", "entropy", "norm", "dead")}
+    rng = np.random.default_rng([rollouts, seed, round(1000 * gain), round(1000 * floor)])
+    t = np.arange(1, rollouts + 1) / 100
+    draw = {name: rng.normal(size=rollouts) for name in ("reward", "entropy", "norm", "dead")}
     norm = 0.5 * np.exp(0.2 * draw["norm"])
     found = {
         "reward/mean": np.clip(0.15 + gain * (1 - np.exp(-t)) + noise * draw["reward"], 0, 1),
         "reward/dead_groups": np.clip(0.4 + 0.05 * draw["dead"], 0, 1),
         "tokens/entropy": np.maximum(floor + (0.36 - floor) * np.exp(-2 * t) + 0.005 * draw["entropy"], 0),
-        "response/ended": np.ones(steps),
+        "response/ended": np.ones(rollouts),
         "gradient/norm": norm,
         "gradient/largest_norm": 1.5 * norm,
-        "ratio/clipped_high": np.zeros(steps),
-        "ratio/clipped_low": np.zeros(steps),
+        "ratio/clipped_high": np.zeros(rollouts),
+        "ratio/clipped_low": np.zeros(rollouts),
     }
     return {name: values.tolist() for name, values in found.items()}
 
@@ -71,7 +71,7 @@ def write_run(
     *,
     objective: Sequence[Mapping[str, Any]] = (CLIP,),
     seed: int = 0,
-    steps: int = 60,
+    rollouts: int = 60,
     lr: float = 2e-4,
     done: int | None = None,
     evaluate: bool = True,
@@ -88,7 +88,7 @@ def write_run(
         shape: options of :func:`curves`.
     """
     folder.mkdir(parents=True)
-    whole = config(objective, steps=steps, seed=seed, lr=lr)
+    whole = config(objective, rollouts=rollouts, seed=seed, lr=lr)
     (folder / "config.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
     usual = {
         "run_hash": f"{seed:012x}",
@@ -100,16 +100,16 @@ def write_run(
         "machine": "Linux",
     }
     (folder / "run.json").write_text(json.dumps({**usual, **(about or {})}))
-    values = {**curves(steps, seed, **(shape or {})), **(changes or {})}
+    values = {**curves(rollouts, seed, **(shape or {})), **(changes or {})}
     lines = []
-    for step in range((steps if done is None else done) + 1):
-        line: dict[str, Any] = {"step": step}
-        if step:
-            line |= {name: one[step - 1] for name, one in values.items()}
+    for place in range((rollouts if done is None else done) + 1):
+        line: dict[str, Any] = {"rollout": place}
+        if place:
+            line |= {name: one[place - 1] for name, one in values.items()}
             line["seconds/rollout"] = 0.25
-        if evaluate and (step % 20 == 0 or step == steps):
-            reward = values["reward/mean"][max(step - 1, 0)] if step else 0.15
-            entropy = values["tokens/entropy"][max(step - 1, 0)]
+        if evaluate and (place % 20 == 0 or place == rollouts):
+            reward = values["reward/mean"][max(place - 1, 0)] if place else 0.15
+            entropy = values["tokens/entropy"][max(place - 1, 0)]
             line |= {"eval/mean": reward, "eval/greedy": 1.2 * reward, "eval/pass@4": min(1.0, 2.5 * reward)}
             line |= {"eval/entropy": entropy}
         lines.append(json.dumps(line) + "\n")
@@ -124,8 +124,8 @@ def write_bench(
     methods: Mapping[str, Mapping[str, Any]] | None = None,
     settings: Mapping[str, float] | None = None,
     seeds: int = 4,
-    steps: int = 60,
-    base: str = "grpo",
+    rollouts: int = 60,
+    baseline: str = "grpo",
 ) -> Path:
     """A bench folder.
 
@@ -138,20 +138,29 @@ def write_bench(
         "grpo": {"shape": {"floor": 0.1}},
         "s2t": {
             "shape": {"floor": 0.1},
-            "changes": {"s2t/candidates": [0.01] * steps, "s2t/silenced": [0.001] * steps},
+            "changes": {"s2t/candidates": [0.01] * rollouts, "s2t/silenced": [0.001] * rollouts},
         },
-        "20_entropy": {"shape": {"floor": 0.25, "gain": 0.15}, "changes": {"top_entropy/share": [0.2] * steps}},
-        "stare": {"shape": {"floor": 0.2}, "changes": {"stare/gate": [0.0] * steps, "stare/boost": [1.1] * steps}},
+        "20_entropy": {"shape": {"floor": 0.25, "gain": 0.15}, "changes": {"top_entropy/share": [0.2] * rollouts}},
+        "stare": {
+            "shape": {"floor": 0.2},
+            "changes": {"stare/gate": [0.0] * rollouts, "stare/boost": [1.1] * rollouts},
+        },
     }
     out.mkdir(parents=True)
-    about = {"name": name, "hash": "ab12cd34ef56", "base": base, "command": f"rlstab bench examples/{name}.yaml"}
+    about = {
+        "name": name,
+        "hash": "ab12cd34ef56",
+        "baseline": baseline,
+        "command": f"rlstab bench examples/{name}.yaml",
+    }
     (out / "bench.json").write_text(json.dumps(about))
     for setting, lr in settings.items():
         for method, options in methods.items():
             for seed in range(seeds):
                 folder = out / "runs" / setting / method / f"seed-{seed}"
                 write_run(
-                    folder, **{"objective": OBJECTIVES.get(method), "seed": seed, "steps": steps, "lr": lr, **options}
+                    folder,
+                    **{"objective": OBJECTIVES.get(method), "seed": seed, "rollouts": rollouts, "lr": lr, **options},
                 )
                 place_run(folder, bench=name, setting=setting, method=method, seed=seed)
     return out
@@ -185,7 +194,7 @@ def record(values: Mapping[str, Sequence[float]], **fields: Any) -> RunRecord:
         "status": "finished",
         "error": None,
         "path": "run",
-        "config": config([CLIP], steps=rollouts),
+        "config": config([CLIP], rollouts=rollouts),
         "about": {},
         "command": None,
         "cpu_seconds": None,
@@ -206,8 +215,8 @@ def bench(tmp_path: Path) -> Path:
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Two methods at three learning rates; grpo collapses at the two higher ones, s2t at the highest."""
-    out, steps = tmp_path / "stability", 60
-    good = curves(steps, 0)["reward/mean"]
+    out, rollouts = tmp_path / "stability", 60
+    good = curves(rollouts, 0)["reward/mean"]
     dying = [value * max(0.0, 1 - max(0, place - 30) / 10) for place, value in enumerate(good)]
     settings = {"lr_1e-4": 1e-4, "lr_2e-4": 2e-4, "lr_4e-4": 4e-4}
     write_bench(out, name="stability", settings={}, seeds=0)
@@ -218,6 +227,6 @@ def sweep(tmp_path: Path) -> Path:
                 folder = out / "runs" / setting / method / f"seed-{seed}"
                 reward = dying if dies[method](lr) else good
                 changes = {"reward/mean": reward}
-                write_run(folder, objective=OBJECTIVES[method], seed=seed, steps=steps, lr=lr, changes=changes)
+                write_run(folder, objective=OBJECTIVES[method], seed=seed, rollouts=rollouts, lr=lr, changes=changes)
                 place_run(folder, bench="stability", setting=setting, method=method, seed=seed)
     return out

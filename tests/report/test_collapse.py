@@ -27,7 +27,7 @@ def test_a_reward_that_falls() -> None:
     run = record({"reward/mean": noisy([*ramp(0.2, 0.4)[:60], *np.linspace(0.3, 0.05, 40)])})
     found = collapse.reward_fall(run)
     assert found.fired is True
-    assert 70 <= found.step <= 90
+    assert 70 <= found.rollout <= 90
     assert found.value < 0.5
     assert collapsed(run)
 
@@ -44,7 +44,7 @@ def test_a_reward_that_falls() -> None:
 def test_a_reward_that_does_not_fall(values: list[float]) -> None:
     run = record({"reward/mean": values})
     found = collapse.reward_fall(run)
-    assert (found.fired, found.step) == (False, None)
+    assert (found.fired, found.rollout) == (False, None)
     assert not collapsed(run)
 
 
@@ -56,17 +56,17 @@ def test_entropy_floor() -> None:
     falls = collapse.entropy_floor(record({"tokens/entropy": ramp(0.4, 0.02)}))
     assert falls.fired is True
     # 0.25 x the mean of the first ten, 0.383, is passed on the way to 0.02 about rollout 80
-    assert falls.step == 90
+    assert falls.rollout == 90
     holds = collapse.entropy_floor(record({"tokens/entropy": ramp(0.4, 0.15)}))
-    assert (holds.fired, holds.step) == (False, None)
+    assert (holds.fired, holds.rollout) == (False, None)
     low_at_once = collapse.entropy_floor(record({"tokens/entropy": [0.015] * STEPS}))
-    assert (low_at_once.fired, low_at_once.step) == (True, 10)
+    assert (low_at_once.fired, low_at_once.rollout) == (True, 10)
 
 
 def test_entropy_blow_up() -> None:
     rises = collapse.entropy_blow_up(record({"tokens/entropy": ramp(0.4, 1.0, start=50)}))
     assert rises.fired is True
-    assert 60 <= rises.step <= 80
+    assert 60 <= rises.rollout <= 80
     assert collapse.entropy_blow_up(record({"tokens/entropy": ramp(0.4, 0.5)})).fired is False
 
 
@@ -78,7 +78,7 @@ def test_gradient_spikes() -> None:
     values = [0.5] * STEPS
     values[44] = 31.5
     found = collapse.gradient_spikes(record(norms(values)))
-    assert (found.fired, found.step) == (True, 50)
+    assert (found.fired, found.rollout) == (True, 50)
     assert found.value == pytest.approx(63)
     assert "1 of 10" in found.text
 
@@ -92,7 +92,7 @@ def test_dead_groups_are_told_from_solved_ones() -> None:
     dead = ramp(0.5, 1.0, start=30)
     dead[60:] = [0.99] * 40
     found = collapse.dead_groups(record({"reward/dead_groups": dead, "reward/mean": ramp(0.2, 0.0)}))
-    assert (found.fired, found.step) == (True, 70)
+    assert (found.fired, found.rollout) == (True, 70)
     solved = collapse.dead_groups(record({"reward/dead_groups": dead, "reward/mean": ramp(0.2, 0.99, start=10)}))
     assert solved.fired is False
     assert "solved" in collapse.dead_groups(record({"reward/dead_groups": dead, "reward/mean": [0.98] * STEPS})).text
@@ -102,7 +102,7 @@ def test_dead_groups_are_told_from_solved_ones() -> None:
 def test_truncation() -> None:
     found = collapse.truncation(record({"response/ended": ramp(1.0, 0.6, start=40)}))
     assert found.fired is True
-    assert 60 <= found.step <= 80
+    assert 60 <= found.rollout <= 80
     assert collapse.truncation(record({"response/ended": [0.7] * STEPS})).fired is False  # so from the start
     assert collapse.truncation(record({"response/ended": [0.95] * STEPS})).fired is False
 
@@ -110,13 +110,13 @@ def test_truncation() -> None:
 def test_refused_steps_are_counted() -> None:
     refused = [0.0] * STEPS
     refused[33], refused[95] = 2.0, 1.0
-    found = collapse.refused_steps(record({"steps/refused": refused}))
-    assert (found.fired, found.step, found.value) == (True, 40, 3)
+    found = collapse.refused_steps(record({"optimizer_steps/refused": refused}))
+    assert (found.fired, found.rollout, found.value) == (True, 40, 3)
     assert collapse.refused_steps(record({"reward/mean": FLAT})).fired is False
 
 
 def test_ending_below_the_start_reads_the_evaluation_before_any_step() -> None:
-    start = [{"step": 0, "eval/mean": 0.35}]
+    start = [{"rollout": 0, "eval/mean": 0.35}]
     assert collapse.below_start(record({"reward/mean": FLAT}, evaluations=start)).fired is True
     assert collapse.below_start(record({"reward/mean": FLAT})).fired is False
     assert collapse.below_start(record({"reward/mean": ramp(0.3, 0.2)})).fired is True

@@ -10,7 +10,7 @@ from tests.report.conftest import place_run, write_bench, write_run
 
 def test_the_base_comes_first_and_is_compared_with_nobody(bench: Path) -> None:
     [table] = compare(load_runs(bench)).tables
-    assert (table.bench, table.setting, table.base) == ("entropy", "default", "grpo")
+    assert (table.bench, table.setting, table.baseline) == ("entropy", "default", "grpo")
     assert table.methods == ["grpo", "20_entropy", "s2t", "stare"]
     assert table.title == "entropy"
     assert table.cells["grpo", "eval/mean"].paired is None
@@ -35,23 +35,23 @@ def test_inert_methods_are_called_out(bench: Path) -> None:
 
 def test_another_baseline(bench: Path) -> None:
     [table] = compare(load_runs(bench), baseline="stare").tables
-    assert table.methods[0] == table.base == "stare"
+    assert table.methods[0] == table.baseline == "stare"
     with pytest.raises(ReportError, match=r"--baseline star: no run has this method\. Did you mean 'stare'"):
         compare(load_runs(bench), baseline="star")
 
 
 def test_a_baseline_that_one_bench_lacks_compares_nothing_there(bench: Path, sweep: Path) -> None:
     tables = compare(load_runs(bench, sweep), baseline="stare").tables
-    assert [table.base for table in tables] == ["stare", None, None, None]
+    assert [table.baseline for table in tables] == ["stare", None, None, None]
     assert tables[1].cells["s2t", "eval/mean"].paired is None
     assert "holds no stare, so nothing is compared there" in tables[1].notes[0]
 
 
 def test_the_base_of_a_bench_may_be_missing(tmp_path: Path) -> None:
-    write_bench(tmp_path / "b", base="dapo")
+    write_bench(tmp_path / "b", baseline="dapo")
     [table] = compare(load_runs(tmp_path / "b")).tables
-    assert table.base == "grpo"
-    assert "its base dapo is not there; grpo is taken instead" in table.notes[0]
+    assert table.baseline == "grpo"
+    assert "its baseline dapo is not there; grpo is taken instead" in table.notes[0]
 
 
 def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from rlstab.report import statistics
-from rlstab.report.statistics import Estimate, against_base, summary
+from rlstab.report.statistics import Estimate, against_baseline, summary
 
 
 def covered(estimate: Callable[[dict[int, float]], Estimate], seeds: int, repeats: int) -> float:
@@ -22,7 +22,7 @@ def covered(estimate: Callable[[dict[int, float]], Estimate], seeds: int, repeat
 
 
 def difference(values: dict[int, float]) -> Estimate:
-    return against_base({"m": values}, dict.fromkeys(values, 0.0))["m"].difference
+    return against_baseline({"m": values}, dict.fromkeys(values, 0.0))["m"].difference
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 12])
@@ -55,8 +55,8 @@ def test_verdicts_among_many_methods_err_rarely(monkeypatch: pytest.MonkeyPatch)
     rng = np.random.default_rng(3)
     wrong = 0
     for _ in range(400):
-        base = dict(enumerate(rng.normal(size=5)))
+        baseline = dict(enumerate(rng.normal(size=5)))
         methods = {str(k): dict(enumerate(rng.normal(size=5))) for k in range(5)}
-        wrong += any(one.verdict in ("higher", "lower") for one in against_base(methods, base).values())
+        wrong += any(one.verdict in ("higher", "lower") for one in against_baseline(methods, baseline).values())
     # at most 5 % of the comparisons of six equal methods call any of them different; three standard errors above
     assert wrong / 400 < 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5

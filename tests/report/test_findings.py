@@ -24,8 +24,8 @@ def runs(ends: Mapping[str, Sequence[float]], **fields: object) -> list[RunRecor
             {"reward/mean": [0.5] * 30},
             method=method,
             seed=seed,
-            evaluations=[{"step": 30, "eval/mean": value}],
-            config=config([{"name": "token_mean"}], steps=30),
+            evaluations=[{"rollout": 30, "eval/mean": value}],
+            config=config([{"name": "token_mean"}], rollouts=30),
             **fields,
         )
         for method, values in ends.items()
@@ -59,9 +59,9 @@ def test_a_difference_comes_with_its_interval():
 def test_many_settings_tell_only_what_differs():
     ends = {"grpo": [0.20, 0.21, 0.19], "alike": [0.21, 0.20, 0.20]}
     some = [run for name in "abcd" for run in runs(ends, setting=name)]
-    assert "4 comparisons with the base in 4 settings: no visible difference in all." in said(some)
+    assert "4 comparisons with the baseline in 4 settings: no visible difference in all." in said(some)
     some += runs({"grpo": [0.2, 0.21, 0.19], "better": [0.30, 0.31, 0.29]}, setting="e")[:-1]
-    assert "5 comparisons with the base in 5 settings: no visible difference in 4; too few" in said(some)
+    assert "5 comparisons with the baseline in 5 settings: no visible difference in 4; too few" in said(some)
 
 
 def test_failures_and_falls_are_counted_apart():
@@ -114,10 +114,10 @@ def test_what_no_seed_can_tell_is_not_called_alike(bench):
 
 def test_what_only_its_own_interval_tells_is_neither_found_nor_hidden():
     rng = np.random.default_rng(0)
-    base = {"grpo": rng.normal(0.3, 0.01, 5).tolist()}
-    ends = {f"other{k}": (np.array(base["grpo"]) + 0.001 * rng.normal(size=5)).tolist() for k in range(4)}
-    almost = [value + step for value, step in zip(base["grpo"], (0.02, 0.05, 0.03, 0.06, 0.09), strict=True)]
-    text = said(runs({**base, **ends, "almost": almost}))
+    baseline = {"grpo": rng.normal(0.3, 0.01, 5).tolist()}
+    ends = {f"other{k}": (np.array(baseline["grpo"]) + 0.001 * rng.normal(size=5)).tolist() for k in range(4)}
+    almost = [value + step for value, step in zip(baseline["grpo"], (0.02, 0.05, 0.03, 0.06, 0.09), strict=True)]
+    text = said(runs({**baseline, **ends, "almost": almost}))
     assert (
         "no visible difference; by its own interval, which does not hold for all methods together, almost is " in text
     )
@@ -133,17 +133,17 @@ def test_a_method_that_shares_no_seed_is_not_one_of_few_seeds():
 
 
 def test_two_benches_are_not_mixed(bench, tmp_path):
-    steps = 60
-    acts = {"s2t/candidates": [0.01] * steps, "s2t/silenced": [0.001] * steps}
+    rollouts = 60
+    acts = {"s2t/candidates": [0.01] * rollouts, "s2t/silenced": [0.001] * rollouts}
     falls = {"reward/mean": [0.5] * 30 + [0.0] * 30}
     write_bench(
         tmp_path / "two",
         name="two",
-        base="first",
+        baseline="first",
         seeds=3,
         methods={"first": {"objective": [CLIP]}, "s2t": {"objective": [CLIP, S2T], "changes": {**acts, **falls}}},
     )
-    idle = {"s2t/candidates": [0.0] * steps, "s2t/silenced": [0.0] * steps}
+    idle = {"s2t/candidates": [0.0] * rollouts, "s2t/silenced": [0.0] * rollouts}
     methods = {"grpo": {}, "s2t": {"objective": [CLIP, S2T], "changes": idle}}
     write_bench(tmp_path / "one", name="one", methods=methods, seeds=3)
     found = compare(load_runs(tmp_path / "one", tmp_path / "two"))
@@ -151,7 +151,7 @@ def test_two_benches_are_not_mixed(bench, tmp_path):
     assert "NaN or Inf: 3 of 3 runs of s2t (two)." in text  # not 3 of 6
     assert "one: s2t never acted: no token with positive advantage" in text
     assert "two: s2t never acted" not in text
-    # neither base is that of all methods
+    # neither baseline is that of all methods
     assert contents(found)["title"] == "one and two: grpo, s2t and first"
 
 

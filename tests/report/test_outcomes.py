@@ -6,7 +6,7 @@ from rlstab.report.outcomes import chosen_outcomes, known_outcomes, outcome_of
 from tests.report.conftest import record
 
 VALUES = {"reward/mean": [0.1] * 20 + [0.5] * 10 + [0.2] * 5}
-END = [{"step": 0, "eval/mean": 0.1}, {"step": 35, "eval/mean": 0.3, "eval/pass@4": 0.6, "eval/pass@16": 0.9}]
+END = [{"rollout": 0, "eval/mean": 0.1}, {"rollout": 35, "eval/mean": 0.3, "eval/pass@4": 0.6, "eval/pass@16": 0.9}]
 
 
 def test_known_answers() -> None:

@@ -9,10 +9,10 @@ from rlstab.report.records import load_runs
 from tests.report.conftest import CLIP, S2T, STARE, write_bench
 
 
-def trace(step: int, sequence: int, methods: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def trace(rollout: int, sequence: int, methods: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """One response of six tokens."""
-    usual = {"format": 1, "optimizer_step": step, "tokens": list("abcdef"), "ids": list(range(6)), "prompt": "p"}
-    return {**usual, "step": step, "sequence_id": sequence, "methods": methods, **fields}
+    usual = {"format": 1, "optimizer_step": rollout, "tokens": list("abcdef"), "ids": list(range(6)), "prompt": "p"}
+    return {**usual, "rollout": rollout, "sequence_id": sequence, "methods": methods, **fields}
 
 
 def write_traces(folder: Path, traces: list[dict[str, Any]]) -> None:
@@ -26,7 +26,7 @@ def traced(tmp_path: Path) -> Path:
         "s2t": {"objective": [CLIP, S2T]},
         "none": {"objective": [CLIP]},
     }
-    return write_bench(tmp_path / "b", methods=methods, seeds=1, base="none")
+    return write_bench(tmp_path / "b", methods=methods, seeds=1, baseline="none")
 
 
 def test_jaccard() -> None:

@@ -69,7 +69,7 @@ def written(bench: Path, tmp_path: Path) -> Path:
 
 
 def hostile_runs() -> list[RunRecord]:
-    """A base and a method that is script, whose every text is script too."""
+    """A baseline and a method that is script, whose every text is script too."""
     found = []
     for method in ("grpo", HOSTILE):
         for seed in range(3):

@@ -24,10 +24,11 @@ def test_a_bench_folder(bench: Path) -> None:
     assert loaded.left_out == []
     assert loaded.notes == []
     run = loaded.runs[0]
-    assert (run.bench, run.setting, run.method, run.seed, run.base) == ("entropy", "default", "20_entropy", 0, "grpo")
+    assert (run.bench, run.setting, run.method, run.seed) == ("entropy", "default", "20_entropy", 0)
+    assert run.baseline == "grpo"
     assert (run.status, run.rollouts, run.planned, run.cpu_seconds) == ("finished", 60, 60, 18.0)
     assert run.bench_command == "rlstab bench examples/entropy.yaml"
-    assert [one["step"] for one in run.evaluations] == [0, 20, 40, 60]
+    assert [one["rollout"] for one in run.evaluations] == [0, 20, 40, 60]
     assert not [name for name in run.metrics if name.startswith(("eval/", "seconds/"))]
     assert run.seconds_by_phase == {"seconds/rollout": 0.25}
 
@@ -46,11 +47,11 @@ def test_a_folder_of_runs_is_searched(tmp_path: Path) -> None:
 
 def test_bins_hold_means_of_ten_rollouts_and_the_largest(tmp_path: Path) -> None:
     norm = [1.0] * 10 + [2.0] * 5
-    largest = [float(step) for step in range(1, 16)]
-    changes = {"gradient/norm": norm, "gradient/largest_norm": largest, "steps/refused": [0.0] * 15}
-    run, _ = only(write_run(tmp_path / "run", steps=15, changes=changes))
-    steps, values = binned(run, "gradient/norm")
-    assert steps.tolist() == [10, 15]
+    largest = [float(rollout) for rollout in range(1, 16)]
+    changes = {"gradient/norm": norm, "gradient/largest_norm": largest, "optimizer_steps/refused": [0.0] * 15}
+    run, _ = only(write_run(tmp_path / "run", rollouts=15, changes=changes))
+    ends, values = binned(run, "gradient/norm")
+    assert ends.tolist() == [10, 15]
     assert values.tolist() == [1.0, 2.0]
     assert run.largest["gradient/largest_norm"][1].tolist() == [10.0, 15.0]
 
@@ -58,10 +59,10 @@ def test_bins_hold_means_of_ten_rollouts_and_the_largest(tmp_path: Path) -> None
 def test_a_count_that_is_written_only_where_there_is_one_is_zero_elsewhere(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines[15]["steps/refused"] = 4
+    lines[15]["optimizer_steps/refused"] = 4
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run, _ = only(folder)
-    assert binned(run, "steps/refused")[1].tolist() == [0.0, 0.4, 0.0, 0.0, 0.0, 0.0]
+    assert binned(run, "optimizer_steps/refused")[1].tolist() == [0.0, 0.4, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_an_unfinished_run_is_used_and_said(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_damaged_lines_are_counted(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    lines[5], lines[9], lines[12] = "{", '{"step": "x"}', "[" * 5000
+    lines[5], lines[9], lines[12] = "{", '{"rollout": "x"}', "[" * 5000
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     run, loaded = only(folder)
     assert loaded.notes == ["default clip_higher seed 0: 3 damaged lines of metrics.jsonl."]
@@ -95,8 +96,8 @@ def test_nan_and_words_among_the_values_do_no_harm(tmp_path: Path) -> None:
     lines[11]["reward/mean"], lines[12]["reward/mean"], lines[13]["lr"] = float("nan"), "high", True
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run, _ = only(folder)
-    steps, values = binned(run, "reward/mean")
-    assert steps.tolist() == [10, 20, 30, 40, 50, 60]
+    ends, values = binned(run, "reward/mean")
+    assert ends.tolist() == [10, 20, 30, 40, 50, 60]
     assert np.isfinite(values).all()
     assert "lr" not in run.metrics
 
@@ -104,7 +105,7 @@ def test_nan_and_words_among_the_values_do_no_harm(tmp_path: Path) -> None:
 def test_a_step_that_was_written_again_counts_once(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 60, "reward/mean": 0.987}) + "\n")
+        file.write(json.dumps({"rollout": 60, "reward/mean": 0.987}) + "\n")
     run, _ = only(folder)
     assert run.metrics["reward/mean"][0].tolist() == list(range(1, 61))
     assert run.metrics["reward/mean"][1][-1] == 0.987
@@ -201,11 +202,11 @@ def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path, name: str) -> 
         load_runs()
 
 
-@pytest.mark.parametrize("step", ["9" * 24, "9" * 5000, "-1", "true", "1.5"])
-def test_a_step_that_no_run_reaches_is_damage(tmp_path: Path, step: str) -> None:
+@pytest.mark.parametrize("rollout", ["9" * 24, "9" * 5000, "-1", "true", "1.5"])
+def test_a_rollout_that_no_run_reaches_is_damage(tmp_path: Path, rollout: str) -> None:
     folder = write_run(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"step": {step}, "reward/mean": 0.9}}\n')
+        file.write(f'{{"rollout": {rollout}, "reward/mean": 0.9}}\n')
     run, _ = only(folder)
     assert run.rollouts == 60
     assert run.remarks == ("1 damaged line of metrics.jsonl",)
@@ -214,7 +215,7 @@ def test_a_step_that_no_run_reaches_is_damage(tmp_path: Path, step: str) -> None
 def test_a_value_beyond_all_floats_is_left_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"step": 60, "reward/mean": {"9" * 400}}}\n')
+        file.write(f'{{"rollout": 60, "reward/mean": {"9" * 400}}}\n')
     run, _ = only(folder)
     assert np.isfinite(run.metrics["reward/mean"][1]).all()
 

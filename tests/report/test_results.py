@@ -18,7 +18,7 @@ from tests.report.conftest import place_run, write_run
 def statistics(one: Comparison) -> dict[str, Any]:
     return {
         "outcomes": one.outcomes,
-        "tables": [(t.bench, t.setting, t.base, t.methods, t.cells, t.collapses, t.notes) for t in one.tables],
+        "tables": [(t.bench, t.setting, t.baseline, t.methods, t.cells, t.collapses, t.notes) for t in one.tables],
         "inert": one.inert,
         "sweeps": one.sweeps,
     }
@@ -28,9 +28,9 @@ def statistics(one: Comparison) -> dict[str, Any]:
 def test_a_results_file_gives_equal_statistics(folder: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(folder)
     if folder == "bench":  # a partial last bin, a missing metric, a run that failed, counts
-        write_run(path / "runs/default/grpo/seed-7", seed=7, steps=57, evaluate=False)
+        write_run(path / "runs/default/grpo/seed-7", seed=7, rollouts=57, evaluate=False)
         place_run(path / "runs/default/grpo/seed-7", bench="entropy", setting="default", method="grpo", seed=7)
-        write_run(path / "runs/default/s2t/seed-7", seed=7, done=33, changes={"steps/refused": [1.0] * 60})
+        write_run(path / "runs/default/s2t/seed-7", seed=7, done=33, changes={"optimizer_steps/refused": [1.0] * 60})
         error = "rlstab.errors.NonFinite: refused"
         place = {"bench": "entropy", "setting": "default", "method": "s2t", "seed": 7}
         place_run(path / "runs/default/s2t/seed-7", status="failed", error=error, **place)
@@ -48,7 +48,7 @@ def test_numbers_have_six_digits_and_no_nan(bench: Path, tmp_path: Path) -> None
     assert len(lines) == 16
     line = json.loads(lines[0], parse_constant=lambda text: pytest.fail(text))
     assert line["curves"]["width"] == 10
-    assert line["curves"]["step"] == [10, 20, 30, 40, 50, 60]
+    assert line["curves"]["rollout"] == [10, 20, 30, 40, 50, 60]
     for value in line["curves"]["reward/mean"] + line["largest"]["gradient/largest_norm"]:
         assert value == float(f"{value:.6g}")
     assert set(line) >= {"format", "bench", "setting", "method", "seed", "status", "error", "run_hash", "config"}
@@ -67,12 +67,12 @@ def broken(**changes: Any):
         (broken(format=99), "format: Input should be 1"),
         (broken(status="great"), "status: Input should be"),
         (broken(seed="0"), "seed: Input should be a valid integer"),
-        (broken(curves={"width": 10, "step": [10, 10]}), "does not rise"),
-        (broken(curves={"width": 10, "step": [10**30]}), "beyond 1000000000 rollouts"),
-        (broken(curves={"width": 10, "step": [10], "reward/mean": [1.0, 2.0]}), "2 values for 1 steps"),
-        (broken(curves={"width": 10, "step": [10], "reward/mean": ["x"]}), "curves.reward/mean.0"),
+        (broken(curves={"width": 10, "rollout": [10, 10]}), "does not rise"),
+        (broken(curves={"width": 10, "rollout": [10**30]}), "beyond 1000000000 rollouts"),
+        (broken(curves={"width": 10, "rollout": [10], "reward/mean": [1.0, 2.0]}), "2 values for 1 rollouts"),
+        (broken(curves={"width": 10, "rollout": [10], "reward/mean": ["x"]}), "curves.reward/mean.0"),
         (broken(evaluations=3), "evaluations: Input should be a valid array"),
-        (broken(evaluations=[{"step": 0, "eval/mean": "high"}]), "evaluations.0.eval/mean"),
+        (broken(evaluations=[{"rollout": 0, "eval/mean": "high"}]), "evaluations.0.eval/mean"),
         (broken(largest=None), "largest"),
         (broken(seconds="long"), "seconds"),
     ],

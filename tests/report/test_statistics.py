@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rlstab.report.statistics import against_base, holm, interquartile_mean, summary
+from rlstab.report.statistics import against_baseline, holm, interquartile_mean, summary
 
 SIX = {seed: value for seed, value in enumerate([0.1, 0.2, 0.3, 0.4, 0.5, 9.0])}
 
@@ -45,8 +45,8 @@ def test_where_bca_is_not_defined_percentiles_are_taken() -> None:
 
 
 def test_differences_are_by_seed_and_not_by_place() -> None:
-    base = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0, 9: 0.0}
-    found = against_base({"m": {3: 4.5, 2: 3.5, 1: 2.4, 0: 1.6, 7: 5.0}}, base)["m"]
+    baseline = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0, 9: 0.0}
+    found = against_baseline({"m": {3: 4.5, 2: 3.5, 1: 2.4, 0: 1.6, 7: 5.0}}, baseline)["m"]
     assert found.seeds == (0, 1, 2, 3)
     assert found.unpaired == (7, 9)
     assert found.difference.value == pytest.approx(0.5)
@@ -57,15 +57,15 @@ def test_differences_are_by_seed_and_not_by_place() -> None:
 
 
 def test_the_probability_of_improvement_counts_ties_half() -> None:
-    base = dict.fromkeys(range(4), 1.0)
-    wins = against_base({"m": {0: 2.0, 1: 2.0, 2: 1.0, 3: 0.0}}, base)["m"].wins
+    baseline = dict.fromkeys(range(4), 1.0)
+    wins = against_baseline({"m": {0: 2.0, 1: 2.0, 2: 1.0, 3: 0.0}}, baseline)["m"].wins
     assert wins.value == pytest.approx(5 / 8)
     assert wins.low < 5 / 8 < wins.high
 
 
 def test_winning_every_seed_is_no_certainty() -> None:
-    base = dict.fromkeys(range(5), 1.0)
-    found = against_base({"m": {seed: 2.0 + seed for seed in range(5)}}, base)["m"]
+    baseline = dict.fromkeys(range(5), 1.0)
+    found = against_baseline({"m": {seed: 2.0 + seed for seed in range(5)}}, baseline)["m"]
     assert found.wins.value == 1.0
     # the lower end of the exact interval of 5 of 5: 0.025 ** (1 / 5)
     assert found.wins.low == pytest.approx(0.025**0.2)
@@ -73,24 +73,24 @@ def test_winning_every_seed_is_no_certainty() -> None:
 
 
 def test_equal_runs_are_called_identical() -> None:
-    found = against_base({"m": {0: 1.0, 1: 2.0, 2: 3.0}}, {0: 1.0, 1: 2.0, 2: 3.0})["m"]
+    found = against_baseline({"m": {0: 1.0, 1: 2.0, 2: 3.0}}, {0: 1.0, 1: 2.0, 2: 3.0})["m"]
     assert found.verdict == "identical"
     assert found.wins.value == 0.5
 
 
 def test_noise_is_no_visible_difference() -> None:
-    found = against_base({"m": {0: 1.2, 1: 1.8, 2: 3.1}}, {0: 1.0, 1: 2.0, 2: 3.0})["m"]
+    found = against_baseline({"m": {0: 1.2, 1: 1.8, 2: 3.1}}, {0: 1.0, 1: 2.0, 2: 3.0})["m"]
     assert found.verdict == "no visible difference"
     assert found.difference.low < 0 < found.difference.high
 
 
 @pytest.mark.parametrize("values", [{}, {0: 5.0}, {0: 5.0, 1: 6.0}, {7: 1.0, 8: 2.0, 9: 3.0}])
 def test_too_few_seeds_in_both_give_no_verdict(values: dict[int, float]) -> None:
-    assert against_base({"m": values}, {0: 1.0, 1: 2.0, 2: 3.0})["m"].verdict == "too few seeds"
+    assert against_baseline({"m": values}, {0: 1.0, 1: 2.0, 2: 3.0})["m"].verdict == "too few seeds"
 
 
 def test_a_constant_difference_is_no_certainty_either() -> None:
-    found = against_base({"m": {0: 1.5, 1: 2.5, 2: 3.5}}, {0: 1.0, 1: 2.0, 2: 3.0})["m"]
+    found = against_baseline({"m": {0: 1.5, 1: 2.5, 2: 3.5}}, {0: 1.0, 1: 2.0, 2: 3.0})["m"]
     assert found.verdict == "too few seeds"
     assert found.difference.how == "no interval: all 3 differences are equal"
 
@@ -103,12 +103,12 @@ def test_holm_by_hand() -> None:
 
 
 def test_many_comparisons_take_more_than_one_interval_that_excludes_zero() -> None:
-    base = dict.fromkeys(range(5), 0.0)
+    baseline = dict.fromkeys(range(5), 0.0)
     close = {0: 0.1, 1: 0.2, 2: 0.25, 3: 0.12, 4: 0.04}
-    alone = against_base({"close": close}, base)["close"]
+    alone = against_baseline({"close": close}, baseline)["close"]
     assert alone.verdict == "higher"
     noise = {f"noise_{k}": {seed: float((seed + k) % 2) - 0.45 for seed in range(5)} for k in range(5)}
-    among = against_base({"close": close, **noise}, base)["close"]
+    among = against_baseline({"close": close, **noise}, baseline)["close"]
     assert among.difference == alone.difference
     assert among.verdict == "no visible difference"
     assert "higher by its own interval" in among.remark

@@ -46,7 +46,7 @@ def test_only_one_number_may_differ() -> None:
         return [record({}, bench="b", setting=f"s{k}", config=one) for k, one in enumerate(configs)]
 
     base, faster = config([CLIP], lr=1e-4), config([CLIP], lr=2e-4)
-    longer = config([CLIP], lr=2e-4, steps=99)
+    longer = config([CLIP], lr=2e-4, rollouts=99)
     named = {**base, "task": {"name": "chain"}}
     assert swept_key(runs(base, faster)) == "optimisation.lr"
     assert swept_key(runs(base, longer)) is None

@@ -42,7 +42,7 @@ def line(sequence: int = 0, tokens: list[str] | None = None, **changes: Any) -> 
     count = len(tokens)
     return {
         "format": 1,
-        "step": 1,
+        "rollout": 1,
         "optimizer_step": 1,
         "sequence_id": sequence,
         "group_id": sequence // 2,
@@ -87,7 +87,7 @@ def test_a_line_of_ours_is_read(tmp_path: Path) -> None:
     found = read_tokens(write(tmp_path / "tokens.jsonl", line(1)).parent)
     assert found.notes == []
     (one,) = found.samples
-    assert (one.step, one.response, one.group, one.reward) == (1, "1", "0", 1.0)
+    assert (one.rollout, one.response, one.group, one.reward) == (1, "1", "0", 1.0)
     assert one.surprisal == [8.0, 3.0, 0.5, 0.01]
     assert one.advantages == [1.0] * 4
     assert {key: (method.name, dict(method.actions)) for key, method in one.methods.items()} == {
@@ -108,11 +108,11 @@ def test_influence_is_how_far_the_pull_moved(tmp_path: Path) -> None:
 
 
 DAMAGED = [
-    '{"step": 1, "tok',
+    '{"rollout": 1, "tok',
     "[]",
     "null",
     "{}",
-    '{"step": 1, "sequence_id": 0, "tokens": "text"}',
+    '{"rollout": 1, "sequence_id": 0, "tokens": "text"}',
     line(0, logprobs=[-1.0]),
     line(0, ratio=[1.0, 1.0, float("nan"), 1.0]),
     line(0, methods={"s2t": {"dropped": [4]}}),
@@ -138,7 +138,7 @@ def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
 
 
 def test_missing_values_are_not_invented(tmp_path: Path) -> None:
-    (one,) = read_tokens(write(tmp_path / "t.jsonl", {"step": 1, "sequence_id": 0, "tokens": ["a", "b"]})).samples
+    (one,) = read_tokens(write(tmp_path / "t.jsonl", {"rollout": 1, "sequence_id": 0, "tokens": ["a", "b"]})).samples
     assert (one.surprisal, one.entropies, one.advantages, one.ratio, one.weight) == ([], [], [], [], [])
     assert one.influence() == [0.0, 0.0]
 
@@ -152,10 +152,10 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
         read_tokens(write(tmp_path / "tokens.jsonl", "{}"))
 
 
-def test_a_step_that_was_not_traced_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
-    found = read_tokens(write(tmp_path / "t.jsonl", line(0), line(1, step=50)))
-    assert [one.step for one in choose(found, 50, 10).samples] == [50]
-    with pytest.raises(ReportError, match=r"step 7 was not traced\. Traced: 1, 50"):
+def test_a_rollout_that_was_not_traced_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
+    found = read_tokens(write(tmp_path / "t.jsonl", line(0), line(1, rollout=50)))
+    assert [one.rollout for one in choose(found, 50, 10).samples] == [50]
+    with pytest.raises(ReportError, match=r"rollout 7 was not traced\. Traced: 1, 50"):
         choose(found, 7, 10)
     with pytest.raises(ReportError, match="--limit 0"):
         choose(found, None, 0)
@@ -206,7 +206,7 @@ def test_the_token_export_of_prime_rl_is_read(tmp_path: Path) -> None:
     vocabulary = {word: place for place, word in enumerate(["Q", ":", "x", " y", "<tool>", "z"])}
     Tokenizer(models.WordLevel(vocabulary, unk_token="Q")).save(str(tmp_path / "tokenizer.json"))
     for path in (tmp_path, tmp_path / "token_exports"):
-        assert [one.step for one in read_tokens(path).samples] == [9, 10]
+        assert [one.rollout for one in read_tokens(path).samples] == [9, 10]
     found = read_tokens(tmp_path / "token_exports" / "step_9", tmp_path)
     assert found.notes == ["rank_1.jsonl: left out 1 damaged line: 2."]
     (one,) = found.samples
@@ -260,7 +260,7 @@ def test_the_terminal_shows_marks_below_the_tokens(tmp_path: Path) -> None:
     assert lines[at + 2] == "$"
     assert lines[at + 3] == "clip_higher clipped 1, stare (within/inner) boosted 1, s2t (within/outer) dropped 1"
     assert any("kl: every token is regularised" in one for one in lines)
-    assert next(one for one in lines if one.startswith("step")).startswith("step 1, optimizer step 1  response 1")
+    assert next(one for one in lines if one.startswith("rollout")).startswith("rollout 1, optimizer step 1  response 1")
 
 
 def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:
 
 
 def test_a_long_response_is_cut_in_a_terminal(tmp_path: Path) -> None:
-    long = {"step": 1, "sequence_id": 0, "tokens": ["word "] * 1000}
+    long = {"rollout": 1, "sequence_id": 0, "tokens": ["word "] * 1000}
     out = printed(read_tokens(write(tmp_path / "t.jsonl", long)))
     assert "... 400 more tokens" in out
     assert all(len(one) <= 100 for one in out.splitlines())
@@ -308,7 +308,7 @@ def test_the_command_writes_a_page_beside_the_traces(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.count("influence") == 2  # the response, and the note about the other one
     assert main(["view", str(tmp_path), "--out", str(tmp_path / "no" / "where.html")]) == 2
     assert "Give --out another file" in capsys.readouterr().err
-    assert main(["view", str(tmp_path), "--step", "9"]) == 2
+    assert main(["view", str(tmp_path), "--rollout", "9"]) == 2
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -372,13 +372,13 @@ def test_the_colour_follows_the_quantity(opened: Any) -> None:
 
 
 def test_a_quantity_that_is_not_there_is_not_offered(opened: Any) -> None:
-    page = opened({"step": 1, "sequence_id": 0, "tokens": ["a", "b"], "logprobs": [-1.0, None]})
+    page = opened({"rollout": 1, "sequence_id": 0, "tokens": ["a", "b"], "logprobs": [-1.0, None]})
     assert page.locator("#quantity option").all_inner_texts() == ["surprisal"]
     assert page.locator(".text > .t").count() == 2
 
 
 def test_choices_and_order(opened: Any) -> None:
-    page = opened(untouched(0), line(1), untouched(2, step=5), line(3, step=5, ratio=[1.0, 1.0, 3.0, 1.0]))
+    page = opened(untouched(0), line(1), untouched(2, rollout=5), line(3, rollout=5, ratio=[1.0, 1.0, 3.0, 1.0]))
 
     def responses() -> list[str]:
         return re.findall(r"response (\d+)", " ".join(page.locator("article h3").all_inner_texts()))
@@ -394,12 +394,12 @@ def test_choices_and_order(opened: Any) -> None:
     assert "No response is left" in page.locator("#list").inner_text()
     page.select_option("#action", "any")
     page.select_option("#method", "all")
-    page.select_option("#step", "5")
+    page.select_option("#rollout", "5")
     assert sorted(responses()) == ["2", "3"]
     page.select_option("#reward", "0")
     assert responses() == ["2"]
     page.select_option("#reward", "all")
-    page.select_option("#step", "all")
+    page.select_option("#rollout", "all")
     page.select_option("#order", "file")
     assert responses() == ["0", "1", "2", "3"]
 

@@ -26,7 +26,7 @@ def small(out: Path, objective: Any = "clip_higher", **changes: Any) -> RunConfi
     data = {
         "objective": objective,
         "rollout": {"prompts": 4, "group": 4, "max_new_tokens": 16},
-        "optimisation": {"steps": 3, "lr": 1e-3},
+        "optimisation": {"rollouts": 3, "lr": 1e-3},
         "evaluation": {"every": 0},
         "tracking": {"out": str(out), "checkpoint_every": 0},
     }
@@ -45,7 +45,7 @@ def go(run: RunConfig, **options: Any) -> RunResult:
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
     """The weights of the newest checkpoint."""
-    return load_file(sorted((out / "checkpoints").glob("step-*"))[-1] / "model.safetensors")
+    return load_file(sorted((out / "checkpoints").glob("rollout-*"))[-1] / "model.safetensors")
 
 
 def largest_difference(one: Path, other: Path) -> float:
@@ -72,7 +72,7 @@ def weights_alike(one: Path, other: Path) -> None:
     settings = load_run(one / "config.yaml").optimisation
     left, right = weights(one), weights(other)
     assert left.keys() == right.keys()
-    steps = settings.steps * settings.steps_per_rollout
+    steps = settings.rollouts * settings.optimizer_steps_per_rollout
     large, apart = (
         float(torch.cat([one.flatten().abs() for one in values]).quantile(0.9))
         for values in (left.values(), [left[name] - right[name] for name in left])

@@ -167,7 +167,7 @@ def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 # -- one that fails --------------------------------------------------------------------------------------------------
 
 LONG = {
-    "optimisation__steps": 12,
+    "optimisation__rollouts": 12,
     "optimisation__mini_batches": 2,
     "tracking__checkpoint_every": 2,
     "evaluation__every": 4,
@@ -284,13 +284,13 @@ def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_bad_numbers_of_one_rank_are_refused_by_all(tmp_path: Path) -> None:
-    file = file_of(small(tmp_path / "run", optimisation__steps=4, optimisation__lr=1e-4), tmp_path)
+    file = file_of(small(tmp_path / "run", optimisation__rollouts=4, optimisation__lr=1e-4), tmp_path)
     said = ran(command(file, scenario="trouble"))
     assert counted(tmp_path / "run") == 2
     records = without_times(tmp_path / "run")
     assert [one["scorer/errors"] for one in records] == [8, 0, 0, 0]
     assert said.count("scorer raised on rank 1, reward 0: ValueError: no score") == 1
-    assert [one.get("steps/refused", 0) for one in records] == [0, 1, 1, 0]
+    assert [one.get("optimizer_steps/refused", 0) for one in records] == [0, 1, 1, 0]
     left, right = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert left.keys() == right.keys() == {0, 1, 3, "end"}
 

@@ -51,7 +51,7 @@ def test_every_preset_trains(name: str, tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
     run = small(tmp_path / "run", {"preset": name}, optimisation__mini_batches=2, optimisation__epochs=2)
     records = go(run).records
-    assert [one["step"] for one in records] == [1, 2, 3]
+    assert [one["rollout"] for one in records] == [1, 2, 3]
     for one in records:
         assert all(math.isfinite(value) for value in one.values())
         assert {"loss", "gradient/norm", "reward/mean", "tokens/entropy", "response/length"} <= one.keys()
@@ -97,14 +97,14 @@ def test_a_step_without_advantage_is_skipped(tmp_path: Path, scorer: Any) -> Non
     scorer(1.0)
     before = weights_of_start(tmp_path / "start")
     records = go(small(tmp_path / "run", "clip_higher")).records
-    assert [one["steps/skipped"] for one in records] == [1, 1, 1]
+    assert [one["optimizer_steps/skipped"] for one in records] == [1, 1, 1]
     assert all(torch.equal(value, before[name]) for name, value in weights(tmp_path / "run").items())
 
 
 def test_a_penalty_still_acts_without_advantage(tmp_path: Path, scorer: Any) -> None:
     scorer(1.0)
     records = go(small(tmp_path, ["clip_higher", "entropy_bonus"])).records
-    assert all("steps/skipped" not in one for one in records)
+    assert all("optimizer_steps/skipped" not in one for one in records)
     assert all(one["gradient/norm"] > 0 for one in records)
 
 
@@ -124,7 +124,7 @@ def test_a_scorer_that_raises_costs_its_sample_the_reward(tmp_path: Path, scorer
 
 def test_a_scorer_that_exits_does_not_end_the_run(tmp_path: Path, scorer: Any) -> None:
     scorer(lambda completion: sys.exit(0))
-    assert [one["scorer/errors"] for one in go(small(tmp_path, optimisation__steps=1)).records] == [16]
+    assert [one["scorer/errors"] for one in go(small(tmp_path, optimisation__rollouts=1)).records] == [16]
 
 
 def test_nobody_waits_for_the_scorer_of_a_run_that_was_stopped(
@@ -157,11 +157,11 @@ def test_rewards_that_are_no_numbers_are_refused(value: float, tmp_path: Path, s
     scorer(lambda completion: value if completion.startswith(("1", "2")) else by_length(completion))
     before = weights_of_start(tmp_path / "start")
     screen = io.StringIO()
-    run = small(tmp_path / "run", optimisation__steps=1)
+    run = small(tmp_path / "run", optimisation__rollouts=1)
     loop.train(run, console=Console(file=screen, width=300))
     assert "refused: " in screen.getvalue()
     assert "rewards are NaN or Inf. The rollout was refused and nothing was changed." in screen.getvalue()
-    assert without_times(tmp_path / "run")[0]["steps/refused"] == 1
+    assert without_times(tmp_path / "run")[0]["optimizer_steps/refused"] == 1
     assert all(torch.equal(one, before[name]) for name, one in weights(tmp_path / "run").items())
 
 
@@ -196,7 +196,7 @@ def test_a_live_policy_with_nan_is_refused_until_the_run_ends(
         go(small(tmp_path))
     assert len(calls) == 2
     (record,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert record["steps/refused"] == 1
+    assert record["optimizer_steps/refused"] == 1
     assert all(math.isfinite(value) for value in record.values())
 
 
@@ -224,7 +224,7 @@ def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    run = small(tmp_path / "run", optimisation__steps=1)
+    run = small(tmp_path / "run", optimisation__rollouts=1)
     go(run)
     with pytest.raises(rlstab.errors.ConfigError) as caught:
         go(run)
@@ -242,12 +242,12 @@ def test_a_run_leaves_its_configuration_metrics_samples_and_picture(tmp_path: Pa
     about = json.loads((tmp_path / "run.json").read_text())
     assert about["run_hash"] == rlstab.config.run_hash(run)
     assert about["objective_hash"] == rlstab.config.objective_hash(run.composition)
-    assert [one["step"] for one in result.evaluations] == [0, 2, 3]
+    assert [one["rollout"] for one in result.evaluations] == [0, 2, 3]
     for one in result.evaluations:
         assert 0 <= one["eval/pass@1"] <= one["eval/pass@4"] <= 1
         assert one["eval/pass@1"] == pytest.approx(one["eval/mean"])
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in samples] == [1, 1, 2, 2, 3, 3]
+    assert [one["rollout"] for one in samples] == [1, 1, 2, 2, 3, 3]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -282,5 +282,5 @@ def test_bf16_rounds_what_it_computes_and_keeps_float32_weights(tmp_path: Path, 
 
 
 def weights_of_start(out: Path) -> dict[str, torch.Tensor]:
-    go(small(out, optimisation__steps=1, optimisation__lr=0.0))
+    go(small(out, optimisation__rollouts=1, optimisation__lr=0.0))
     return weights(out)

@@ -91,7 +91,7 @@ def test_advantages_by_token_pull_each_token_by_its_own(tmp_path: Path) -> None:
         seen["mean"] = float(places(responses)[mask].double().mean())
         return torch.where(mask, fading(responses), 0.0) * seen["mean"]
 
-    options = {"optimisation__steps": 1, "optimisation__lr": 1e-4}
+    options = {"optimisation__rollouts": 1, "optimisation__lr": 1e-4}
     train(weighing(small(tmp_path / "token", **options), ""), console=quiet(), advantages=mean_place)
     train(small(tmp_path / "flat", **options), console=quiet(), advantages=of_the_first_token)
     assert seen["mean"] > 1
@@ -119,9 +119,9 @@ def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Pat
 
 def test_a_resumed_run_has_the_same_signals_and_advantages(tmp_path: Path) -> None:
     options: dict[str, Any] = {"signals": {"places": places}, "advantages": fading, "console": quiet()}
-    train(weighing(small(tmp_path / "whole", **CUT, optimisation__steps=4), "places"), **options)
-    train(weighing(small(tmp_path / "parts", **CUT, optimisation__steps=2), "places"), **options)
-    longer = weighing(small(tmp_path / "parts", **CUT, optimisation__steps=4), "places")
+    train(weighing(small(tmp_path / "whole", **CUT, optimisation__rollouts=4), "places"), **options)
+    train(weighing(small(tmp_path / "parts", **CUT, optimisation__rollouts=2), "places"), **options)
+    longer = weighing(small(tmp_path / "parts", **CUT, optimisation__rollouts=4), "places")
     with pytest.raises(rlstab.CheckpointError, match=r"with the providers .*ranks\.fading.* Pass the same signals and"):
         train(longer, resume=True, signals={"places": places}, console=quiet())
     train(longer, resume=True, **options)

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 import rlstab
-from rlstab.config import dump_run
+from rlstab.config import dump_run, load_run
+from rlstab.config.renamed import SETTINGS
 from rlstab.train import checkpoint
 from tests.train.runs import go, small, weights, without_times
 
-STACK = [{"preset": "recommended"}, {"name": "adaptive_entropy", "step": 0.001, "target_entropy": 0.5}]
+STACK = [{"preset": "recommended"}, {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}]
 LONG: dict[str, Any] = {
-    "optimisation__steps": 8,
+    "optimisation__rollouts": 8,
     "optimisation__mini_batches": 2,
     "tracking__checkpoint_every": 2,
     "evaluation__every": 4,
@@ -75,7 +76,7 @@ def test_a_kill_during_a_save_leaves_the_checkpoint_before_it(
 
     def killed(path: Path) -> None:
         flushed.append(path)
-        if "step-000004" in str(path):
+        if "rollout-000004" in str(path):
             raise Killed
 
     out = tmp_path / "run"
@@ -83,14 +84,14 @@ def test_a_kill_during_a_save_leaves_the_checkpoint_before_it(
         patched.setattr(checkpoint, "_flush", killed)
         with pytest.raises(Killed):
             go(small(out, STACK, **LONG))
-    assert [one.name for one in checkpoint.checkpoints(out / "checkpoints")] == ["step-000002"]
+    assert [one.name for one in checkpoint.checkpoints(out / "checkpoints")] == ["rollout-000002"]
     go(small(out, STACK, **LONG), resume=True)
     assert_same(out, uninterrupted)
     assert not list((out / "checkpoints").glob(".writing-*"))
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    run = small(tmp_path / "run", optimisation__steps=2)
+    run = small(tmp_path / "run", optimisation__rollouts=2)
     go(run)
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
     go(run, resume=True)
@@ -98,17 +99,17 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_resume_may_lengthen_a_run(tmp_path: Path) -> None:
-    go(small(tmp_path / "run", optimisation__steps=2))
-    assert len(go(small(tmp_path / "run", optimisation__steps=4), resume=True).records) == 4
-    go(small(tmp_path / "whole", optimisation__steps=4))
+    go(small(tmp_path / "run", optimisation__rollouts=2))
+    assert len(go(small(tmp_path / "run", optimisation__rollouts=4), resume=True).records) == 4
+    go(small(tmp_path / "whole", optimisation__rollouts=4))
     assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
 
 
 def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    go(small(out, optimisation__steps=1))
+    go(small(out, optimisation__rollouts=1))
     with pytest.raises(rlstab.errors.CheckpointError) as caught:
-        go(small(out, optimisation__steps=1, optimisation__lr=0.5), resume=True)
+        go(small(out, optimisation__rollouts=1, optimisation__lr=0.5), resume=True)
     assert str(caught.value) == (
         f"{out} was started with optimisation.lr = 0.001, the configuration says 0.5. A run continues as it began. "
         f"Resume with {out / 'config.yaml'}, or start anew in another tracking.out."
@@ -117,7 +118,7 @@ def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run = small(out, optimisation__steps=1)
+    run = small(out, optimisation__rollouts=1)
     go(run)
     record = checkpoint.checkpoints(out / "checkpoints")[-1] / "trainer.json"
     data = json.loads(record.read_text())
@@ -134,7 +135,7 @@ def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["trainer.json", "trainer.safetensors"])
 def test_a_damaged_checkpoint_says_which_and_what_to_do(file: str, tmp_path: Path) -> None:
-    run = small(tmp_path / "run", optimisation__steps=1)
+    run = small(tmp_path / "run", optimisation__rollouts=1)
     go(run)
     damaged = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[-1] / file
     damaged.write_bytes(damaged.read_bytes()[:20])
@@ -151,3 +152,62 @@ def test_a_state_with_tensors_survives(tmp_path: Path) -> None:
     back = checkpoint._with_tensors(plain, tensors)
     assert torch.equal(back["a"].pop("w"), state["a"].pop("w"))  # type: ignore[attr-defined]
     assert back == state
+
+
+def as_before(out: Path, *names: str) -> None:
+    """Give a run the names that it would have had: of these settings, of its records and of its checkpoints."""
+    text = (out / "config.yaml").read_text()
+    for name in names:
+        text = text.replace(f" {SETTINGS[name]}:", f" {name.rpartition('.')[2]}:")
+    (out / "config.yaml").write_text(text)
+    for file in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
+        old = (out / file).read_text().replace('"rollout":', '"step":').replace('"optimizer_steps/', '"steps/')
+        (out / file).write_text(old)
+    for folder in checkpoint.checkpoints(out / "checkpoints"):
+        record = folder / "trainer.json"
+        record.write_text(record.read_text().replace('"rollout":', '"step":').replace('"format": 2', '"format": 1'))
+        folder.rename(folder.with_name(folder.name.replace("rollout-", "step-")))
+
+
+def test_a_run_of_before_continues_once_its_settings_are_renamed(tmp_path: Path) -> None:
+    long: dict[str, Any] = {"optimisation__mini_batches": 2, "optimisation__lr": 1e-4, "tracking__trace_every": 1}
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    go(small(whole, optimisation__rollouts=3, **long))
+    go(small(out, optimisation__rollouts=2, **long))
+    as_before(out, "optimisation.steps", "optimisation.warmup_steps")
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
+    config = out / "config.yaml"
+    with pytest.raises(
+        rlstab.errors.ConfigError, match=r"config\.yaml:\d+: optimisation\.steps: 'steps' is called 'rollouts'"
+    ):
+        load_run(config)
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
+        go(small(out, optimisation__rollouts=3, **long), resume=True)
+    assert str(caught.value) == (
+        f"{config} was written under older names: optimisation.steps is called 'rollouts' now, "
+        f"optimisation.warmup_steps is called 'warmup_optimizer_steps' now. Use the new names there to continue the "
+        f"run."
+    )
+    config.write_text(config.read_text().replace(" steps:", " rollouts:").replace(" warmup_s", " warmup_optimizer_s"))
+    result = go(small(out, optimisation__rollouts=3, **long), resume=True)
+    assert [one["rollout"] for one in result.records] == [1, 2, 3]
+    assert checkpoint.checkpoints(out / "checkpoints")[-1].name == "rollout-000003"
+    assert all(torch.equal(values, weights(whole)[name]) for name, values in weights(out).items())
+    for file in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
+        lines = (out / file).read_text().splitlines()
+        keys = [[key for key in ("step", "rollout") if key in json.loads(line)] for line in lines]
+        assert keys == sorted(keys, reverse=True)
+        assert (keys[0], keys[-1]) == (["step"], ["rollout"])
+
+
+def test_a_run_of_before_whose_objective_was_renamed_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = small(out, ["clip_higher", "stare"], optimisation__rollouts=1, tracking__trace_every=1)
+    go(run)
+    as_before(out, "stare.step")
+    with pytest.raises(rlstab.errors.CheckpointError) as caught:
+        go(run, resume=True)
+    assert str(caught.value) == (
+        f"{out / 'config.yaml'} was written under older names: objective.1.step is called 'increment' now. Continue "
+        f"the run with the version of rlstab that wrote it, or start anew in another tracking.out."
+    )

@@ -76,7 +76,7 @@ def gap_of(out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[
 
     with monkeypatch.context() as patched:
         patched.setattr(Learner, "learn", off)
-        run = small(out, optimisation__steps=1, optimisation__lr=1e-5, **changes)
+        run = small(out, optimisation__rollouts=1, optimisation__lr=1e-5, **changes)
         train(run, console=quiet(), advantages=half)
     assert 0.1 < whole["mean"] < 0.5
     return without_times(out)[0], whole

@@ -22,14 +22,14 @@ from rlstab.errors import OutOfRange
             "'adaptive_entropy': low = 0.0, initial = 0.1, high = 0.005, expected low <= initial <= high.",
         ),
         (
-            lambda: STARE(step=0.1, boost=2.0),
+            lambda: STARE(increment=0.1, boost=2.0),
             "'stare': boost = 2.0 and damp = 0.9, expected boost <= max_boost = 1.5 and damp >= min_damp = 0.5 when "
-            "step > 0.",
+            "increment > 0.",
         ),
         (
-            lambda: STARE(step=0.1, damp=0.2),
+            lambda: STARE(increment=0.1, damp=0.2),
             "'stare': boost = 1.1 and damp = 0.2, expected boost <= max_boost = 1.5 and damp >= min_damp = 0.5 when "
-            "step > 0.",
+            "increment > 0.",
         ),
     ],
 )
@@ -40,4 +40,4 @@ def test_settings_that_contradict_each_other(make: Callable[[], TokenObjective],
 
 
 def test_gains_that_never_move_have_no_bounds() -> None:
-    assert STARE(boost=2.0, damp=0.2).step == 0
+    assert STARE(boost=2.0, damp=0.2).increment == 0

@@ -1,0 +1,49 @@
+"""Names that changed: an error says what an old setting is called now, and old runs are read under the new names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: What a setting is called now, by its owner (a section of a run, or a method) and its old name.
+SETTINGS = {
+    "optimisation.steps": "rollouts",
+    "optimisation.warmup_steps": "warmup_optimizer_steps",
+    "stare.step": "increment",
+    "adaptive_entropy.step": "increment",
+}
+
+#: What a key of a record (a line of ``metrics.jsonl``, ``samples.jsonl`` or ``tokens.jsonl``) is called now.
+RECORDS = {
+    "step": "rollout",
+    "steps/refused": "optimizer_steps/refused",
+    "steps/skipped": "optimizer_steps/skipped",
+}
+
+
+def new_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record under the names of now."""
+    return {RECORDS.get(key, key): value for key, value in record.items()}
+
+
+def new_settings(config: Any, owner: str = "") -> Any:
+    """A resolved run, or a part of one that belongs to ``owner``, under the names of now."""
+    if isinstance(config, list):
+        return [new_settings(one, owner) for one in config]
+    if not isinstance(config, Mapping):
+        return config
+    owner = str(config.get("name", owner))
+    return {SETTINGS.get(f"{owner}.{key}", key): new_settings(value, str(key)) for key, value in config.items()}
+
+
+def old_settings(config: Any, owner: str = "", place: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted path and new name of each setting of a resolved run that stands there under its old name."""
+    if isinstance(config, list):
+        for index, one in enumerate(config):
+            yield from old_settings(one, owner, f"{place}{index}.")
+    elif isinstance(config, Mapping):
+        owner = str(config.get("name", owner))
+        for key, value in config.items():
+            if f"{owner}.{key}" in SETTINGS:
+                yield f"{place}{key}", SETTINGS[f"{owner}.{key}"]
+            yield from old_settings(value, str(key), f"{place}{key}.")
