@@ -18,7 +18,7 @@ from rlstab.train.loop import group_advantages
 from rlstab.train.providers import Providers
 from rlstab.zoo import METHODS
 from tests.train.ranks import fading, places, weighing
-from tests.train.runs import largest_difference, quiet, small, weights, without_times
+from tests.train.runs import largest_difference, quiet, small, weights, weights_alike, without_times
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "signals-and-advantages.md"
 #: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
@@ -95,8 +95,8 @@ def test_advantages_by_token_pull_each_token_by_its_own(tmp_path: Path) -> None:
     train(weighing(small(tmp_path / "token", **options), ""), console=quiet(), advantages=mean_place)
     train(small(tmp_path / "flat", **options), console=quiet(), advantages=of_the_first_token)
     assert seen["mean"] > 1
-    # the same gradient in another order of float32 products; AdamW makes of it a part of its step, lr
-    assert largest_difference(tmp_path / "token", tmp_path / "flat") < 2e-5
+    # the same gradient in another order of float32 products
+    weights_alike(tmp_path / "token", tmp_path / "flat")
     token, response = without_times(tmp_path / "token")[0], without_times(tmp_path / "flat")[0]
     assert token["gradient/norm"] == pytest.approx(response["gradient/norm"], rel=1e-4)
     assert response["gradient/norm"] > 0
