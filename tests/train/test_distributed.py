@@ -106,7 +106,7 @@ def test_processes_train_to_the_same_weights_as_one(processes: int, changes: dic
     go(small(tmp_path / "one", STACK, **settings))
     ran(command(file_of(small(tmp_path / "several", STACK, **settings), tmp_path), processes))
     assert (counted(tmp_path / "one"), counted(tmp_path / "several")) == (1, processes)
-    assert [one["step"] for one in without_times(tmp_path / "several") if "eval/pass@4" in one] == [0, 3]
+    assert [one["rollout"] for one in without_times(tmp_path / "several") if "eval/pass@4" in one] == [0, 3]
     trained_alike(tmp_path / "one", tmp_path / "several")
 
 
@@ -118,7 +118,7 @@ def test_when_one_rank_raises_all_end_and_say_which(tmp_path: Path) -> None:
     assert counted(tmp_path / "run") == 2
     assert "ValueError: no advantages here\n" in said
     assert "raised on rank 1 of 2 processes" in said
-    assert [one["step"] for one in without_times(tmp_path / "run")] == [1]
+    assert [one["rollout"] for one in without_times(tmp_path / "run")] == [1]
 
 
 # -- lines of the documents ------------------------------------------------------------------------------------------
@@ -160,7 +160,9 @@ def test_whom_the_warning_is_for() -> None:
 def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meet(tmp_path, [])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(rlstab.ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"):
+    with pytest.raises(
+        rlstab.errors.ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"
+    ):
         count("run", "start")
 
 
