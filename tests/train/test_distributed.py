@@ -20,8 +20,8 @@ import psutil
 import pytest
 import torch
 
-import rlstab
 from rlstab.config import RunConfig, dump_run
+from rlstab.errors import ConfigError
 from rlstab.train import train
 from rlstab.train.processes import count, launched_alone, meet
 from tests.train.ranks import fading, places, weighing
@@ -160,9 +160,7 @@ def test_whom_the_warning_is_for() -> None:
 def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meet(tmp_path, [])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        rlstab.errors.ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"
-    ):
+    with pytest.raises(ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"):
         count("run", "start")
 
 

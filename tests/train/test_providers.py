@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlstab
+from rlstab.errors import CheckpointError, ConfigError, NonFinite, ShapeError
 from rlstab.tasks import Example
 from rlstab.train import Responses, train
 from rlstab.train.loop import group_advantages
@@ -122,9 +122,7 @@ def test_a_resumed_run_has_the_same_signals_and_advantages(tmp_path: Path) -> No
     train(weighing(small(tmp_path / "whole", **CUT, optimisation__rollouts=4), "places"), **options)
     train(weighing(small(tmp_path / "parts", **CUT, optimisation__rollouts=2), "places"), **options)
     longer = weighing(small(tmp_path / "parts", **CUT, optimisation__rollouts=4), "places")
-    with pytest.raises(
-        rlstab.errors.CheckpointError, match=r"with the providers .*ranks\.fading.* Pass the same signals and"
-    ):
+    with pytest.raises(CheckpointError, match=r"with the providers .*ranks\.fading.* Pass the same signals and"):
         train(longer, resume=True, signals={"places": places}, console=quiet())
     train(longer, resume=True, **options)
     assert_same(tmp_path / "parts", tmp_path / "whole")
@@ -142,22 +140,22 @@ def responses_of(rows: int) -> Responses:
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (
         torch.ones(2, 2),
-        rlstab.errors.ShapeError,
+        ShapeError,
         "torch.float32 of (2, 2), expected a floating point tensor of {}.",
     ),
     "integers": (
         torch.ones(3, 2).long(),
-        rlstab.errors.ShapeError,
+        ShapeError,
         "torch.int64 of (3, 2), expected a floating point ",
     ),
     "a list": (
         [1.0] * 3,
-        rlstab.errors.ShapeError,
+        ShapeError,
         "list, expected a floating point tensor of {}. Change its function.",
     ),
     "NaN": (
         torch.full((3, 2), torch.nan),
-        rlstab.errors.NonFinite,
+        NonFinite,
         "5 values that are NaN or Inf on response tokens. Change",
     ),
 }
@@ -175,9 +173,7 @@ def test_what_a_function_returns_is_checked(name: str) -> None:
 
 def test_what_is_wrong_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
     run = weighing(small(tmp_path / "run"), "places")
-    with pytest.raises(
-        rlstab.errors.ShapeError, match=r"^signals\['places'\] returned torch.float32 of \(16,\), expected a fl"
-    ):
+    with pytest.raises(ShapeError, match=r"^signals\['places'\] returned torch.float32 of \(16,\), expected a fl"):
         train(run, console=quiet(), signals={"places": lambda responses: places(responses).sum(-1)})
     assert without_times(tmp_path / "run") == []
 
@@ -193,9 +189,7 @@ def test_padding_may_be_anything_and_a_rank_without_responses_is_not_asked() -> 
 
 
 def test_a_signal_of_rlstab_cannot_be_replaced(tmp_path: Path) -> None:
-    with pytest.raises(
-        rlstab.errors.ConfigError, match=r"^signals: 'entropies' is a signal of rlstab's own, which the trainer"
-    ):
+    with pytest.raises(ConfigError, match=r"^signals: 'entropies' is a signal of rlstab's own, which the trainer"):
         train(small(tmp_path / "run"), signals={"entropies": places})
     assert not (tmp_path / "run").exists()
 

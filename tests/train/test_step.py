@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-import rlstab
 from rlstab.core.comm import LocalComm
+from rlstab.errors import ShapeError
 from rlstab.train.loop import train
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import load_policy
@@ -48,9 +48,7 @@ def test_every_row_is_in_one_mini_batch_of_an_epoch_with_its_whole_group(
 
 
 def test_group_ids_that_would_be_torn_are_an_error(learner: Learner) -> None:
-    with pytest.raises(
-        rlstab.errors.ShapeError, match=r"^group_ids reach 9007199254740992: ids of 2\*\*53 and more are not"
-    ):
+    with pytest.raises(ShapeError, match=r"^group_ids reach 9007199254740992: ids of 2\*\*53 and more are not"):
         list(rows_of(learner, [2**53 + 1, 2**53, 0, 1]))
 
 
