@@ -122,7 +122,7 @@ class Learner:
     def _all_groups(self, group_ids: Tensor) -> Tensor:
         """The different group ids of all ranks, sorted. Ranks exchange float64, which must hold them exactly."""
         own = group_ids.unique()
-        groups = self.comm.gather(own.double()).unique()
+        groups: Tensor = self.comm.gather(own.double()).unique()
         if groups.numel() and float(groups.abs().max()) >= 2**53:
             raise ShapeError(
                 f"group_ids reach {int(groups.abs().max())}: ids of 2**53 and more are not exact in float64, and rows "
