@@ -165,7 +165,9 @@ class Learner:
             out = plan.loss(batch, live)
             if outputs:
                 out.loss.backward()
-                alive += sum(((one.grad != 0) for one in outputs), torch.zeros_like(wanted)).count_nonzero()
+                # a live output that every term holds constant has no gradient
+                reached = [one.grad != 0 for one in outputs if one.grad is not None]
+                alive += torch.stack(reached).any(0).count_nonzero()
             total += out.loss.detach()
             nonfinite += out.nonfinite
             reports.append(out.report)
