@@ -58,8 +58,8 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     steps = optimisation.optimizer_steps_per_rollout
     if steps > 1 and not any(one.writes & {"bounds", "gates"} for one in objective.acting()):
         found.append(
-            f"{steps} optimizer steps per rollout and no method with bounds or gates: nothing stops a token whose ratio "
-            f"has run away. Add clip_higher."
+            f"{steps} optimizer steps per rollout and no method with bounds or gates: nothing stops a token whose "
+            f"ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
         found.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

@@ -14,7 +14,7 @@ from rlstab.config.renamed import new_record
 from rlstab.config.runs import RunConfig
 
 
-class JsonLinesTracker(GeneralTracker):  # type: ignore[misc]  # accelerate declares no types
+class JsonLinesTracker(GeneralTracker):
     """One JSON object a rollout in ``metrics.jsonl``, flushed at once. For the main process alone.
 
     Args:
@@ -26,7 +26,7 @@ class JsonLinesTracker(GeneralTracker):  # type: ignore[misc]  # accelerate decl
     requires_logging_directory = False
 
     def __init__(self, path: Path, last: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # accelerate gives it no types
         forget_after(path, last)
         self._file = path.open("a", encoding="utf-8")
 
