@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, final
 
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+import rlstab
+from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import LocalComm
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Penalty, Terms
 from rlstab.errors import ShapeError
 from rlstab.train.loop import train
 from rlstab.train.metrics import Metrics
@@ -122,3 +128,42 @@ def test_with_several_mini_batches_the_refreshed_one_before_the_first_step_is_co
     record, _ = gap_of(tmp_path / "run", monkeypatch, **changes)
     assert 0.1 < record["sampler/gap"] < 0.5
     assert record["sampler/largest_gap"] == pytest.approx(0.5, abs=sampler_gap(torch.float32))
+
+
+@final
+@dataclass(frozen=True)
+class HeldEntropies(TokenObjective):
+    """Weighs the log-probs of the first three tokens of each response by their live entropies, held constant."""
+
+    name: ClassVar[str] = "held_entropies"
+    writes: ClassVar[frozenset[str]] = frozenset({"penalties"})
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        penalty = Penalty(
+            1.0,
+            lambda policy, anchor: anchor.signal("entropies") * policy.logprobs,
+            batch.position < 3,
+            reads=frozenset({"entropies"}),
+        )
+        return Terms(penalties={"": penalty})
+
+
+def test_a_live_output_without_a_gradient_makes_no_row_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, float] = {}
+
+    def learn(self: Learner, experience: Experience, metrics: Metrics) -> None:
+        self.objective = rlstab.compose(HeldEntropies())
+        self.state = self.objective.init_state()
+        mask = experience.sequences.response_mask
+        seen["share"] = float(mask[:, :3].sum() / mask.sum())
+        whole(self, experience, metrics)
+
+    whole = Learner.learn
+    monkeypatch.setattr(Learner, "learn", learn)
+    train(
+        small(tmp_path / "run", optimisation__rollouts=1),
+        console=quiet(),
+        advantages=lambda one: torch.zeros(len(one.texts)),
+    )
+    assert 0 < seen["share"] < 0.9
+    assert without_times(tmp_path / "run")[0]["head/live_fraction"] == pytest.approx(seen["share"])
