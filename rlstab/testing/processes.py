@@ -1,4 +1,4 @@
-"""Ranks as real processes: workers in a gloo group, each of which runs its share of one optimizer step after another."""
+"""Ranks as real processes: workers in a gloo group, each of which runs its share of every optimizer step."""
 
 from __future__ import annotations
 
@@ -137,9 +137,10 @@ class Processes:
             missing = {self._links[rank]: rank for rank in range(self.count) if rank not in found}
             ready = wait(list(missing), max(0.0, by - time.monotonic()))
             if not ready:
+                silent = ", ".join(map(str, missing.values()))
                 raise ProcessError(
-                    f"{len(missing)} of {self.count} processes (rank {', '.join(map(str, missing.values()))}) did not "
-                    f"answer within {self.timeout:g} seconds of {what}. They hang, or the timeout of Processes is too short."
+                    f"rank {silent} of {self.count} processes did not answer within {self.timeout:g} seconds of {what}. "
+                    "Look for what hangs there, or give Processes a longer timeout."
                 )
             for link in ready:
                 rank = missing[link]  # type: ignore[index]  # a Connection, as given
