@@ -139,7 +139,7 @@ class Processes:
             if not ready:
                 silent = ", ".join(map(str, missing.values()))
                 raise ProcessError(
-                    f"rank {silent} of {self.count} processes did not answer within {self.timeout:g} seconds of {what}. "
+                    f"rank {silent} of {self.count} processes did not answer within {self.timeout:g} s of {what}. "
                     "Look for what hangs there, or give Processes a longer timeout."
                 )
             for link in ready:

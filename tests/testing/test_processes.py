@@ -132,5 +132,5 @@ def test_a_process_that_dies_ends_the_check() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_hangs_ends_the_check_in_time() -> None:
-    with Processes(2, timeout=15.0) as two, pytest.raises(ProcessError, match="did not answer within 15 seconds of"):
+    with Processes(2, timeout=15.0) as two, pytest.raises(ProcessError, match="did not answer within 15 s of"):
         check_objective(OnRankOne("hang"), processes=two)
