@@ -36,7 +36,7 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What a law is checked on: two steps in a row, a number to be random with, and processes for ranks, or threads."""
+    """What a law is checked on: two steps in a row, a number to be random with, processes for ranks or threads."""
 
     first: Step
     second: Step
