@@ -4,9 +4,9 @@
 
 A mutant lives in memory alone: one warm process that has imported torch is forked for each, and the fork imports the
 changed module in place of the file. No source is written, so an interrupted run leaves nothing behind. Each mutant
-meets the tests in tests/core and tests/zoo that enter its function (for a line outside of functions: all), those that
-found earlier mutants of the file first, until one fails. Left out are tests that start processes, whose children would
-import the file, and tests that fail without any change.
+meets the tests in tests/core, tests/zoo and tests/testing that enter its function (for a line outside of functions:
+all), those that found earlier mutants of the file first, until one fails. Left out are tests that start processes,
+whose children would import the file, and tests that fail without any change.
 
 Not mutated: messages of errors (the arguments of `raise`, f-strings, strings with a space), docstrings, annotations
 other than the ranges and choices of settings, `assert`, type aliases, and `TorchComm`, which needs several processes.
@@ -40,10 +40,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [one for folder in ("core", "zoo") for one in sorted((ROOT / "rlstab" / folder).glob("*.py"))]
-TESTS = ["tests/core", "tests/zoo"]
+TESTS = ["tests/core", "tests/zoo", "tests/testing"]
 LEFT_OUT = {"TorchComm"}
-#: Tests that start processes: by the fixture that does it, and by file.
-STARTING_FIXTURE, STARTING_FILE = "ranks", "test_import.py"
+#: Files whose tests start processes.
+STARTING = ("test_import.py", "test_docstring.py", "test_processes.py")
 
 COMPARE: dict[type[ast.cmpop], list[type[ast.cmpop]]] = {
     ast.Lt: [ast.LtE, ast.GtE],
@@ -250,11 +250,7 @@ class Watch:
         self.failed: list[str] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        known = {
-            one.nodeid: one
-            for one in items
-            if STARTING_FIXTURE not in getattr(one, "fixturenames", ()) and STARTING_FILE not in one.nodeid
-        }
+        known = {one.nodeid: one for one in items if one.path.name not in STARTING}
         items[:] = known.values() if self.order is None else [known[one] for one in self.order if one in known]
 
     @pytest.hookimpl(wrapper=True)

@@ -61,6 +61,10 @@ class ReportError(RlstabError, ValueError):
     """The runs that a report is asked for do not exist, or none of them can be used."""
 
 
+class ProcessError(RlstabError, RuntimeError):
+    """A process that checks a method died, hangs or cannot be reached."""
+
+
 class MissingPackage(RlstabError, ImportError):
     """An optional package is needed for what was asked."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial, reduce
 from operator import add
@@ -66,10 +67,9 @@ def test_groups_of_different_size_in_any_order_stay_apart():
 
 
 @every
-@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 0.1, -0.1, 1 / 3, 1e30])
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 10])
-def test_equal_rewards_give_exactly_nothing(estimator, value, size):
-    assert advantages(estimator, [value] * size) == [0.0] * size
+def test_equal_rewards_give_exactly_nothing(estimator):
+    for value, size in itertools.product((0.0, 1.0, -1.0, 0.1, -0.1, 1 / 3, 1e30), (1, 2, 3, 7, 10)):
+        assert advantages(estimator, [value] * size) == [0.0] * size, (value, size)
 
 
 def test_the_mean_of_equal_rewards_can_miss_them():
@@ -106,7 +106,7 @@ def test_shapes_that_do_not_fit_are_refused(estimator, rewards, groups, shapes):
 
 
 rows = st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0, 3.0]), st.integers(0, 3)), max_size=16)
-quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 
 @every

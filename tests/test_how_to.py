@@ -37,7 +37,8 @@ def with_text(text: str) -> str:
 
 
 CLASS = with_text("class SpareForks")
-TESTS = f"{with_text('def oracle')}\n\n{with_text('@parametrize_laws')}"
+#: With fewer drawn steps than a user takes: the block that checks the method takes them all.
+TESTS = f"{with_text('def oracle')}\n\n{with_text('@parametrize_laws')}".replace("oracles=", "examples=4, oracles=")
 
 
 @pytest.fixture
@@ -92,6 +93,19 @@ def test_its_tests_pass_under_pytest(folder: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 30
+
+
+@pytest.mark.slow
+def test_it_is_one_over_two_processes(folder: Path) -> None:
+    (text,) = blocks("py")
+    (folder / "check_forks.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
+    ran = subprocess.run(
+        [sys.executable, "check_forks.py"], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "over 2 gloo processes, 40 optimizer steps, " in ran.stdout
+    assert "every law holds" in ran.stdout
 
 
 def test_its_entry_point_is_found(folder: Path) -> None:

@@ -1,18 +1,21 @@
 """Laws that every method is held to, public: hold your own to them.
 
 ``print(check_objective(MyMethod()))`` is a readable report; ``parametrize_laws`` is the same under pytest.
+``check_objective(MyMethod(), processes=2)`` runs ranks as real processes, for what threads share and processes do not.
 Needs the extra ``rlstab[testing]`` (hypothesis, and pytest for the helper).
 """
 
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.laws import LAWS, Law
 from rlstab.testing.objective_check import Report, Result, check_objective, parametrize_laws
+from rlstab.testing.processes import Processes
 from rlstab.testing.steps import Step, steps
 
 __all__ = [
     "LAWS",
     "BrokenLaw",
     "Law",
+    "Processes",
     "Report",
     "Result",
     "Step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
@@ -25,8 +24,9 @@ from rlstab.core.stats import Mean, Pool, Settled, settle
 from rlstab.core.terms import Bounds, Penalty, Terms
 from rlstab.core.walk import walk
 from rlstab.testing import tolerances
-from rlstab.testing.agreement import BrokenLaw, close, near, same_summary
-from rlstab.testing.outcome import Outcome, run_parts, run_ranks, run_whole
+from rlstab.testing.agreement import BrokenLaw, close, near, same_state, same_summary
+from rlstab.testing.outcome import Outcome, joined, run_parts, run_ranks, run_whole
+from rlstab.testing.processes import Processes
 from rlstab.testing.steps import Step
 
 
@@ -36,11 +36,12 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What a law is checked on: two steps in a row and a number to be random with."""
+    """What a law is checked on: two steps in a row, a number to be random with, processes for ranks or threads."""
 
     first: Step
     second: Step
     seed: int
+    processes: Processes | None = None
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ class Law:
         says: one sentence.
         check: raises :class:`BrokenLaw`, or :class:`NotHere`.
         extreme: it is checked on extreme steps.
+        ranks: it runs a step over ranks, which can be real processes.
     """
 
     name: str
     says: str
     check: Callable[[TokenObjective, Case], None]
     extreme: bool = False
+    ranks: bool = False
 
 
 # -- the laws ----------------------------------------------------------------------------------------------------------
@@ -107,6 +110,8 @@ def detached(method: TokenObjective, case: Case) -> None:
 def split(method: TokenObjective, case: Case) -> None:
     """Any cut into 1 to 12 parts over 1 to 3 ranks, empty parts and ranks among them, over two steps with state."""
     dice = random.Random(case.seed)
+    world = case.processes.count if case.processes else dice.randint(1, 3)
+    over = case.processes.run_ranks if case.processes else run_ranks
     whole = cut = ranked = None
     for number, step in enumerate((case.first, case.second)):
         rows = list(range(len(step.sequence_ids)))
@@ -114,15 +119,20 @@ def split(method: TokenObjective, case: Case) -> None:
         parts: list[list[int]] = [[] for _ in range(dice.randint(1, 12))]
         for row in rows:
             dice.choice(parts).append(row)
-        ranks: list[list[list[int]]] = [[] for _ in range(dice.randint(1, 3))]
-        for part in parts:
-            dice.choice(ranks).append(part)
+        ranks: list[list[list[int]]] = [[] for _ in range(world)]
+        for part in parts:  # in the second step one of several ranks has none
+            dice.choice(ranks[number:] or ranks).append(part)
+        dice.shuffle(ranks)
         whole = run_whole(method, step, whole.state if whole else None)
         cut = run_parts(method, step, parts, cut.state if cut else None)
-        ranked = run_ranks(method, step, ranks, ranked.state if ranked else None)
+        found = over(method, step, ranks, ranked.state if ranked else None)
+        ranked = joined(found)
         where = f"step {number + 1} in {len(parts)} parts"
         close(where, whole, cut, tolerances.REORDERED)
-        close(f"{where} over {len(ranks)} ranks", whole, ranked, tolerances.REORDERED)
+        close(f"{where} over {world} ranks", whole, ranked, tolerances.REORDERED)
+        for rank, one in enumerate(found):
+            same_state(f"{where}, rank 0 and rank {rank}: the state", ranked.state, one.state, 0.0)
+            near(f"{where}, rank 0 and rank {rank}: lr_scale", ranked.lr_scale, one.lr_scale, 0.0)
 
 
 def permutation(method: TokenObjective, case: Case) -> None:
@@ -134,9 +144,10 @@ def permutation(method: TokenObjective, case: Case) -> None:
 
 
 def order_free(method: TokenObjective, case: Case) -> None:
-    """Listed first or last in a composition: the same, bit for bit."""
-    others = [other for other in (_Doubling(), _Dropping()) if other.name != method.name]
-    outcomes = [run_whole(compose(*order), case.first) for order in itertools.permutations([method, *others])]
+    """Listed first, between others or last in a composition: the same, bit for bit."""
+    before, after = _Doubling(), _Dropping()
+    orders = ((method, before, after), (before, method, after), (before, after, method))
+    outcomes = [run_whole(compose(*order), case.first) for order in orders]
     for other in outcomes[1:]:
         close("listed elsewhere in a composition", outcomes[0], other, 0.0)
 
@@ -336,7 +347,7 @@ LAWS: tuple[Law, ...] = (
     Law("finite", "finite on extreme inputs", finite, extreme=True),
     Law("pure", "inputs unchanged, no global randomness, same call same result", pure),
     Law("detached", "no tensor in terms or state requires grad", detached),
-    Law("split", "any cut into parts and ranks: same loss, gradient, metrics, next state", split),
+    Law("split", "any cut into parts and ranks: same loss, gradient, metrics, next state", split, ranks=True),
     Law("permutation", "any order of tokens and sequences", permutation),
     Law("order-free", "listed anywhere in a composition, bit for bit", order_free),
     Law("replication", "the batch twice: the same loss", replication),

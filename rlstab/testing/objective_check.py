@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,11 +17,12 @@ from rich.table import Table
 from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
-from rlstab.errors import MissingPackage
+from rlstab.errors import MissingPackage, ProcessError
 from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.laws import LAWS, Case, Law, NotHere
 from rlstab.testing.outcome import run_whole
+from rlstab.testing.processes import Processes
 from rlstab.testing.steps import steps
 
 #: The loss of a step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
@@ -78,6 +80,7 @@ def check_objective(
     oracle: Oracle | None = None,
     examples: int = 20,
     shrink: bool = True,
+    processes: int | Processes | None = None,
 ) -> Report:
     """Hold a method or a composition to every law.
 
@@ -86,16 +89,25 @@ def check_objective(
         oracle: the loss of the first step computed independently; adds the law *oracle*.
         examples: drawn steps a law.
         shrink: look for a small step where a law is broken, which takes seconds.
+        processes: run the ranks of the law *split* as this many real processes, which start in seconds; without, as
+            threads. :class:`~rlstab.testing.Processes` serves several calls. The report says how many took part.
 
     Returns:
         A report. The draws are the same in every call, so a failure can be looked into.
+
+    Raises:
+        ProcessError: a process died or did not answer within its timeout, or the method cannot be sent to it.
     """
     laws = [*LAWS, *_oracle_law(oracle)]
-    return Report(repr(method), [_hold(method, law, examples, shrink=shrink) for law in laws])
+    with _running(processes) as ranks:
+        return Report(repr(method), [_hold(method, law, examples, shrink=shrink, processes=ranks) for law in laws])
 
 
 def parametrize_laws(
-    *methods: TokenObjective, oracles: Mapping[str, Oracle] | None = None, examples: int = 20
+    *methods: TokenObjective,
+    oracles: Mapping[str, Oracle] | None = None,
+    examples: int = 20,
+    processes: int | Processes | None = None,
 ) -> Callable[[Any], Any]:
     """A pytest decorator: one test a law and method.
 
@@ -109,6 +121,7 @@ def parametrize_laws(
         methods: what to check.
         oracles: by the name of a method.
         examples: drawn steps a law.
+        processes: as in :func:`check_objective`.
 
     Raises:
         MissingPackage: pytest is not installed.
@@ -120,7 +133,8 @@ def parametrize_laws(
 
     def check_of(method: TokenObjective, law: Law) -> Callable[[], None]:
         def check() -> None:
-            result = _hold(method, law, examples)
+            with _running(processes if law.ranks else None) as ranks:
+                result = _hold(method, law, examples, processes=ranks)
             if result.outcome == "failed":
                 raise BrokenLaw(f"{method!r} breaks the law '{law.name}' ({law.says}): {result.detail}")
 
@@ -134,7 +148,19 @@ def parametrize_laws(
     return pytest.mark.parametrize("check", cases)
 
 
-def _hold(method: TokenObjective, law: Law, examples: int, *, shrink: bool = True) -> Result:
+@contextmanager
+def _running(processes: int | Processes | None) -> Iterator[Processes | None]:
+    """Processes as they were given, or as many of our own."""
+    if isinstance(processes, int):
+        with Processes(processes) as started:
+            yield started
+    else:
+        yield processes
+
+
+def _hold(
+    method: TokenObjective, law: Law, examples: int, *, shrink: bool = True, processes: Processes | None = None
+) -> Result:
     excepted = [
         f"{leaf.name}: {leaf.method.exceptions[law.name]}"
         for leaf in walk(method, observed=True)
@@ -159,7 +185,7 @@ def _hold(method: TokenObjective, law: Law, examples: int, *, shrink: bool = Tru
     @hypothesis.given(drawn, drawn, st.integers(0, 2**31))
     def holds(first: Any, second: Any, seed: int) -> None:
         try:
-            law.check(method, Case(first, second, seed))
+            law.check(method, Case(first, second, seed, processes))
         except BrokenLaw as error:
             raise BrokenLaw(f"{error} Seen on {first!r}.") from error.__cause__
 
@@ -169,9 +195,11 @@ def _hold(method: TokenObjective, law: Law, examples: int, *, shrink: bool = Tru
         return Result(law.name, law.says, "silent", str(reason))
     except BrokenLaw as error:
         return Result(law.name, law.says, "failed", str(error))
+    except ProcessError:
+        raise
     except Exception as error:  # a method of a user may raise anything; that breaks the law that met it
         return Result(law.name, law.says, "failed", f"it raised {type(error).__name__}: {error}")
-    return Result(law.name, law.says, "passed", "")
+    return Result(law.name, law.says, "passed", f"over {processes}" if processes and law.ranks else "")
 
 
 def _oracle_law(oracle: Oracle | None) -> list[Law]:

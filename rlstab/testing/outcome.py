@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
@@ -103,10 +102,10 @@ class _ThreadComm:
 
 def run_ranks(
     objective: TokenObjective, step: Step, ranks: Sequence[Sequence[Sequence[int]]], state: State | None = None
-) -> Outcome:
-    """The step in parts over ranks, one thread each; a rank may be empty.
+) -> list[Outcome]:
+    """What each rank found on its parts of the step, one thread each; a rank may be empty.
 
-    Real processes run the same plan; tests of rlstab do that over gloo.
+    :meth:`rlstab.testing.Processes.run_ranks` is the same in real processes.
     """
     meeting = _Meeting(len(ranks))
     found: list[Outcome | BaseException] = [RuntimeError("this rank did not finish")] * len(ranks)
@@ -129,18 +128,19 @@ def run_ranks(
     errors = [one for one in found if isinstance(one, BaseException)]
     for error in sorted(errors, key=lambda one: isinstance(one, threading.BrokenBarrierError)):
         raise error
-    outcomes = [one for one in found if isinstance(one, Outcome)]
-    total = Outcome(0.0, {name: torch.zeros_like(one) for name, one in step.live.items()})
+    return [one for one in found if isinstance(one, Outcome)]
+
+
+def joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcomes of ranks as that of the step: losses, gradients and metrics add up, the state is that of each."""
+    first = outcomes[0]
+    total = Outcome(
+        0.0, {name: torch.zeros_like(one) for name, one in first.gradients.items()}, {}, first.state, first.lr_scale
+    )
     for one in outcomes:
         total.loss += one.loss
         for name, gradient in one.gradients.items():
             total.gradients[name] = total.gradients[name] + gradient
         for name, mean in one.report.items():
             total.report[name] = total.report[name].merge(mean) if name in total.report else mean
-    total.state, total.lr_scale = outcomes[0].state, outcomes[0].lr_scale
     return total
-
-
-def terms_of(objective: TokenObjective, batch: TokenBatch) -> object:
-    """The terms of a step that is one batch."""
-    return make_plan(objective, [batch]).terms(batch)

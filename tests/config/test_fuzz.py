@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 import rlstab
@@ -14,7 +13,7 @@ from rlstab.core.settings import settings_of
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
-from tests.config.strategies import PLAIN, quick
+from tests.config.strategies import PLAIN, search, searched
 from tests.config.test_errors import CONFLICTS, MISTAKES
 
 EXAMPLES = [path.read_text() for path in sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))]
@@ -59,22 +58,24 @@ def answers(load, source):
         assert run_hash(found)
 
 
-@quick(max_examples=500)
-@given(OBJECTS)
-def test_any_object_as_an_objective(data):
-    answers(load_objective, {"objective": data})
+@searched
+def test_any_object_as_an_objective(examples):
+    search(OBJECTS, examples, lambda data: answers(load_objective, {"objective": data}))
 
 
-@quick(max_examples=500)
-@given(RUNS)
-def test_any_objects_as_sections_of_a_run(data):
-    answers(load_run, {"objective": "s2t", **data})
+@searched
+def test_any_objects_as_sections_of_a_run(examples):
+    search(RUNS, examples, lambda data: answers(load_run, {"objective": "s2t", **data}))
 
 
-@quick(max_examples=200)
-@given(st.dictionaries(st.text(max_size=9) | st.sampled_from(["a.b", "rollout.group", "objective", ""]), OBJECTS))
-def test_any_override(overrides):
-    answers(lambda source: load_run(source, overrides), {"objective": "s2t"})
+@searched
+def test_any_override(examples):
+    keys = st.text(max_size=9) | st.sampled_from(["a.b", "rollout.group", "objective", ""])
+
+    def overridden(overrides):
+        answers(lambda source: load_run(source, overrides), {"objective": "s2t"})
+
+    search(st.dictionaries(keys, OBJECTS), examples, overridden)
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +93,21 @@ def mutated(draw):
     return text
 
 
+@searched
 @pytest.mark.parametrize("load", [load_run, load_objective])
-@quick(max_examples=500)
-@given(text=mutated() | st.text(max_size=60) | st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join))
-def test_any_text(path, load, text):
-    path.write_bytes(text.encode(errors="surrogatepass"))
-    answers(load, path)
+def test_any_text(path, load, examples):
+    def written(text):
+        path.write_bytes(text.encode(errors="surrogatepass"))
+        answers(load, path)
+
+    texts = mutated() | st.text(max_size=60) | st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join)
+    search(texts, examples, written)
 
 
-@quick(max_examples=60)
-@given(data=st.binary(max_size=40))
-def test_any_bytes(path, data):
-    path.write_bytes(data)
-    answers(load_run, path)
+@searched
+def test_any_bytes(path, examples):
+    def written(data):
+        path.write_bytes(data)
+        answers(load_run, path)
+
+    search(st.binary(max_size=40), examples, written)

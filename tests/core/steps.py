@@ -8,7 +8,7 @@ import random
 
 import torch
 
-from rlstab import PolicyOutputs, TokenBatch, make_plan
+from rlstab import PolicyOutputs, TokenBatch
 
 EVIDENCE = {
     "advantages": "A",
@@ -104,22 +104,3 @@ def gradients(batch, leaves):
         found[field] = gradient.reshape(-1)[batch.index]
         assert torch.equal(gradient.count_nonzero(), found[field].count_nonzero())
     return found
-
-
-def run_parts(objective, rows, parts, state=None, comm=None, scope="step"):
-    """One step in parts (lists of row numbers): plan, loss, {field: {row: gradient}}, merged report."""
-    batches = [batch_of([rows[row] for row in part], part) for part in parts]
-    plan = make_plan(objective, batches, state, comm, scope)
-    loss, report, slopes = 0.0, {}, {field: {} for field in LIVE.values()}
-    for part, batch in zip(parts, batches, strict=True):
-        policy, leaves = live_of(batch, [rows[row] for row in part])
-        out = plan.loss(batch, policy)
-        if out.loss.requires_grad:
-            out.loss.backward()
-        loss += out.loss.item()
-        for name, one in out.report.items():
-            report[name] = report[name].merge(one) if name in report else one
-        for field, values in gradients(batch, leaves).items():
-            for place, row in enumerate(part):
-                slopes[field][row] = values[batch.sequence == place]
-    return plan, loss, slopes, report

@@ -22,7 +22,6 @@ from rlstab import (
 from rlstab.core.objective import require_signals
 from rlstab.errors import Conflict, MissingSignal
 from rlstab.testing.tolerances import REORDERED, SINGLE
-from tests.core.compositions import FIVE
 from tests.core.methods import DropPunished, Exempt, Noise, Scale, Unweighted
 from tests.core.says import says
 from tests.core.steps import batch_of, live_of, random_rows
@@ -47,7 +46,16 @@ def conflict(text):
     return says(Conflict, text)
 
 
-METHODS = [*(first for first, _ in FIVE.values()), KLPenalty(coefficient=0.1), Scale(weight=0.3, bonus=0.1)]
+#: With settings at which each of them selects something in `ROWS`.
+METHODS = [
+    ClipHigher(),
+    S2TMask(),
+    TopEntropyMask(share=0.6),
+    LpReg(share=0.4),
+    STARE(target_entropy=0.5),
+    KLPenalty(coefficient=0.1),
+    Scale(weight=0.3, bonus=0.1),
+]
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,21 @@ def test_a_part_listed_twice_counts_twice():
     assert 2 * twice == pytest.approx(once, rel=REORDERED)
 
 
+def test_statistics_of_each_part_alone_change_the_loss_and_warn():
+    rows, parts = random_rows(11, [3, 5, 4, 7, 4, 6, 1, 8]), (range(4), range(4, 8))
+    objective = compose(S2TMask(), TopEntropyMask(share=0.6), STARE(target_entropy=0.5))
+
+    def loss(scope):
+        batches = [batch_of([rows[row] for row in part], part) for part in parts]
+        plan = make_plan(objective, batches, scope=scope)
+        live = [live_of(batch, [rows[row] for row in part])[0] for batch, part in zip(batches, parts, strict=True)]
+        return sum(plan.loss(*one).loss.item() for one in zip(batches, live, strict=True))
+
+    with pytest.warns(UserWarning, match="scope: microbatch"):
+        alone = loss("microbatch")
+    assert alone != pytest.approx(loss("step"), rel=1e-3)
+
+
 DIFFERENTIABLE = {
     "plain": (),
     "clip": (ClipHigher(),),

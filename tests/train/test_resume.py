@@ -44,7 +44,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
 
 
-@pytest.mark.parametrize("lines", [3, 5, 8])
+@pytest.mark.parametrize("lines", [5, *(pytest.param(one, marks=pytest.mark.slow) for one in (3, 8))])
 def test_a_run_killed_at_any_moment_continues_bit_for_bit(lines: int, tmp_path: Path, uninterrupted: Path) -> None:
     out = tmp_path / "run"
     file = tmp_path / "run.yaml"

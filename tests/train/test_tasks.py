@@ -590,25 +590,22 @@ def test_tokenizer_refuses_foreign_characters():
         TOKENIZER("3 x 7")
 
 
-@pytest.mark.parametrize(
-    ("name", "prompt", "answer"),
-    [
-        ("countdown-tiny", "3 7 8>29:", r"[-0-9+*=,]+\$\n"),
-        ("chain-tiny", "Q4+7-2+5=", r"[-0-9+=;]+A-?[0-9]+\$\n"),
-    ],
-)
-def test_shipped_model_loads_offline(name, prompt, answer):
+def test_shipped_models_load_offline():
+    asked = {"countdown-tiny": ("3 7 8>29:", r"[-0-9+*=,]+\$"), "chain-tiny": ("Q4+7-2+5=", r"[-0-9+=;]+A-?[0-9]+\$")}
     code = (
-        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T;"
-        "m = M.from_pretrained(sys.argv[1]); t = T.from_pretrained(sys.argv[1]);"
-        "ids = t(sys.argv[2], return_tensors='pt');"
-        "print(t.decode(m.generate(**ids)[0]))"
+        "import sys\n"
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T\n"
+        "for folder, prompt in zip(sys.argv[1::2], sys.argv[2::2], strict=True):\n"
+        "    model, tokenizer = M.from_pretrained(folder), T.from_pretrained(folder)\n"
+        "    print(tokenizer.decode(model.generate(**tokenizer(prompt, return_tensors='pt'))[0]))\n"
     )
+    arguments = [one for name, (prompt, _) in asked.items() for one in (str(DATA / name), prompt)]
     result = subprocess.run(
-        [sys.executable, "-c", code, str(DATA / name), prompt],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert re.fullmatch(re.escape(prompt) + answer, result.stdout)
+    for line, (prompt, answer) in zip(result.stdout.splitlines(), asked.values(), strict=True):
+        assert re.fullmatch(re.escape(prompt) + answer, line)
 
 
 @pytest.mark.parametrize("task", ["countdown", "chain"])
