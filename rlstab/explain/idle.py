@@ -59,8 +59,8 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
         one.writes & {"bounds", "gates"} for one in objective.acting()
     ):
         found.append(
-            f"{optimisation.optimizer_steps_per_rollout} optimizer steps per rollout and no method with bounds or gates: nothing "
-            f"stops a token whose ratio has run away. Add clip_higher."
+            f"{optimisation.optimizer_steps_per_rollout} optimizer steps per rollout and no method with bounds or "
+            f"gates: nothing stops a token whose ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
         found.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

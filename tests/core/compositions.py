@@ -15,9 +15,12 @@ from rlstab import (
     SequenceMean,
     TopEntropyMask,
     compose,
+    observe,
     within,
 )
 from rlstab.testing.examples import random_compositions
+from tests.core.gate_methods import CISPO, VESPO
+from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
 
 #: Two settings of each of the five, chosen so that on `steps.random_rows` each of them selects something.
 FIVE = {
@@ -47,6 +50,9 @@ def _others():
     yield "ratio cap", compose(LpReg(share=0.4, ratio_cap=1.2), *first[1:3])
     yield "within", compose(first[0], within(first[1], second[4]), SequenceMean())
     yield "within, penalties", compose(first[0], within(first[2], compose(second[3], adaptive, KLPenalty())))
+    yield "measured twice, and by group", compose(CovarianceThreshold(), PassRate(), CentredGate(), *first)
+    yield "gates", compose(CISPO(), VESPO(), within(first[1], CentredGate()), *second[2:])
+    yield "observed", compose(*first[:2], *(observe(one) for one in (*second, adaptive)))
     yield "nested within", compose(within(within(first[2], S2TMask(quantile=0.5)), second[4]), ConstantLength(length=9))
 
 

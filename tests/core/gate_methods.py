@@ -98,7 +98,7 @@ class CEGPPO(_Gated):
 @final
 @dataclass(frozen=True)
 class DPPO(_Gated):
-    """arXiv 2602.04879, total variation: stops a token whose probability moved too far; here against ``old_logprobs``."""
+    """arXiv 2602.04879, total variation: stops a token whose probability moved too far (here from old)."""
 
     name: ClassVar[str] = "dppo"
     bound: float = 0.05
@@ -116,7 +116,7 @@ class DPPO(_Gated):
 @final
 @dataclass(frozen=True)
 class ASPO(_Gated):
-    """arXiv 2510.06062: rewarded tokens weigh by the inverse ratio; the range depends on the entropy in the response."""
+    """arXiv 2510.06062: rewarded tokens weigh by the inverse ratio; the range depends on the entropy."""
 
     name: ClassVar[str] = "aspo"
     needs = frozenset({"entropies"})
@@ -185,7 +185,7 @@ class GSPO(TokenObjective):
 @final
 @dataclass(frozen=True)
 class OneSided(TokenObjective):
-    """Stretches the log-ratio of tokens that are punished once bonuses are counted: a ratio that reads the advantage."""
+    """Doubles the log-ratio of tokens that are punished once bonuses are counted."""
 
     name: ClassVar[str] = "one_sided"
     writes = frozenset({"ratio"})

@@ -42,7 +42,7 @@ def run(objective, rows=ROWS, **options):
     return out, gradients(batch, leaves)["logp"], batch
 
 
-# -- the surrogates as published: (live, old, A, entropies) of one response, losses of its tokens -------------------------
+# -- the surrogates as published: (live, old, A, entropies) of one response, losses of its tokens --
 
 
 def cispo(live, old, A, H):
@@ -331,7 +331,7 @@ def test_a_gate_leaves_penalties_alone():
     penalty = KLPenalty(coefficient=0.3)
     zero = compose(DPPO(bound=0.0), penalty)
     rows = [[replaced(one, drift) for one, drift in zip(row, [0.3, 0.4, 0.2], strict=False)] for row in ROWS[:2]]
-    out, slopes, batch = run(zero, rows)
+    out, slopes, _ = run(zero, rows)
     assert out.metrics()["dppo/stopped"] == 1
     assert torch.equal(slopes, run(compose(penalty, Scale(weight=0.0)), rows)[1])
     assert slopes.any()
