@@ -173,9 +173,10 @@ def _view(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from rlstab.report.terminal import show
+    from rlstab.report.tokens import read_tokens
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
-    show(view.choose(view.read_tokens(options.source, options.tokenizer), options.rollout, limit), Console())
+    show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Console())
     return 0
 
 
@@ -222,12 +223,13 @@ def _list(options: argparse.Namespace) -> int:
 
 def _cards(options: argparse.Namespace) -> int:
     from rlstab.explain import cards
+    from rlstab.explain.card_sections import CardError
 
     if options.check:
         found = cards.stale(options.out)
         if found:
             listed = "".join(f"  {line}\n" for line in found)
-            raise cards.CardError(f"{options.out} is stale.\n{listed}Run: rlstab cards --out {options.out}")
+            raise CardError(f"{options.out} is stale.\n{listed}Run: rlstab cards --out {options.out}")
     else:
         cards.write(options.out)
     return 0

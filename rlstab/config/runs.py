@@ -182,15 +182,14 @@ class TrackingSettings(Settings):
 class RunConfig(Settings):
     """A whole run. The objective is kept in canonical form; :attr:`composition` is the object."""
 
-    # a type checker without pydantic's plugin takes fields with a positional default for required: hence the ignores
-    model: ModelSettings = ModelSettings()  # type: ignore[call-arg]
+    model: ModelSettings = ModelSettings()
     task: TaskSettings = CountdownSettings()
-    rollout: RolloutSettings = RolloutSettings()  # type: ignore[call-arg]
-    advantage: AdvantageSettings = AdvantageSettings()  # type: ignore[call-arg]
+    rollout: RolloutSettings = RolloutSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
     objective: list[dict[str, Any]]
-    optimisation: OptimisationSettings = OptimisationSettings()  # type: ignore[call-arg]
-    evaluation: EvaluationSettings = EvaluationSettings()  # type: ignore[call-arg]
-    tracking: TrackingSettings = TrackingSettings()  # type: ignore[call-arg]
+    optimisation: OptimisationSettings = OptimisationSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    tracking: TrackingSettings = TrackingSettings()
     seed: Seed = 0
 
     _composition: Composition = PrivateAttr()

@@ -104,7 +104,7 @@ class Launcher:
 def running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
     """The forward: everything that :mod:`rlstab.signals.head` finds, by kernels."""
     found = Rows.empty(hidden.shape[0], ask.needs, hidden)
-    with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(hidden):
         every = Launcher.of(head, hidden)
         for span in spans(hidden.shape[0], LAUNCH):
             _launch_sums(found, span, every.at(span), ids[span].contiguous(), ask)
@@ -170,7 +170,7 @@ class Gradients:
         terms = (slope.linear, slope.square, slope.kept, slope.target)
         linear, square, kept, target = (slope.top if one is None else one for one in terms)
         bounds = slope.top if slope.kept is None else lowest_kept(slope.top, slope.min_p)
-        with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(out):
             kernels.slopes[triton.cdiv(count, BLOCK[0]), triton.cdiv(columns, BLOCK[1])](
                 *some.inputs, self.ids[span], slope.top, slope.const, linear, square, kept, target, bounds, out,
                 count, some.head.weight.shape[0], words.start, words.stop, *some.strides, *some.factors, FLOOR,

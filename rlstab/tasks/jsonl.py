@@ -128,6 +128,7 @@ def _math_verify() -> Callable[[str, str], bool]:
                 f"math-verify cannot read the right answer {right!r}. Write mathematics alone there (a number or "
                 "LaTeX), or set `scorer: exact`."
             )
-        return verify(gold, parse(answer, parsing_timeout=limit), timeout_seconds=limit)
+        equal: bool = verify(gold, parse(answer, parsing_timeout=limit), timeout_seconds=limit)
+        return equal
 
     return same

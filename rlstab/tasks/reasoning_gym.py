@@ -137,4 +137,5 @@ def _factory() -> ModuleType:
         raise MissingPackage(
             f'The reasoning_gym task needs the package reasoning-gym ({error}). Run: pip install "rlstab[tasks]"'
         ) from error
-    return factory
+    found: ModuleType = factory
+    return found

@@ -429,7 +429,7 @@ def _leaves(data: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
         for key, one in data.items():
             yield from _leaves(one, f"{place}['{key}']")
     elif isinstance(data, Terms | Penalty | Bounds | Mean) or (is_dataclass(data) and not isinstance(data, type)):
-        for one in fields(data):  # type: ignore[arg-type]  # an instance
+        for one in fields(data):
             yield from _leaves(getattr(data, one.name), f"{type(data).__name__}.{one.name}")
     else:
         yield place, data

@@ -69,6 +69,9 @@ class Step:
             sequence_ids=self.sequence_ids.clone(),
             group_ids=self.group_ids.clone(),
             extra=extra,
+            live_ratio=False,
+            index=None,
+            padded_shape=None,
             **given,
         )
 
@@ -148,7 +151,12 @@ class Step:
         given = {name: lay(values) for name, values in self.evidence.items()}
         foreign = {name: given.pop(name) for name in sorted(given) if name not in _BASICS and name not in SIGNALS}
         batch = TokenBatch.from_padded(
-            response_mask=mask, sequence_ids=self.sequence_ids, group_ids=self.group_ids, extra=foreign, **given
+            response_mask=mask,
+            sequence_ids=self.sequence_ids,
+            group_ids=self.group_ids,
+            extra=foreign,
+            live_ratio=False,
+            **given,
         )
         leaves = {name: lay(values).requires_grad_() for name, values in self.live.items()}
         return batch, PolicyOutputs.from_padded(batch, **leaves), leaves

@@ -28,9 +28,11 @@ def require_decoding(policy: Policy, name: str) -> None:
     Raises:
         ModelError: the model cannot decode so, or its log-probs are others.
     """
-    words = policy.model.get_input_embeddings().weight.shape[0]
+    embeddings = policy.model.get_input_embeddings().weight
+    assert isinstance(embeddings, Tensor)
+    words = embeddings.shape[0]
     sizes = [PROMPTS[0], RESPONSE, PROMPTS[1], RESPONSE]
-    ids = (torch.arange(sum(sizes), device=policy.device) % words).split(sizes)
+    ids = torch.split(torch.arange(sum(sizes), device=policy.device) % words, sizes)
     try:
         expected = [
             policy.model(input_ids=torch.cat(one).unsqueeze(0), use_cache=False).logits[0, -RESPONSE:]
@@ -69,7 +71,7 @@ def _decoded(policy: Policy, ids: tuple[Tensor, ...]) -> list[Tensor]:
         chosen = {0: [0, 1, 1], 2: [0, 2]}.get(place)
         if chosen:
             index = torch.tensor(chosen, device=policy.device)
-            cache.reorder_cache(index)
+            cache.reorder_cache(index)  # type: ignore[arg-type]  # it asks for the LongTensor of old
             rows, mask, positions = [rows[one] for one in chosen], mask[index], positions[index]
         if place < RESPONSE:
             tokens = torch.stack([ids[1 + 2 * row][place : place + 1] for row in rows])

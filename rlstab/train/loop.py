@@ -42,7 +42,7 @@ from rlstab.train.decoding import require_decoding
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
-from rlstab.train.policy import load_policy
+from rlstab.train.policy import Sequences, load_policy
 from rlstab.train.processes import TIMEOUT, count, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
 from rlstab.train.providers import AdvantageProvider, Providers, Responses, SignalProvider
@@ -181,7 +181,7 @@ class _Loop:
         self._next: tuple[int, Future[tuple[list[int], list[Example]]]] | None = None
         self.tracer = None
         if run.tracking.trace_every and accelerator.is_main_process:
-            self.tracer = Tracer(out / "tokens.jsonl", run.tracking, run.optimisation.rollouts, policy.tokenizer.decode)
+            self.tracer = Tracer(out / "tokens.jsonl", run.tracking, run.optimisation.rollouts, policy.decode)
         self.learner.tracer = self.tracer
 
     def go(self, about: Mapping[str, Any]) -> RunResult:
@@ -343,7 +343,7 @@ class _Loop:
         # completions and error texts are data: brackets in them are no markup
         self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
-    def _reference(self, sequences: Any) -> Tensor:
+    def _reference(self, sequences: Sequences) -> Tensor:
         assert self.reference is not None
         found = torch.zeros(sequences.response_ids.shape, device=self.policy.device)
         rows = torch.arange(len(found))
@@ -372,7 +372,7 @@ class _Loop:
         values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
-    def _write_samples(self, rollout: int, examples: Any, texts: list[str], rewards: Tensor) -> None:
+    def _write_samples(self, rollout: int, examples: list[Example], texts: list[str], rewards: Tensor) -> None:
         group = self.run.rollout.group
         with (self.out / "samples.jsonl").open("a", encoding="utf-8") as file:
             for place, (text, reward) in enumerate(zip(texts, rewards.tolist(), strict=True)):

@@ -104,12 +104,12 @@ class Policy:
             DataError: a prompt is empty, cannot be written in tokens, or does not leave room for the response.
         """
         rows = [self._tokens(prompt, chat) for prompt in prompts]
-        for prompt, ids in zip(prompts, rows, strict=True):
-            if not ids:
+        for prompt, tokens in zip(prompts, rows, strict=True):
+            if not tokens:
                 raise DataError(f"a prompt has no token: {prompt!r}. Give the task a prompt_template with text.")
-            if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
+            if self.context_length is not None and len(tokens) + max_new_tokens > self.context_length:
                 raise DataError(
-                    f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the model's context of "
+                    f"a prompt of {len(tokens)} tokens and {max_new_tokens} new ones exceed the model's context of "
                     f"{self.context_length}: {prompt[:60]!r}... Lower rollout.max_new_tokens, shorten the prompts, or "
                     f"take a model with a longer context."
                 )
@@ -120,6 +120,12 @@ class Policy:
             ids[row, width - len(tokens) :] = torch.tensor(tokens)
             mask[row, width - len(tokens) :] = True
         return ids.to(self.device), mask.to(self.device)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of some tokens of one response."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        assert isinstance(text, str)  # a list of texts is the answer to a list of lists
+        return text
 
     def _tokens(self, prompt: str, chat: bool) -> list[int]:
         try:

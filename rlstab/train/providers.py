@@ -114,7 +114,7 @@ class Providers:
         return _checked(self.advantages(responses.copy()), "advantages", responses, per_token=False).float().cpu()
 
 
-def _checked(values: Any, name: str, responses: Responses, *, per_token: bool) -> Tensor:
+def _checked(values: object, name: str, responses: Responses, *, per_token: bool) -> Tensor:
     """Detached, and 0 where there is no token."""
     mask = responses.response_mask
     allowed = [tuple(mask.shape)] if per_token else [tuple(mask.shape[:1]), tuple(mask.shape)]

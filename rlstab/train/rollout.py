@@ -77,15 +77,14 @@ def sample(
     ids, mask = policy.encode(list(different), settings.max_new_tokens, chat=settings.chat)
     prompt = torch.tensor([different[one] for one in prompts], dtype=torch.int64)
     draws = _Draws(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
-    parts, texts = [], []
+    parts: list[_Sampled] = []
+    texts: list[str] = []
     for start in range(0, len(prompts), settings.batch_size):
         span = slice(start, start + settings.batch_size)
         part = draws.batch(ids, mask, prompt[span], sequence_ids[span])
         parts.append(part)
         kept = zip(part.tokens.cpu(), part.alive.cpu(), strict=True)
-        fresh = [
-            policy.tokenizer.decode(row[keep].tolist(), skip_special_tokens=skip_special_tokens) for row, keep in kept
-        ]
+        fresh = [policy.decode(row[keep].tolist(), skip_special_tokens=skip_special_tokens) for row, keep in kept]
         texts += fresh
         if on_texts is not None:
             on_texts(start, fresh)
@@ -166,7 +165,7 @@ class _Draws:
                     if left.numel() == 0:
                         break
                     if left.numel() <= RETIRE * rows.numel():
-                        cache.reorder_cache(left)
+                        cache.reorder_cache(left)  # type: ignore[arg-type]  # it asks for the LongTensor of old
                         rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
         length = int(out.alive.any(0).sum())
         return _Sampled(

@@ -122,7 +122,7 @@ class Learner:
     def _all_groups(self, group_ids: Tensor) -> Tensor:
         """The different group ids of all ranks, sorted. Ranks exchange float64, which must hold them exactly."""
         own = group_ids.unique()
-        groups = self.comm.gather(own.double()).unique()
+        groups: Tensor = self.comm.gather(own.double()).unique()
         if groups.numel() and float(groups.abs().max()) >= 2**53:
             raise ShapeError(
                 f"group_ids reach {int(groups.abs().max())}: ids of 2**53 and more are not exact in float64, and rows "
@@ -165,7 +165,9 @@ class Learner:
             out = plan.loss(batch, live)
             if outputs:
                 out.loss.backward()
-                alive += sum(((one.grad != 0) for one in outputs), torch.zeros_like(wanted)).count_nonzero()
+                # a live output that every term holds constant has no gradient
+                reached = [one.grad != 0 for one in outputs if one.grad is not None]
+                alive += torch.stack(reached).any(0).count_nonzero()
             total += out.loss.detach()
             nonfinite += out.nonfinite
             reports.append(out.report)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker, on_main_process
+from accelerate.tracking import GeneralTracker
 
 from rlstab.config.renamed import new_record
 from rlstab.config.runs import RunConfig
 
 
 class JsonLinesTracker(GeneralTracker):
-    """One JSON object a rollout in ``metrics.jsonl``, flushed at once.
+    """One JSON object a rollout in ``metrics.jsonl``, flushed at once. For the main process alone.
 
     Args:
         path: of the file.
@@ -26,7 +26,7 @@ class JsonLinesTracker(GeneralTracker):
     requires_logging_directory = False
 
     def __init__(self, path: Path, last: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # accelerate gives it no types
         forget_after(path, last)
         self._file = path.open("a", encoding="utf-8")
 
@@ -35,16 +35,13 @@ class JsonLinesTracker(GeneralTracker):
         """The open file."""
         return self._file
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """The configuration stands in ``config.yaml``."""
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         self._file.write(json.dumps({"rollout": step, **values}) + "\n")
         self._file.flush()
 
-    @on_main_process
     def finish(self) -> None:
         self._file.close()
 

@@ -31,7 +31,8 @@ class VocabularyHead:
 
     def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **asked: Any) -> TokenSignals:
         """Signals of the ``(N, d)`` hidden states; ``dtype`` is that of the products, None leaves it."""
-        weight, bias = self.linear.weight, self.linear.bias
+        weight: Tensor = self.linear.weight
+        bias: Tensor | None = self.linear.bias
         if dtype is not None:
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
