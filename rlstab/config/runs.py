@@ -264,7 +264,9 @@ def build_run(document: Document) -> RunConfig:
     data["objective"] = dump_objective(composition)
     run = document.validate(RunConfig, data)
     assert isinstance(run, RunConfig)
-    optimisation, drift = run.optimisation, composition.reads_drift
+    optimisation = run.optimisation
+    # of what acts: an observed method that moved the policies of a run would change it
+    drift = frozenset[str]().union(*(one.reads_drift for one in composition.acting()))
     unset = {
         "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, optimisation.optimizer_steps_per_rollout),
         "refresh": optimisation.refresh or refresh_for(drift, optimisation.optimizer_steps_per_rollout),

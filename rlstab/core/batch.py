@@ -131,7 +131,8 @@ class TokenBatch(SequenceArithmetic):
             extra: further ``(B, T)`` signals by name, for methods of your own.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when a step
                 comes in parts and a method uses randomness.
-            group_ids: ``(B,)`` integers, the prompt of each row; None makes every row a group of its own.
+            group_ids: ``(B,)`` integers, the prompt of each row; None makes every row of this batch a group of its own.
+                Give them when a step comes in parts and a method measures by group.
             live_ratio: see the class.
 
         Raises:

@@ -84,7 +84,7 @@ class Gate:
     """A factor on the gradient of a token: with gates ``g`` it is ``g * ratio * advantage`` times that of its log-prob.
 
     CISPO, SAPO, MASPO, CE-GPPO, DPPO, VESPO, ASPO and DRPO each are such a factor, so they compose. Their gradients are
-    those of the published surrogates; the value of the loss, ``-g * ratio * advantage``, is not the printed one.
+    those of the published surrogates. The value of the loss, ``-g * ratio * advantage``, is another for some of them.
 
     Attributes:
         fn: ``(ratio, held) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without gradient.

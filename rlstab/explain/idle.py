@@ -7,6 +7,9 @@ from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
 
+#: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
+_REGION = frozenset({"bounds", "gates", "ratio"})
+
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """Methods that do nothing at their settings or in the run, and what makes the run unsafe."""
@@ -26,7 +29,7 @@ def inert(objective: Composition, run: RunConfig) -> list[str]:
     optimisation, found = run.optimisation, []
     one_step = optimisation.optimizer_steps_per_rollout == 1
     found += [
-        f"{key if not one.writes - {'bounds', 'gates', 'ratio'} else f'the trust region of {key}'} cannot act: {why}"
+        f"{f'the trust region of {key}' if drift == 'live' and one.writes - _REGION else key} cannot act: {why}"
         for key, one in objective.keyed.items()
         for drift in sorted(one.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None

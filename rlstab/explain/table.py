@@ -15,6 +15,7 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition
 from rlstab.core.docstring import summary
 from rlstab.core.objective import TokenObjective
+from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.explain.costs import COSTS
 from rlstab.explain.idle import inert, unsafe
@@ -94,8 +95,10 @@ def listing() -> RenderableType:
 
 
 def _effect(method: TokenObjective) -> str:
-    told = (("Among the tokens left: " if leaf.around else "") + summary(type(leaf.method)) for leaf in walk(method))
-    return " ".join(told)
+    only = "Only observed: " if isinstance(method, Observe) else ""
+    leaves = walk(method, observed=True)
+    told = (("Among the tokens left: " if leaf.around else "") + summary(type(leaf.method)) for leaf in leaves)
+    return only + " ".join(told)
 
 
 def _settings(method: TokenObjective) -> str:

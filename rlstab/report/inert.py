@@ -81,7 +81,7 @@ def _parts(run: RunRecord, items: Any, prefix: str) -> list[tuple[str, str]]:
                     found += _one(run, inside, f"{prefix}{key}/{side}")
                 else:
                     found += _parts(run, inside, f"{prefix}{key}/{side}/")
-        else:
+        elif item["name"] != "observe":  # that is there to do nothing
             found += _one(run, item, f"{prefix}{key}")
     return found
 

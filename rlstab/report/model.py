@@ -127,7 +127,7 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
     items = config.get("objective")
     if not isinstance(items, list):
         return []
-    names = [str(item["name"]) for item in items if isinstance(item, Mapping) and "name" in item]
+    names = [_label(item) for item in items if isinstance(item, Mapping) and "name" in item]
     several = {name for name, count in Counter(names).items() if count > 1}
     seen: Counter[str] = Counter()
     found = []
@@ -135,6 +135,13 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
         seen[name] += 1
         found.append(f"{name}_{seen[name]}" if name in several else name)
     return found
+
+
+def _label(item: Mapping[str, Any]) -> str:
+    """As in metrics: what is only observed is called after what it observes."""
+    inside = item.get("method")
+    observed = item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside
+    return f"observe_{inside['name']}" if observed else str(item["name"])
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:

@@ -86,7 +86,10 @@ def batch_of(rows, ids=None, *, dtype=torch.float64, live_ratio=False, without=(
     mask = padded([[{"one": 1.0} for _ in tokens] for tokens in rows], "one") == 1
     signals = {name: padded(rows, field).to(dtype) for name, field in EVIDENCE.items() if name not in without}
     ids = None if ids is None else torch.tensor(ids, dtype=torch.int64)
-    return TokenBatch.from_padded(response_mask=mask, sequence_ids=ids, live_ratio=live_ratio, **signals)
+    groups = None if ids is None else ids // 2  # two responses of a prompt, which parts and ranks may tear apart
+    return TokenBatch.from_padded(
+        response_mask=mask, sequence_ids=ids, group_ids=groups, live_ratio=live_ratio, **signals
+    )
 
 
 def live_of(batch, rows, *, dtype=torch.float64):

@@ -1,0 +1,354 @@
+"""Gates give the gradients of published surrogates, multiply, and are reported as they act."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from rlstab import (
+    ClipHigher,
+    Gate,
+    KLPenalty,
+    RandomMask,
+    SequenceMean,
+    Terms,
+    TokenObjective,
+    compose,
+    make_plan,
+    within,
+)
+from rlstab.core.terms import Held
+from rlstab.errors import NonFinite
+from rlstab.testing import check_objective
+from tests.core.gate_methods import ASPO, CEGPPO, CISPO, DPPO, DRPO, GSPO, MASPO, SAPO, VESPO, OneSided
+from tests.core.methods import DropPunished, Exempt, Noise, Scale
+from tests.core.says import says
+from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts, token
+
+ROWS = random_rows(5, [6, 9, 0, 12, 7, 1, 10, 8, 11, 9])
+#: Rounding of one operation in float64.
+EPS = 2.0**-53
+#: Published as `-weight * ratio * A`. The others print `-weight * A * log-prob`, or an integral of the slope.
+PRINTED_ALIKE = {"maspo", "ce_gppo"}
+
+
+def run(objective, rows=ROWS, **options):
+    batch = batch_of(rows, **options)
+    policy, leaves = live_of(batch, rows)
+    out = objective(batch, policy, state=objective.init_state())
+    out.loss.backward()
+    return out, gradients(batch, leaves)["logp"], batch
+
+
+# -- the surrogates as published: (live, old, A, entropies) of one response, losses of its tokens --
+
+
+def cispo(live, old, A, H):
+    return -live.sub(old).exp().clamp(max=1.2).detach() * A * live
+
+
+def sapo(live, old, A, H):
+    tau = 1.0 if A > 0 else 1.05
+    return -(4 / tau) * torch.sigmoid(tau * (live.sub(old).exp() - 1)) * A
+
+
+def maspo(live, old, A, H):
+    ratio, losses = live.sub(old).exp(), []
+    for r, q in zip(ratio, old.exp(), strict=True):
+        base = min(max(1.0 / float(q) ** 0.3, 1.0), 10.0)
+        factor, fixed = 1.0, float(r.detach())
+        if A > 0 and fixed > 1:
+            factor = math.exp(-((fixed - 1) ** 2) / (2 * (base * min(max(1 + 0.03 * A, 0.1), 10.0)) ** 2))
+        if A < 0 and fixed < 1:
+            factor = math.exp(-((fixed - 1) ** 2) / (2 * (base * min(max(1 / (1 - 0.03 * A), 0.1), 10.0)) ** 2))
+        losses.append(-A * factor * r)
+    return torch.stack(losses)
+
+
+def ce_gppo(live, old, A, H):
+    ratio = live.sub(old).exp()
+    unit = ratio / ratio.detach()
+    if A > 0:
+        return torch.where(ratio > 1.28, -0.75 * 1.28 * unit * A, -ratio * A)
+    return torch.where(ratio < 0.8, -0.5 * 0.8 * unit * A, -ratio * A)
+
+
+def dppo(live, old, A, H):
+    moved = live.detach().exp() - old.exp()
+    bad = moved > 0.05 if A > 0 else moved < -0.05
+    return -A * live.sub(old).exp().clamp(max=1.5).detach() * ~bad * live
+
+
+def vespo(live, old, A, H):
+    s = float(live.detach().sub(old).sum())
+    k, lam = (2.0, 3.0) if A >= 0 else (3.0, 2.0)
+    return -math.exp(lam + k * s - lam * math.exp(s)) * A * live
+
+
+def aspo(live, old, A, H):
+    losses = []
+    edge = torch.quantile(H, 0.8)  # linear, as numpy's
+    for lp, lo, h in zip(live, old, H, strict=True):
+        r, room = float((lp - lo).detach().exp()), 0.2 if h <= edge else 0.4
+        if A > 0:
+            weight = 0.0 if r > 1 + room else min(1 / r, 1.5)
+        else:
+            weight = 0.0 if r < 1 - room else min(r, 1.5)
+        losses.append(-A * weight * lp)
+    return torch.stack(losses)
+
+
+def drpo(live, old, A, H):
+    ratio = live.sub(old).exp()
+    return -A * ratio + abs(A) * old.exp() * (ratio - 1) ** 2 / (2 * 12.5)
+
+
+PUBLISHED = {
+    CISPO(): cispo,
+    SAPO(): sapo,
+    MASPO(): maspo,
+    CEGPPO(): ce_gppo,
+    DPPO(): dppo,
+    VESPO(): vespo,
+    ASPO(): aspo,
+    DRPO(): drpo,
+}
+
+
+def published(surrogate, rows):
+    """Loss and gradient of the mean over tokens, and how much the exponents of the surrogate enlarge a rounding."""
+    live = [torch.tensor([one["logp"] for one in row], dtype=torch.float64, requires_grad=True) for row in rows]
+    loss, condition = 0.0, []
+    for leaf, row in zip(live, rows, strict=True):
+        if row:
+            old, H = (torch.tensor([one[field] for one in row], dtype=torch.float64) for field in ("old", "H"))
+            loss = loss + surrogate(leaf, old, row[0]["A"], H).sum()
+            s = float((leaf.detach() - old).abs().sum())
+            exponent = 3 + 3 * s + 3 * math.exp(s) if surrogate is vespo else 0.0
+            condition.append(torch.full((len(row),), 1.0 + exponent, dtype=torch.float64))
+    loss = loss / sum(map(len, rows))
+    loss.backward()
+    slopes = torch.cat([leaf.grad for leaf in live if leaf.numel()])
+    return loss.item(), slopes, torch.cat(condition)
+
+
+@pytest.mark.parametrize("method", PUBLISHED, ids=lambda one: one.name)
+def test_the_gradient_is_that_of_the_published_surrogate(method):
+    """Relative to each token: no side makes more than sixteen roundings, and exponents of VESPO enlarge them."""
+    out, slopes, batch = run(compose(method))
+    ratio = (live_of(batch, ROWS)[0].logprobs.detach() - batch.old_logprobs).exp()
+    for side in (ratio > 1.28, ratio < 0.8):
+        for sign in (batch.rewarded, batch.punished):
+            assert (side & sign).any()
+    loss, expected, condition = published(PUBLISHED[method], ROWS)
+    assert bool(((slopes - expected).abs() <= 16 * EPS * condition * expected.abs()).all())
+    same = out.loss.item() == pytest.approx(loss, rel=1e-13)
+    assert same is (method.name in PRINTED_ALIKE)
+
+
+@pytest.mark.parametrize("method", PUBLISHED, ids=lambda one: one.name)
+def test_the_value_of_the_loss_is_minus_gate_times_ratio_times_advantage(method):
+    """So it is also the sum of the slopes: of ``-g r A`` with ``g`` held, the derivative by the log-prob is itself."""
+    out, slopes, _ = run(compose(method))
+    assert out.loss.item() == pytest.approx(float(slopes.sum()), rel=1e-13, abs=1e-15)
+    _, plain, _ = run(compose())
+    assert not torch.allclose(slopes, plain)
+
+
+@pytest.mark.parametrize("method", PUBLISHED, ids=lambda one: one.name)
+def test_gates_obey_every_law(method):
+    report = check_objective(compose(method, ClipHigher()), examples=3, shrink=False)
+    assert report.ok, str(report)
+
+
+# -- gates beside other methods ----------------------------------------------------------------------------------------
+
+#: Ratios 1.5 and 1.1 rewarded, 0.5 and 0.9 punished.
+FOUR = [
+    [token(drift=math.log(1.5), A=1.0), token(drift=math.log(1.1), A=1.0)],
+    [token(drift=math.log(0.5), A=-2.0), token(drift=math.log(0.9), A=-2.0)],
+]
+
+
+def test_a_gate_beside_a_trust_region_is_clipped_and_reported_as_such():
+    out, slopes, _ = run(compose(CISPO(high=0.05), ClipHigher(low=0.2, high=0.28)), FOUR)
+    # the clip stops the first and the third; the gate holds the second at 1.05 and leaves the fourth alone
+    assert slopes.tolist() == pytest.approx([0.0, -1.05 / 4, 0.0, 2 * 0.9 / 4], rel=1e-15)
+    assert slopes[0] == slopes[2] == 0
+    metrics = out.metrics()
+    assert metrics["ratio/clipped_high"] == metrics["ratio/clipped_low"] == 1 / 4
+    wide = run(compose(CISPO(high=0.05), ClipHigher(low=0.9, high=9.0)), FOUR)
+    assert wide[0].metrics()["ratio/clipped_high"] == wide[0].metrics()["ratio/clipped_low"] == 0
+    assert (wide[1] != 0).all()
+
+
+def test_gates_multiply():
+    each = [run(compose(one), ROWS)[1] for one in (CISPO(high=0.1), SAPO())]
+    both, plain = run(compose(CISPO(high=0.1), SAPO()), ROWS)[1], run(compose(), ROWS)[1]
+    torch.testing.assert_close(both * plain, each[0] * each[1], rtol=8 * EPS, atol=0)
+
+
+def test_exempt_tokens_pass_every_gate():
+    _, free, _ = run(compose(CISPO(), DPPO(), Exempt()))
+    assert torch.equal(free, run(compose())[1])
+
+
+def test_a_gate_sees_the_ratio_of_the_sequence_and_that_sees_what_is_kept():
+    rows = [row for row in ROWS if row]
+    objective = compose(CISPO(high=0.1), GSPO(), Noise(), SequenceMean())
+    _, slopes, batch = run(objective, rows)
+    keep = make_plan(objective, [batch]).terms(batch).keep
+    assert 0 < keep.sum() < len(batch)
+    live = [[one["logp"] - one["old"] for one in row] for row in rows]
+    kept = [[gap for gap, one in zip(row, keep[batch.sequence == i], strict=True) if one] for i, row in enumerate(live)]
+    count = sum(map(bool, kept))
+    expected, full = [], []
+    for i, row in enumerate(rows):
+        for one, there in zip(row, keep[batch.sequence == i].tolist(), strict=True):
+            mean = sum(kept[i]) / len(kept[i]) if kept[i] else 0.0
+            weight = min(math.exp(mean), 1.1) * one["A"] / (len(kept[i]) * count) if there else 0.0
+            expected.append(-weight)
+            full.append(sum(live[i]) / len(live[i]) != mean)
+    assert slopes.tolist() == pytest.approx(expected, rel=1e-14)
+    assert any(full)
+    assert any(math.exp(sum(one) / len(one)) > 1.1 for one in kept if one)
+
+
+def test_a_ratio_and_a_gate_read_the_advantage_after_bonuses():
+    lifted = compose(OneSided(), CEGPPO(), Scale(bonus=0.6))
+    _, slopes, batch = run(lifted)
+    raised = [[{**one, "A": one["A"] + 0.6} for one in row] for row in ROWS]
+    assert any((a > 0) != (b > 0) for a, b in zip(batch.advantages, batch_of(raised).advantages, strict=True))
+    assert torch.equal(slopes, run(compose(OneSided(), CEGPPO()), raised)[1])
+
+
+@dataclass(frozen=True)
+class Spoils(TokenObjective):
+    """A gate that is ``value`` on tokens of low entropy; it notes how many tokens it was shown."""
+
+    name: ClassVar[str] = "spoils"
+    needs = frozenset({"entropies"})
+    writes = frozenset({"gates"})
+    value: float = math.nan
+    acts: bool = True
+    seen: ClassVar[list[int]] = []
+
+    def terms(self, batch, stat, state):
+        chosen = batch.signal("entropies") < 0.2
+
+        def gate(ratio, held):
+            assert isinstance(held, Held)
+            assert not ratio.requires_grad
+            assert not torch.is_grad_enabled()
+            self.seen.append(ratio.numel())
+            return torch.where(chosen, self.value, torch.ones_like(ratio))
+
+        return Terms(gates={"": Gate(gate, acts=self.acts)})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gate_that_is_not_finite_refuses_the_step(value):
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    spoiled = int(((batch.entropies < 0.2) & (batch.advantages != 0)).sum())
+    assert 0 < spoiled < int((batch.entropies < 0.2).sum())  # where nothing pulls, a gate is not used
+    out = make_plan(compose(Spoils(value)), [batch]).loss(batch, policy)
+    assert out.nonfinite == spoiled
+    assert math.isnan(out.loss.item())
+    with says(
+        NonFinite, f"live outputs of the policy, or a gate made of them, are NaN or Inf on {spoiled} tokens. The..."
+    ):
+        compose(Spoils(value))(batch, policy)
+    watched = compose(Spoils(value, acts=False))(batch, policy)
+    assert torch.equal(watched.loss, compose()(batch, policy).loss)
+
+
+def test_within_shows_a_gate_only_what_the_outer_method_keeps():
+    Spoils.seen.clear()
+    objective = compose(within(DropPunished(), Spoils(2.0)))
+    out, slopes, batch = run(objective)
+    kept = batch.advantages >= 0
+    assert Spoils.seen == [int(kept.sum())]
+    chosen = (batch.entropies < 0.2) & batch.rewarded
+    assert 0 < chosen.sum() < batch.rewarded.sum()
+    plain = run(compose(DropPunished()))[1]
+    torch.testing.assert_close(slopes, torch.where(chosen, 2.0, 1.0) * plain, rtol=4 * EPS, atol=0)
+    counted = out.report["within/inner/gate"]
+    assert counted.count == batch.rewarded.sum()
+    assert counted.total == int(batch.rewarded.sum()) + int(chosen.sum())
+
+
+def test_a_gate_of_sequences_within_sums_what_is_kept():
+    _, slopes, batch = run(compose(within(Noise(), VESPO())))
+    keep = make_plan(compose(Noise()), [batch]).terms(batch).keep
+    shorter = [
+        [one for one, there in zip(row, keep[batch.sequence == i].tolist(), strict=True) if there]
+        for i, row in enumerate(ROWS)
+    ]
+    _, expected, _ = published(vespo, shorter)
+    torch.testing.assert_close(slopes[keep], expected, rtol=1e-13, atol=0)
+    assert not slopes[~keep].any()
+
+
+def test_metrics_of_a_gate_by_hand_and_over_parts():
+    rows = [
+        [token(drift=math.log(2.0), A=1.0, now=-3.0), token(drift=math.log(1.25), A=1.0, now=-0.5)],
+        [token(drift=math.log(0.5), A=-1.0, now=-0.5), token(drift=math.log(4.0), A=0.0)],
+    ]
+    # probabilities move by 0.05, 0.15 and -0.30; the last token has no advantage, so it is not counted
+    expected = {"cispo/gate": (0.6 + 0.96 + 1.0) / 3, "cispo/stopped": 0.0, "dppo/gate": 1 / 3, "dppo/stopped": 2 / 3}
+    objective = compose(CISPO(high=0.2), DPPO(bound=0.1, cap=9.0))
+    for parts in ([[0, 1]], [[0], [1]], [[1], [], [0]]):
+        _, _, _, report = run_parts(objective, rows, parts)
+        for name, value in expected.items():
+            assert report[name].value == pytest.approx(value, rel=1e-14), name
+            assert report[name].count == 3
+
+
+def test_a_gate_needs_no_more_live_rows_unless_it_reads_whole_sequences():
+    batch = batch_of(ROWS)
+
+    def rows(*methods):
+        return make_plan(compose(*methods, Noise()), [batch]).live_rows(batch)
+
+    plain, whole = rows()["logprobs"], rows(VESPO())["logprobs"]
+    assert torch.equal(rows(CISPO(), SAPO(), DPPO(), ASPO())["logprobs"], plain)
+    reached = torch.zeros(batch.num_sequences, dtype=torch.bool)
+    reached[batch.sequence[plain]] = True
+    assert torch.equal(whole, batch.spread(reached))
+    assert plain.sum() < whole.sum() < len(batch)
+
+
+def test_a_gate_of_whole_sequences_beside_a_mask_has_the_rows_that_it_reads():
+    report = check_objective(compose(VESPO(), RandomMask(share=0.4, sign="all")), examples=15, shrink=False)
+    outcome = {one.law: one.outcome for one in report.results}
+    assert outcome["live rows"] == "passed", str(report)
+
+
+def test_a_gate_leaves_penalties_alone():
+    penalty = KLPenalty(coefficient=0.3)
+    zero = compose(DPPO(bound=0.0), penalty)
+    rows = [[replaced(one, drift) for one, drift in zip(row, [0.3, 0.4, 0.2], strict=False)] for row in ROWS[:2]]
+    out, slopes, _ = run(zero, rows)
+    assert out.metrics()["dppo/stopped"] == 1
+    assert torch.equal(slopes, run(compose(penalty, Scale(weight=0.0)), rows)[1])
+    assert slopes.any()
+
+
+def replaced(one, drift):
+    return token(now=one["now"], drift=math.copysign(drift, one["A"]), A=one["A"], ref=one["ref"])
+
+
+def test_a_gate_holds_its_constants_where_the_input_moves():
+    """Finite differences of the loss with the anchor held are its gradient, for a gate of whole sequences too."""
+    batch = batch_of(ROWS)
+    policy, _ = live_of(batch, ROWS)
+    anchor = policy.constant()
+    plan = make_plan(compose(VESPO(), SAPO(), GSPO(), ClipHigher()), [batch])
+
+    def loss(logprobs):
+        return plan.loss(batch, replace(anchor, logprobs=logprobs), anchor=anchor).loss
+
+    assert torch.autograd.gradcheck(loss, [anchor.logprobs.clone().requires_grad_()])

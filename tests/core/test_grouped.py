@@ -1,0 +1,187 @@
+"""A second round of measuring, and statistics by group: exact, whatever the cut."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlstab import ClipHigher, SequenceMean, compose, make_plan, within
+from rlstab.core.comm import LocalComm
+from rlstab.core.stats import Grouped, Mean, Pool, Settled, Threshold, merge, settle
+from rlstab.errors import MethodError, MissingSignal
+from rlstab.testing import check_objective
+from rlstab.testing.outcome import run_ranks, run_whole
+from rlstab.testing.steps import make_step
+from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
+from tests.core.methods import DropPunished, Noise
+from tests.core.says import says
+from tests.core.steps import batch_of, random_rows, run_parts
+
+METHODS = [CovarianceThreshold(), PassRate(), CentredGate()]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [*METHODS, compose(*METHODS, ClipHigher(), SequenceMean()), compose(within(Noise(), compose(*METHODS)))],
+    ids=lambda one: one.name,
+)
+def test_they_obey_every_law(objective):
+    report = check_objective(objective, examples=6, shrink=False)
+    assert report.ok, str(report)
+    assert {one.law for one in report.results if one.outcome == "silent"} <= {"replication", "limits"}
+
+
+def test_the_second_round_sees_the_first_over_the_whole_step():
+    """The threshold by numpy, from all tokens; each part alone would give another one."""
+    method, rows = CovarianceThreshold(share=0.25), random_rows(3, [6, 9, 4, 8])
+    tokens = [one for row in rows for one in row]
+    A, now = (np.array([one[field] for one in tokens]) for field in ("A", "now"))
+    covariances = (A - A.mean()) * (now - now.mean())
+    expected = np.sort(covariances)[-(len(tokens) // 4)]
+    for parts in ([[0, 1, 2, 3]], [[0], [1, 3], [], [2]]):
+        plan, _, _, report = run_parts(compose(method), rows, parts)
+        assert report["covariance_threshold/threshold"].value == pytest.approx(expected, rel=1e-13)
+        assert plan.penalised == len(tokens) // 4
+    alone = make_plan(compose(method), [batch_of(rows[:2])])
+    value = alone.part(0).settled.member("covariance_threshold").threshold("covariance").value
+    assert value != pytest.approx(expected, rel=1e-3)
+
+
+def test_both_rounds_are_there_for_what_follows():
+    batch = batch_of(random_rows(3, [6, 9]))
+    settled, _ = CentredGate().settle([batch], {}, LocalComm())
+    assert set(settled) == {"logprob", "square"}
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [[[[0, 3], [1]], [[2, 4, 5]]], [[[5], [4]], [], [[0, 1, 2, 3]]], [[[0, 2, 4], []], [[1, 3, 5]], [[]]]],
+    ids=["two", "three, one without parts", "three, one without tokens"],
+)
+def test_a_group_that_lies_on_several_ranks_is_one_group(ranks):
+    step = make_step("mixed", [3, 5, 2, 4, 1, 6], 2, 7, ())
+    rewarded = torch.zeros(6).index_put((step.sequence,), step.evidence["advantages"].float()) > 0
+    rates = rewarded.double().view(3, 2).mean(1)[step.sequence // 2]
+    assert len(rates.unique()) > 1
+    whole, cut = run_whole(PassRate(), step), run_ranks(PassRate(), step, ranks)
+    for outcome in (whole, cut):
+        assert outcome.report["rate"].value == pytest.approx(rates.mean().item(), rel=1e-14)
+    plain = run_whole(compose(), step).gradients["logprobs"]
+    torch.testing.assert_close(whole.gradients["logprobs"], (2 - rates) * plain, rtol=1e-14, atol=0)
+    torch.testing.assert_close(cut.gradients["logprobs"], whole.gradients["logprobs"], rtol=1e-14, atol=0)
+
+
+# -- the summary itself ------------------------------------------------------------------------------------------------
+
+FAR = [-(2**63), -(2**53) - 1, -(2**53), -1, 0, 2**32 - 1, 2**32, 2**53, 2**53 + 1, 2**63 - 1]
+
+
+class Through:
+    """A group of two ranks that hold the same: sums double, and what is gathered stands twice."""
+
+    def sum(self, values):
+        return 2 * values
+
+    def gather(self, values):
+        assert values.dtype == torch.float64  # what a process group of floats can carry
+        return torch.cat([values, values])
+
+
+def test_keys_of_64_bits_survive_the_way_over_ranks():
+    keys = torch.tensor(FAR)
+    one = Grouped.of(keys, torch.arange(len(FAR)))
+    found = settle([{"x": one}], Through()).grouped("x")
+    assert found.keys.tolist() == sorted(FAR)
+    assert found.mean(keys).tolist() == list(range(len(FAR)))
+    assert found.count(keys).tolist() == [2.0] * len(FAR)
+    assert found.total(keys).tolist() == [2.0 * place for place in range(len(FAR))]
+
+
+def test_an_unknown_key_has_nothing():
+    known = Grouped.of(torch.tensor([5, -3, 5]), torch.tensor([1.0, 2.0, 4.0]))
+    asked = torch.tensor([4, 5, 6, -3, -(2**63), 2**63 - 1])
+    assert known.count(asked).tolist() == [0, 2, 0, 1, 0, 0]
+    assert known.total(asked).tolist() == [0, 5, 0, 2, 0, 0]
+    assert known.mean(asked)[[1, 3]].tolist() == [2.5, 2.0]
+    assert known.mean(asked)[[0, 2, 4, 5]].isnan().all()
+    nothing = Grouped.of(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    assert nothing.count(asked).tolist() == nothing.total(asked).tolist() == [0.0] * 6
+    assert nothing.mean(asked).isnan().all()
+
+
+def test_values_are_summed_where_they_are_asked_to_be():
+    keys, values = torch.tensor([1, 2, 1]), torch.tensor([0.5, math.nan, 2.0], requires_grad=True)
+    found = Grouped.of(keys, values, torch.tensor([True, False, True]))
+    assert (found.keys.tolist(), found.totals.tolist(), found.counts.tolist()) == ([1], [2.5], [2.0])
+    assert not found.totals.requires_grad
+    marked = Grouped.of(keys.int(), torch.tensor([True, False, True]))
+    assert (marked.keys.dtype, marked.mean(keys).tolist()) == (torch.int64, [1.0, 0.0, 1.0])
+
+
+few = st.lists(st.tuples(st.sampled_from([-7, 0, 3, 2**60]), st.integers(-64, 64)), max_size=9)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(few, few, few)
+def test_it_is_a_commutative_monoid(one, other, third):
+    def grouped(pairs):
+        keys, values = torch.tensor([key for key, _ in pairs]).long(), torch.tensor([value for _, value in pairs])
+        return Grouped.of(keys, values)
+
+    def columns(found):
+        return [values.tolist() for values in (found.keys, found.totals, found.counts)]
+
+    a, b, c = map(grouped, (one, other, third))
+    expected = columns(grouped(one + other + third))  # whole numbers: sums are exact
+    for found in (
+        a.merge(b).merge(c),
+        a.merge(b.merge(c)),
+        c.merge(a).merge(b),
+        a.merge(grouped([])).merge(c).merge(b),
+    ):
+        assert columns(found) == expected
+    assert columns(settle([{"x": a}, {"x": b}, {"x": c}], LocalComm()).grouped("x")) == expected
+
+
+def test_other_summaries_do_not_merge_with_it():
+    grouped = Grouped.of(torch.tensor([1]), torch.tensor([1.0]))
+    with says(TypeError, "cannot merge Grouped with Mean"):
+        merge({"x": grouped}, {"x": Mean.scalar(1.0)})
+
+
+def test_settled_statistics_are_read_by_their_kind():
+    values = torch.tensor([1.0, 3.0])
+    stat = settle(
+        [{"m": Mean.of(values), "t": Pool.top(values, 0.5), "g": Grouped.of(torch.tensor([4, 9]), values)}], LocalComm()
+    )
+    assert isinstance(stat.mean("m"), Mean)
+    assert isinstance(stat.threshold("t"), Threshold)
+    assert isinstance(stat.grouped("g"), Grouped)
+    assert (stat.mean("m").value, stat.threshold("t").value) == (2.0, 3.0)
+    assert stat.grouped("g").mean(torch.tensor([9])).item() == 3.0
+    assert Settled({"one": stat}).member("one") is stat
+    cure = "Read it by `stat.mean`, `stat.threshold` or `stat.grouped`, as it was measured."
+    with says(MethodError, f"the statistic 't' was read as a Mean, and it is a Threshold. {cure}"):
+        stat.mean("t")
+    with says(MethodError, f"the statistic 'm' was read as a Threshold, and it is a Mean. {cure}"):
+        stat.threshold("m")
+    with says(MethodError, f"the statistic 'm' was read as a Grouped, and it is a Mean. {cure}"):
+        stat.grouped("m")
+    with says(MissingSignal, "the statistic 'threshhold' was read, and nothing of this name was measured. Did you..."):
+        Settled({"threshold": stat}).threshold("threshhold")
+    with says(MissingSignal, "the statistic 'm' was read, and nothing of this name was measured. Return it from..."):
+        Settled().mean("m")
+
+
+def test_within_groups_are_those_of_the_tokens_that_are_left():
+    rows = random_rows(11, [3, 5, 4, 7])
+    batch = batch_of(rows)
+    assert 0 < (batch.advantages < 0).sum() < len(batch)
+    plan = make_plan(compose(within(DropPunished(), PassRate())), [batch])
+    weight, kept = plan.terms(batch).weight, batch.advantages >= 0
+    assert torch.equal(weight[~kept], torch.ones_like(weight[~kept]))
+    # every row is a group of its own here: rewarded ones always passed, those without advantage never
+    assert torch.equal(weight[kept], torch.where(batch.rewarded, 1.0, 2.0).double()[kept])

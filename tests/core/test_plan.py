@@ -1,0 +1,127 @@
+"""A plan by number, for a host that builds its batches anew; and the state of a composition that is called."""
+
+import pytest
+import torch
+
+from rlstab import STARE, AdaptiveEntropy, ClipHigher, LpReg, S2TMask, TopEntropyMask, compose, make_plan
+from rlstab.errors import OutOfRange
+from tests.core.gate_methods import CISPO, VESPO
+from tests.core.measuring_methods import PassRate
+from tests.core.methods import Noise, Scale
+from tests.core.says import says
+from tests.core.steps import batch_of, gradients, live_of, random_rows, token
+
+ROWS = random_rows(11, [3, 5, 0, 7, 4, 6])
+PARTS = [[0, 3], [1, 2], [5, 4]]
+OBJECTIVE = compose(ClipHigher(), CISPO(), VESPO(), S2TMask(), LpReg(share=0.4), PassRate(), STARE(target_entropy=0.8))
+
+
+def pieces():
+    """The parts as new objects: batches, live outputs and their leaves."""
+    for part in PARTS:
+        rows = [ROWS[row] for row in part]
+        batch = batch_of(rows, part)
+        yield batch, *live_of(batch, rows)
+
+
+def test_a_host_that_rebuilds_its_batches_names_the_number():
+    planned = list(pieces())
+    plan = make_plan(OBJECTIVE, [batch for batch, _, _ in planned])
+    for number, (old, new) in enumerate(zip(planned, pieces(), strict=True)):
+        (batch, policy, leaves), (rebuilt, again, others) = old, new
+        assert rebuilt is not batch
+        by_batch, by_number = plan.loss(batch, policy), plan.loss(number, again)
+        by_batch.loss.backward()
+        by_number.loss.backward()
+        assert torch.equal(by_number.loss, by_batch.loss)
+        assert by_number.metrics() == by_batch.metrics()
+        for field, slopes in gradients(batch, leaves).items():
+            assert torch.equal(gradients(rebuilt, others)[field], slopes)
+        assert plan.terms(number) is plan.terms(batch)
+        assert plan.part(number).batch is batch
+        rows = plan.live_rows(number)
+        for name, where in plan.live_rows(batch).items():
+            assert torch.equal(rows[name], where)
+        with says(OutOfRange, "this batch is not one of the parts that the plan was made from: statistics and..."):
+            plan.loss(rebuilt, again)
+
+
+@pytest.mark.parametrize("ask", ["part", "terms", "live_rows"])
+@pytest.mark.parametrize("number", [3, -1, 100])
+def test_an_unknown_number_says_how_many_there_are(ask, number):
+    plan = make_plan(OBJECTIVE, [batch for batch, _, _ in pieces()])
+    text = f"part {number}: the plan was made from 3 parts, numbered from 0."
+    with says(OutOfRange, text):
+        getattr(plan, ask)(number)
+    with says(OutOfRange, text):
+        plan.loss(number, next(pieces())[1])
+    with says(OutOfRange, "this batch is not one of the parts..."):
+        getattr(plan, ask)(batch_of(ROWS))
+
+
+# -- a composition that is called --------------------------------------------------------------------------------------
+
+LOW = [[token(H=0.1, A=1.0), token(H=0.2, A=-1.0)], [token(H=0.3, A=0.5)]]
+
+
+def call(objective, state=None, rows=LOW):
+    batch = batch_of(rows)
+    return objective(batch, live_of(batch, rows)[0], state=state)
+
+
+def test_five_calls_move_the_coefficient():
+    """Mean entropy 0.2 is below the target in each of them, so the next coefficient is higher by the increment."""
+    objective = compose(AdaptiveEntropy(target_entropy=0.8, increment=0.01, high=0.035), ClipHigher())
+    state, seen = objective.init_state(), []
+    for _ in range(5):
+        out = call(objective, state)
+        state = out.state
+        seen.append(state["adaptive_entropy"]["coefficient"])
+    assert seen == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.035], rel=1e-14)
+    assert objective.init_state()["adaptive_entropy"]["coefficient"] == 0.0
+    # the same as plans that hand their state on
+    batch, state = batch_of(LOW), None
+    for expected in seen:
+        state = make_plan(objective, [batch], state).state
+        assert state["adaptive_entropy"]["coefficient"] == expected
+
+
+def test_the_scale_of_the_learning_rate_is_handed_out():
+    objective = compose(Scale(lr=0.5), Scale(lr=0.25), S2TMask())
+    assert call(objective, objective.init_state()).lr_scale == 0.125
+    batch = batch_of(LOW)
+    plan = make_plan(objective, [batch])
+    assert plan.loss(0, live_of(batch, LOW)[0]).lr_scale == plan.lr_scale == 0.125
+    assert call(compose(S2TMask())).lr_scale == 1.0
+
+
+def cure(key, why):
+    return (
+        f"'{key}' {why}, and the objective was called without state=. Begin with state = objective.init_state(); in "
+        f"each optimizer step write out = objective(batch, policy, state=state), then state = out.state, and multiply "
+        f"the learning rate by out.lr_scale."
+    )
+
+
+def test_what_has_state_is_not_called_without():
+    for objective, key in (
+        (compose(AdaptiveEntropy(target_entropy=0.8), ClipHigher()), "adaptive_entropy"),
+        (compose(ClipHigher(), STARE()), "stare"),
+        (compose(Noise(seed=1), Noise(seed=2)), "noise_1"),
+    ):
+        with says(OutOfRange, cure(key, "has state")):
+            call(objective)
+        call(objective, objective.init_state())
+
+
+def test_what_scales_the_learning_rate_is_not_called_without():
+    objective = compose(ClipHigher(), Scale(lr=0.5))
+    with says(OutOfRange, cure("scale", "scales the learning rate")):
+        call(objective)
+    assert call(objective, objective.init_state()).lr_scale == 0.5
+
+
+def test_what_has_none_is_called_without():
+    for objective in (compose(), compose(ClipHigher(), S2TMask(), TopEntropyMask(), CISPO(), Scale(weight=0.5))):
+        assert call(objective).loss.isfinite()
+        assert call(objective).state == objective.init_state()
