@@ -1,4 +1,6 @@
-"""What ``terms`` returned, checked without waiting for a device: shapes, dtypes, and the functions in it when called."""
+"""What ``terms`` returned, checked without waiting for a device: its tensors now, its functions when they are "
+"called.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.contract import LIVE, kind_of
+from rlstab.core.contract import LIVE
 from rlstab.core.stats import Mean
 from rlstab.core.terms import Bounds, Gate, Penalty, Terms
-from rlstab.errors import MethodError, did_you_mean
+from rlstab.errors import MethodError, did_you_mean, kind_of
 
 
 def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) -> Terms:
@@ -26,7 +28,9 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
         MethodError: of another type, of a shape or dtype that the field does not have, or not declared.
     """
     if not isinstance(terms, Terms):
-        raise MethodError(f"'{who}': terms returned {kind_of(terms)}. Return Terms(...), or Terms() to ask for nothing.")
+        raise MethodError(
+            f"'{who}': terms returned {kind_of(terms)}. Return Terms(...), or Terms() to ask for nothing."
+        )
     for name, example in (("gates", "Gate(function)"), ("penalties", "Penalty(...)"), ("report", "Mean.of(values)")):
         value = getattr(terms, name)
         if not isinstance(value, Mapping):
@@ -60,7 +64,9 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
             name: _penalty(f"'{who}': the penalty '{name}'", one, batch) for name, one in terms.penalties.items()
         },
         ratio=_answering(f"'{who}': Terms.ratio", terms.ratio, "(policy, held)"),
-        aggregate=_answering(f"'{who}': Terms.aggregate", terms.aggregate, "(sequence, counted, num_sequences, totals)"),
+        aggregate=_answering(
+            f"'{who}': Terms.aggregate", terms.aggregate, "(sequence, counted, num_sequences, totals)"
+        ),
         misfits=_misfits(terms) if terms.misfits is None else terms.misfits,  # those of a combinator are counted
     )
 
@@ -76,7 +82,9 @@ class _Answering:
         values = self.fn(first, *rest)
         shape = (first if isinstance(first, Tensor) else first.logprobs).shape
         if not isinstance(values, Tensor):
-            raise MethodError(f"{self.who} returned {kind_of(values)}. Return a tensor of shape (n,), one value per token.")
+            raise MethodError(
+                f"{self.who} returned {kind_of(values)}. Return a tensor of shape (n,), one value per token."
+            )
         if values.shape != shape:
             raise MethodError(
                 f"{self.who} returned a tensor of shape {tuple(values.shape)} for {shape[0]} tokens. Return one value "
@@ -89,7 +97,9 @@ def _answering(who: str, fn: Any, takes: str) -> Any:
     if fn is None or isinstance(fn, _Answering):
         return fn
     if not callable(fn):
-        raise MethodError(f"{who} is {kind_of(fn)}, expected a function {takes} -> (n,). Write lambda {takes[1:-1]}: ...")
+        raise MethodError(
+            f"{who} is {kind_of(fn)}, expected a function {takes} -> (n,). Write lambda {takes[1:-1]}: ..."
+        )
     return _Answering(who, fn)
 
 
@@ -130,7 +140,8 @@ def _check_tokens(
         )
     if values.device != batch.logprobs.device:
         raise MethodError(
-            f"{who} is on {values.device}, and the batch is on {batch.logprobs.device}. Make it from the tensors of the "
+            f"{who} is on {values.device}, and the batch is on {batch.logprobs.device}. Make it from the tensors of "
+            f"the "
             f"batch, for example with torch.ones_like(batch.advantages)."
         )
     if values.requires_grad:
@@ -153,7 +164,9 @@ def _penalty(who: str, penalty: object, batch: TokenBatch) -> Penalty:
         raise MethodError(f"{who}, reads is {kind_of(penalty.reads)}, expected a set of names. Write {{'entropies'}}.")
     unknown = sorted(penalty.reads - {"logprobs", *LIVE})
     if unknown:
-        raise MethodError(f"{who} reads the live '{unknown[0]}', which does not exist. {did_you_mean(unknown[0], LIVE)}")
+        raise MethodError(
+            f"{who} reads the live '{unknown[0]}', which does not exist. {did_you_mean(unknown[0], LIVE)}"
+        )
     _check_bools(f"{who}, where", penalty.where, batch)
     return replace(penalty, fn=_answering(who, penalty.fn, "(policy, anchor)"))
 

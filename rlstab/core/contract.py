@@ -14,7 +14,7 @@ from typing import Any, get_args
 from rlstab.core.settings import check_settings
 from rlstab.core.stats import Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE
-from rlstab.errors import MethodError, OutOfRange, did_you_mean
+from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of
 
 #: How far one policy has moved from another: what a method may say that it reads.
 DRIFT: Mapping[str, str] = {
@@ -35,12 +35,6 @@ SETS: Mapping[str, tuple[str, ...]] = {
 REASONS = ("exceptions", "excludes", "requires")
 #: Names of the combinators, which no method can have.
 COMBINATORS = ("composition", "observe", "within")
-
-
-def kind_of(value: Any) -> str:
-    """What a value is, in an error: ``None``, ``an int``, ``a Tensor``."""
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def check_class(cls: type) -> None:
@@ -106,14 +100,16 @@ def check_dataclass(cls: type) -> None:
     """
     who = cls.__qualname__
     if not is_dataclass(cls):
-        raise MethodError(f"{who} is no dataclass, so it has no settings. Write @dataclass(frozen=True) above the class.")
+        raise MethodError(
+            f"{who} is no dataclass, so it has no settings. Write @dataclass(frozen=True) above the class."
+        )
     if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
         raise MethodError(
             f"{who} is not frozen: its settings could change after they were checked, and after a run was named by "
             f"them. Write @dataclass(frozen=True) above the class."
         )
     for one in dataclasses.fields(cls):
-        if one.name in (*SETS, *REASONS, "name", "label", "limits", "interacts", "signal_options"):
+        if one.name in (*SETS, *REASONS, "name", "limits", "interacts", "signal_options"):
             raise MethodError(
                 f"{who} annotates `{one.name}`, which makes a setting of it. Write `{one.name} = ...` without an "
                 f"annotation, or with ClassVar."
@@ -145,7 +141,8 @@ def checked_stat(who: str, method: str, stat: object) -> Stat:
             )
         if not isinstance(one, get_args(Summary)):
             raise MethodError(
-                f"'{who}': {method} returned {kind_of(one)} under '{name}', which cannot be merged over parts. Wrap it: "
+                f"'{who}': {method} returned {kind_of(one)} under '{name}', which cannot be merged over parts. Wrap "
+                f"it: "
                 f"Mean.of, Pool.top, Pool.quantile or Grouped.of."
             )
     return stat
@@ -245,5 +242,3 @@ def check_state(who: str, state: object, initial: object) -> None:
 def _sort(one: Summary) -> str:
     """What merges with what: a pool only with one that takes the same order statistic."""
     return f"a Pool({one.rule}, {one.level})" if isinstance(one, Pool) else kind_of(one)
-
-

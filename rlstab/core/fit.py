@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
 
-from rlstab.core.contract import SETS, check_dataclass, check_declared, kind_of
+from rlstab.core.contract import SETS, check_dataclass, check_declared
 from rlstab.core.objective import TokenObjective
 from rlstab.core.terms import SLOTS, WRITABLE, two_owners
-from rlstab.errors import Conflict, MethodError
+from rlstab.errors import Conflict, MethodError, kind_of
 
 
 def check_methods(caller: str, given: Sequence[object]) -> None:

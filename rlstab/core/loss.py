@@ -23,7 +23,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.slope import with_slope
 from rlstab.core.stats import Mean, Settled, total
 from rlstab.core.terms import Aggregate, Bounds, Held, Terms, Totals
-from rlstab.errors import ShapeError
+from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
 
 #: Log-ratios are clamped to this many nats before ``exp``; outside the gradient is zero.
 MAX_LOG_RATIO = 20.0
@@ -111,6 +111,7 @@ class Part:
         terms: merged over all methods.
         advantages: ``(n,)``, bonuses included.
         pulls: ``(n,)`` bool, the tokens whose policy term can have a gradient: kept, weight and advantage not zero.
+        silent: nothing in it has a gradient; known once the plan was counted.
     """
 
     batch: TokenBatch
@@ -118,6 +119,7 @@ class Part:
     terms: Terms
     advantages: Tensor
     pulls: Tensor
+    silent: bool = False
 
     @classmethod
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
@@ -158,13 +160,31 @@ def loss_of_part(
         everything: counts over all tokens, the denominators of penalties.
 
     Raises:
-        ShapeError: batch and policy disagree in their number of tokens.
+        ShapeError: batch and policy disagree in their number of tokens, or in their device.
+        OutOfRange: the policy is no PolicyOutputs.
+        MissingSignal: nothing that is differentiated has a gradient, or a penalty has none.
     """
     batch, terms = part.batch, part.terms
+    if not isinstance(policy, PolicyOutputs):
+        raise OutOfRange(
+            f"the policy is {kind_of(policy)}, expected PolicyOutputs. Write PolicyOutputs.from_padded(batch, "
+            f"logprobs=...)."
+        )
     if policy.logprobs.shape != batch.old_logprobs.shape:
         raise ShapeError(
             f"the policy has {policy.logprobs.numel()} log-probs for a batch of {len(batch)} tokens. Build it with "
             f"PolicyOutputs.from_padded(batch, ...) from the same rows."
+        )
+    if policy.logprobs.device != batch.old_logprobs.device:
+        raise ShapeError(
+            f"the policy is on {policy.logprobs.device}, and the batch on {batch.old_logprobs.device}. Move the batch: "
+            f"batch.to(device)."
+        )
+    differentiated = torch.is_grad_enabled() and not part.silent
+    if differentiated and not any(one.requires_grad for one in policy.present()):
+        raise MissingSignal(
+            "no output of the policy requires grad, so the loss would train nothing. Pass live outputs that were not "
+            "detached, or compute the loss under torch.no_grad()."
         )
     aggregate = terms.aggregate or token_mean
     present = torch.ones_like(batch.sequence, dtype=torch.bool)
@@ -192,6 +212,14 @@ def loss_of_part(
     penalised: Tensor | None = None
     for name, penalty in terms.penalties.items():
         value = penalty.fn(policy, held.anchor)
+        if differentiated and policy.logprobs.requires_grad and penalty.coefficient != 0 and not value.requires_grad:
+            raise MissingSignal(
+                f"the penalty '{name}' has no gradient: it reads nothing of the live policy that requires grad. Pass "
+                f"live "
+                f"{' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached, and let it read "
+                f"`policy`, "
+                f"not `anchor`."
+            )
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
         report[f"{name}/value"] = _mean_where(value, penalty.where)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.comm import Comm
 from rlstab.core.checked_terms import checked_terms
+from rlstab.core.comm import Comm
 from rlstab.core.contract import (
     check_class,
     check_made,
@@ -80,7 +80,8 @@ class TokenObjective(ABC):
 
     def __init__(self, *settings: object, **named: object) -> None:
         raise MethodError(
-            f"{type(self).__qualname__} is no dataclass, so it has no settings. Write @dataclass(frozen=True) above the "
+            f"{type(self).__qualname__} is no dataclass, so it has no settings. Write @dataclass(frozen=True) above "
+            f"the "
             f"class."
         )
 

@@ -132,7 +132,7 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
                 f"{cls.__qualname__}: the setting '{name}' has the type {full}, which YAML cannot hold. Use bool, int, "
                 f"float, str, Literal or tuple[T, ...], each perhaps with | None."
             )
-    if bounds is not None and not {int, float} & set(kinds):
+    if bounds is not None and (items is not None or not {int, float} & set(kinds)):
         raise MethodError(
             f"{cls.__qualname__}: the setting '{name}' has a Range and is no number. Put the Range on numbers, for "
             f"example tuple[Annotated[int, Range(ge=1)], ...]."

@@ -69,7 +69,10 @@ def test_advantages_are_of_rows_or_of_tokens():
 def test_shapes_that_disagree_are_refused():
     with refused("TokenBatch.from_padded: 'response_mask' has shape (12,), expected (B, T)."):
         make(response_mask=MASK.reshape(-1))
-    with refused("TokenBatch.from_padded: 'advantages' has shape (3,), expected (4,) or (4, 3)."):
+    with refused(
+        "TokenBatch.from_padded: 'advantages' has shape (3,), expected (4,) or (4, 3). Give one per response, "
+        "or one per token."
+    ):
         make(advantages=torch.zeros(3))
     both = "Both are (B, T) over response tokens only: cut the prompt off first."
     with refused(f"TokenBatch.from_padded: 'entropies' has shape (4, 5), 'response_mask' has (4, 3). {both}"):
