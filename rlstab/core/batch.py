@@ -38,12 +38,18 @@ def _require_device(name: str, values: object, other: Tensor) -> None:
         )
 
 
+#: What to write for ids that cannot be used.
+_NUMBER = {
+    "sequence_ids": "Number the responses, for example torch.arange(len(responses)).",
+    "group_ids": "Number the prompts, for example torch.tensor([0, 0, 1, 1]).",
+}
+
+
 def _require_tensors(given: Mapping[str, object]) -> None:
     for name, values in given.items():
         if not isinstance(values, Tensor):
-            raise OutOfRange(
-                f"TokenBatch.from_padded: '{name}' is {kind_of(values)}, expected a tensor. Write torch.tensor({name})."
-            )
+            cure = _NUMBER.get(name, f"Write torch.tensor({name}).")
+            raise OutOfRange(f"TokenBatch.from_padded: '{name}' is {kind_of(values)}, expected a tensor. {cure}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,12 +215,12 @@ class TokenBatch(SequenceArithmetic):
                 return torch.arange(rows, device=mask.device)
             if values.shape != (rows,):
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, expected ({rows},)."
+                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, expected ({rows},). "
+                    f"Give one per response."
                 )
             if values.is_floating_point():
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {values.dtype}, expected integers. Number the "
-                    f"{'prompts' if name == 'group_ids' else 'rows'} of the rollout."
+                    f"TokenBatch.from_padded: '{name}' is {values.dtype}, expected integers. {_NUMBER[name]}"
                 )
             return values.detach().to(device=mask.device, dtype=torch.int64)
 

@@ -59,10 +59,8 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
         raise MethodError(f"'{who}': Terms.lr_scale is {terms.lr_scale!r}, expected a number of at least 0.")
     return replace(
         terms,
-        gates={name: _gate(f"'{who}': the gate '{name}'", one, batch) for name, one in terms.gates.items()},
-        penalties={
-            name: _penalty(f"'{who}': the penalty '{name}'", one, batch) for name, one in terms.penalties.items()
-        },
+        gates={name: _gate(_called(who, "gate", name), one, batch) for name, one in terms.gates.items()},
+        penalties={name: _penalty(_called(who, "penalty", name), one, batch) for name, one in terms.penalties.items()},
         ratio=_answering(f"'{who}': Terms.ratio", terms.ratio, "(policy, held)"),
         aggregate=_answering(
             f"'{who}': Terms.aggregate", terms.aggregate, "(sequence, counted, num_sequences, totals)"
@@ -93,13 +91,15 @@ class _Answering:
         return values
 
 
+def _called(who: str, what: str, name: str) -> str:
+    return f"'{who}': the {what} '{name}'" if name else f"'{who}': the {what}"
+
+
 def _answering(who: str, fn: Any, takes: str) -> Any:
     if fn is None or isinstance(fn, _Answering):
         return fn
     if not callable(fn):
-        raise MethodError(
-            f"{who} is {kind_of(fn)}, expected a function {takes} -> (n,). Write lambda {takes[1:-1]}: ..."
-        )
+        raise MethodError(f"{who} is {kind_of(fn)}, expected a function. Pass one {takes} -> (n,).")
     return _Answering(who, fn)
 
 
@@ -151,7 +151,7 @@ def _check_tokens(
 def _gate(who: str, gate: object, batch: TokenBatch) -> Gate:
     if not isinstance(gate, Gate):
         raise MethodError(f"{who} is {kind_of(gate)}. Write Gate(function).")
-    _check_bools(f"{who}, where", gate.where, batch)
+    _check_bools(f"{who} has a `where` that", gate.where, batch)
     return replace(gate, fn=_answering(who, gate.fn, "(ratio, held)"))
 
 
@@ -161,13 +161,15 @@ def _penalty(who: str, penalty: object, batch: TokenBatch) -> Penalty:
     if not (_is_number(penalty.coefficient) and math.isfinite(penalty.coefficient)):
         raise MethodError(f"{who} has the coefficient {penalty.coefficient!r}, expected a finite number.")
     if not isinstance(penalty.reads, Set):
-        raise MethodError(f"{who}, reads is {kind_of(penalty.reads)}, expected a set of names. Write {{'entropies'}}.")
+        raise MethodError(
+            f"{who} has `reads` that is {kind_of(penalty.reads)}, expected a set of names. Write {{'entropies'}}."
+        )
     unknown = sorted(penalty.reads - {"logprobs", *LIVE})
     if unknown:
         raise MethodError(
             f"{who} reads the live '{unknown[0]}', which does not exist. {did_you_mean(unknown[0], LIVE)}"
         )
-    _check_bools(f"{who}, where", penalty.where, batch)
+    _check_bools(f"{who} has a `where` that", penalty.where, batch)
     return replace(penalty, fn=_answering(who, penalty.fn, "(policy, anchor)"))
 
 

@@ -111,7 +111,8 @@ class Part:
         terms: merged over all methods.
         advantages: ``(n,)``, bonuses included.
         pulls: ``(n,)`` bool, the tokens whose policy term can have a gradient: kept, weight and advantage not zero.
-        silent: nothing in it has a gradient; known once the plan was counted.
+        pulling: some token pulls; known once the plan was counted.
+        penalised: some token is under a penalty with a coefficient; likewise.
     """
 
     batch: TokenBatch
@@ -119,7 +120,8 @@ class Part:
     terms: Terms
     advantages: Tensor
     pulls: Tensor
-    silent: bool = False
+    pulling: bool = False
+    penalised: bool = False
 
     @classmethod
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
@@ -180,12 +182,7 @@ def loss_of_part(
             f"the policy is on {policy.logprobs.device}, and the batch on {batch.old_logprobs.device}. Move the batch: "
             f"batch.to(device)."
         )
-    differentiated = torch.is_grad_enabled() and not part.silent
-    if differentiated and not any(one.requires_grad for one in policy.present()):
-        raise MissingSignal(
-            "no output of the policy requires grad, so the loss would train nothing. Pass live outputs that were not "
-            "detached, or compute the loss under torch.no_grad()."
-        )
+    _require_gradient(part, policy)
     aggregate = terms.aggregate or token_mean
     present = torch.ones_like(batch.sequence, dtype=torch.bool)
     keep = present if terms.keep is None else terms.keep
@@ -212,13 +209,11 @@ def loss_of_part(
     penalised: Tensor | None = None
     for name, penalty in terms.penalties.items():
         value = penalty.fn(policy, held.anchor)
-        if differentiated and policy.logprobs.requires_grad and penalty.coefficient != 0 and not value.requires_grad:
+        if part.penalised and penalty.coefficient != 0 and torch.is_grad_enabled() and not value.requires_grad:
             raise MissingSignal(
                 f"the penalty '{name}' has no gradient: it reads nothing of the live policy that requires grad. Pass "
-                f"live "
-                f"{' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached, and let it read "
-                f"`policy`, "
-                f"not `anchor`."
+                f"live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached, and let it read "
+                f"`policy`, not `anchor`."
             )
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
@@ -237,6 +232,16 @@ def loss_of_part(
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.nan)
     return LossOutput(loss, report, nonfinite)
+
+
+def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
+    """Refuse live outputs that were detached, where the loss would train something."""
+    needed = [policy.logprobs] if part.pulling else policy.present() if part.penalised else []
+    if needed and torch.is_grad_enabled() and not any(one.requires_grad for one in needed):
+        raise MissingSignal(
+            "the log-probs of the policy do not require grad, so the loss would train nothing. Pass live outputs that "
+            "were not detached, or compute the loss under torch.no_grad()."
+        )
 
 
 def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:

@@ -186,7 +186,8 @@ class TokenObjective(ABC):
         except Exception as error:
             raise MethodError(
                 f"'{self.name}': {method} failed on a batch without tokens, which a rank may have: "
-                f"{type(error).__name__}: {error}. Return empty summaries, such as Mean.of of no values."
+                f"{type(error).__name__}: {str(error).rstrip('.')}. "
+                f"Return empty summaries, such as Mean.of of no values."
             ) from error
         without = checked_stat(self.name, method, without)
         check_same(self.name, method, stats, without)

@@ -73,7 +73,9 @@ class Plan:
             if one.batch is which:
                 return one
         if not isinstance(which, TokenBatch):
-            raise OutOfRange(f"part {kind_of(which)}: a part is its TokenBatch, or its number in the list.")
+            raise OutOfRange(
+                f"{kind_of(which)} names no part of a plan. Give its TokenBatch, or its number in the list."
+            )
         raise OutOfRange(
             "this batch is not one of the parts that the plan was made from: statistics and denominators are theirs. "
             "Pass the same TokenBatch object, or the number of the part."
@@ -167,7 +169,10 @@ def make_plan(
     return Plan(
         objective=objective,
         state=state,
-        parts=tuple(replace(part, silent=not row[4:6].any()) for part, row in zip(planned, tally, strict=False)),
+        parts=tuple(
+            replace(part, pulling=bool(row[4]), penalised=bool(row[5]))
+            for part, row in zip(planned, tally, strict=False)
+        ),
         kept=Totals(kept_tokens, kept_sequences),
         everything=Totals(tokens, sequences),
         live_tokens=int(live),
@@ -238,9 +243,9 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
         for key, one in objective.asked(part.batch, part.settled, state).items():
             if one.terms.misfits is not None and int(one.terms.misfits):
                 return MethodError(
-                    f"'{key}' gave {int(one.terms.misfits)} weights, bonuses or bounds that are NaN or infinite, or "
-                    f"negative where none may be. A weight is finite and at least 0, a bonus is finite, and a bound is "
-                    f"at least 0: instead of a negative weight, which would turn the clip around, use bonus."
+                    f"'{key}' gave {int(one.terms.misfits)} weights, bonuses or bounds that are NaN, infinite or "
+                    f"negative. A weight is finite and at least 0 (to turn a token around, use bonus), a bonus is "
+                    f"finite, and a bound is at least 0."
                 )
     return MethodError(
         f"on another rank a method gave {count} weights, bonuses or bounds that no loss can take. Look at the error "

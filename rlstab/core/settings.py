@@ -129,7 +129,8 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
             kinds.append(one)
         elif one is not type(None):
             raise MethodError(
-                f"{cls.__qualname__}: the setting '{name}' has the type {full}, which YAML cannot hold. Use bool, int, "
+                f"{cls.__qualname__}: the setting '{name}' has the type {_shown(full)}, which YAML cannot hold. Use "
+                f"bool, int, "
                 f"float, str, Literal or tuple[T, ...], each perhaps with | None."
             )
     if bounds is not None and (items is not None or not {int, float} & set(kinds)):
@@ -138,6 +139,10 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
             f"example tuple[Annotated[int, Range(ge=1)], ...]."
         )
     return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, items)
+
+
+def _shown(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def check_settings(owner: object, name: str) -> None:

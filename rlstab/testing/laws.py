@@ -358,21 +358,8 @@ _ALWAYS = frozenset({"old_logprobs", "logprobs", "advantages"})
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-class _Partner(TokenObjective):
-    def __init__(self) -> None:
-        pass  # no settings to check
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-
-class _Doubling(_Partner):
+@dataclass(frozen=True)
+class _Doubling(TokenObjective):
     name = "law_partner_doubling"
     writes = frozenset({"weight"})
 
@@ -380,7 +367,8 @@ class _Doubling(_Partner):
         return Terms(weight=1.0 + 0.1 * (batch.position % 3).to(batch.logprobs.dtype))
 
 
-class _Dropping(_Partner):
+@dataclass(frozen=True)
+class _Dropping(TokenObjective):
     name = "law_partner_dropping"
     writes = frozenset({"keep"})
 

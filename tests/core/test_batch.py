@@ -79,7 +79,7 @@ def test_shapes_that_disagree_are_refused():
         make(entropies=torch.zeros(4, 5))
     with refused(f"TokenBatch.from_padded: 'mine' has shape (3,), 'response_mask' has (4, 3). {both}"):
         make(extra={"mine": torch.zeros(3)})
-    with refused("TokenBatch.from_padded: 'sequence_ids' has shape (3,), expected (4,)."):
+    with refused("TokenBatch.from_padded: 'sequence_ids' has shape (3,), expected (4,). Give one per response."):
         make(sequence_ids=torch.arange(3))
     batch = make()
     with refused(
@@ -94,7 +94,7 @@ def test_shapes_that_disagree_are_refused():
     for name in ("logprobs", "log_kept_mass"):
         with refused(f"PolicyOutputs.from_padded: '{name}' has shape (4, 2), ..."):
             PolicyOutputs.from_padded(batch, **({"logprobs": VALUES} | {name: narrow}))
-    with refused("TokenBatch.from_padded: 'group_ids' has shape (3,), expected (4,)."):
+    with refused("TokenBatch.from_padded: 'group_ids' has shape (3,), expected (4,). Give one per response."):
         make(group_ids=torch.arange(3))
 
 

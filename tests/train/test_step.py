@@ -48,7 +48,9 @@ def test_every_row_is_in_one_mini_batch_of_an_epoch_with_its_whole_group(
 
 
 def test_group_ids_that_would_be_torn_are_an_error(learner: Learner) -> None:
-    with pytest.raises(rlstab.ShapeError, match=r"^group_ids reach 9007199254740992: ids of 2\*\*53 and more are not"):
+    with pytest.raises(
+        rlstab.errors.ShapeError, match=r"^group_ids reach 9007199254740992: ids of 2\*\*53 and more are not"
+    ):
         list(rows_of(learner, [2**53 + 1, 2**53, 0, 1]))
 
 
