@@ -263,7 +263,8 @@ def declared(method: TokenObjective, case: Case) -> None:
             case.first.live["entropies"] if "entropies" in method.live_needs else None,
             case.first.live["log_kept_mass"] if "log_kept_mass" in method.live_needs else None,
         )
-        bare = plan.loss(batch, policy).loss.item()
+        with torch.no_grad():
+            bare = plan.loss(batch, policy).loss.item()
     except LookupError as error:
         raise BrokenLaw(f"it reads what it does not declare: {error}") from error
     near("the loss without, and with, signals that it does not declare", bare, run_whole(method, case.first).loss, 0.0)
