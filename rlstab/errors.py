@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class RlstabError(Exception):
@@ -26,7 +27,7 @@ class MethodError(RlstabError, TypeError):
 
 
 class OutOfRange(RlstabError, ValueError):
-    """A setting has a type or value outside what the method allows."""
+    """A setting or an argument has a type or value outside what is allowed."""
 
 
 class ShapeError(RlstabError, ValueError):
@@ -74,3 +75,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in an error: ``None``, ``an int``, ``a Tensor``."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -65,7 +65,8 @@ def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trac
     """The plan of a step in two parts, the traces of its parts, and its metrics."""
     parts = [part(1), part(2)]
     plan = make_plan(objective, [batch for batch, _ in parts])
-    reports = [plan.loss(batch, live).report for batch, live in parts]
+    with torch.no_grad():
+        reports = [plan.loss(batch, live).report for batch, live in parts]
     merged = {name: reports[0][name].merge(reports[1][name]) for name in reports[0]}
     metrics = {name: one.value for name, one in merged.items()}
     return plan, [(batch, trace(plan, batch, live)) for batch, live in parts], metrics

@@ -29,7 +29,7 @@ from rlstab.core.compose import Composition, Within, compose, within
 from rlstab.core.fit import check_complete
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe, observe
-from rlstab.core.settings import settings_of
+from rlstab.core.settings import Setting, settings_of
 from rlstab.core.walk import walk
 from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
@@ -228,14 +228,17 @@ def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def _settings(method: TokenObjective) -> dict[str, Any]:
-    """Settings by name. Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
-    found = {}
-    for one in settings_of(type(method)):
-        value = getattr(method, one.name)
-        if float in one.kinds and int not in one.kinds and isinstance(value, int | float):
-            value = float(value) + 0.0
-        found[one.name] = value
-    return found
+    """Settings by name, as YAML has them."""
+    return {one.name: _plain(one, getattr(method, one.name)) for one in settings_of(type(method))}
+
+
+def _plain(setting: Setting, value: Any) -> Any:
+    """A tuple as a list. Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
+    if setting.items is not None and isinstance(value, tuple):
+        return [_plain(setting.items, one) for one in value]
+    if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
+        return float(value) + 0.0
+    return value
 
 
 def objective_hash(objective: TokenObjective) -> str:

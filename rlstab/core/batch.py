@@ -12,7 +12,7 @@ from torch import Tensor
 from rlstab.core.compare import greater, less
 from rlstab.core.random import uniform_in
 from rlstab.core.sequences import SequenceArithmetic
-from rlstab.errors import MissingSignal, ShapeError
+from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
 
 #: Signals beyond the basic ones that rlstab itself knows how to provide, with what each is.
 SIGNALS: Mapping[str, str] = {
@@ -29,6 +29,27 @@ def _wide(values: Tensor) -> Tensor:
     """Detached, in float32 or wider: half precision never reaches a ratio or a threshold."""
     values = values.detach()
     return values if values.dtype == torch.float64 else values.float()
+
+
+def _require_device(name: str, values: object, other: Tensor) -> None:
+    if isinstance(values, Tensor) and values.device != other.device:
+        raise ShapeError(
+            f"TokenBatch: '{name}' is on {values.device}, 'old_logprobs' is on {other.device}. Move them to one device."
+        )
+
+
+#: What to write for ids that cannot be used.
+_NUMBER = {
+    "sequence_ids": "Number the responses, for example torch.arange(len(responses)).",
+    "group_ids": "Number the prompts, for example torch.tensor([0, 0, 1, 1]).",
+}
+
+
+def _require_tensors(given: Mapping[str, object]) -> None:
+    for name, values in given.items():
+        if not isinstance(values, Tensor):
+            cure = _NUMBER.get(name, f"Write torch.tensor({name}).")
+            raise OutOfRange(f"TokenBatch.from_padded: '{name}' is {kind_of(values)}, expected a tensor. {cure}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +114,11 @@ class TokenBatch(SequenceArithmetic):
                 f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
                 f"{tuple(self.group_ids.shape)}. Both are (S,), one entry a sequence."
             )
+        for one in fields(self):
+            values = getattr(self, one.name)
+            _require_device(one.name, values, self.old_logprobs)
+        for name, values in self.extra.items():
+            _require_device(name, values, self.old_logprobs)
 
     # -- making one ------------------------------------------------------------------------------------------------
 
@@ -118,7 +144,7 @@ class TokenBatch(SequenceArithmetic):
         """Pack ``(B, T)`` tensors. What stands where the mask is False is never read, be it 0, NaN or Inf.
 
         Args:
-            response_mask: ``(B, T)``, non-zero on tokens that count (up to and including EOS; tool output is 0).
+            response_mask: ``(B, T)``, 1 or True on tokens that count (up to and including EOS; tool output is 0).
             advantages: ``(B,)`` or ``(B, T)``.
             old_logprobs: ``(B, T)`` log-probs of the policy that the ratio divides by, nats.
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
@@ -136,14 +162,39 @@ class TokenBatch(SequenceArithmetic):
             live_ratio: see the class.
 
         Raises:
-            ShapeError: tensors that belong together disagree in shape.
+            ShapeError: tensors that belong together disagree in shape, dtype or device.
+            OutOfRange: something is no tensor, or the mask holds something else than 0 and 1.
         """
+        optional = {
+            "logprobs": logprobs,
+            "entropies": entropies,
+            "ref_logprobs": ref_logprobs,
+            "rollout_logprobs": rollout_logprobs,
+            "max_logprobs": max_logprobs,
+            "log_kept_mass": log_kept_mass,
+            "sum_p_sq": sum_p_sq,
+            "sequence_ids": sequence_ids,
+            "group_ids": group_ids,
+        }
+        named = {name: values for name, values in optional.items() if values is not None}
+        _require_tensors(
+            {"response_mask": response_mask, "advantages": advantages, "old_logprobs": old_logprobs}
+            | named
+            | dict(extra or {})
+        )
         if response_mask.ndim != 2:
             raise ShapeError(
                 f"TokenBatch.from_padded: 'response_mask' has shape {tuple(response_mask.shape)}, expected (B, T)."
             )
         rows, width = response_mask.shape
         mask = response_mask.detach().bool()
+        if response_mask.dtype != torch.bool:
+            odd = response_mask[mask & (response_mask != 1)]
+            if odd.numel():
+                raise OutOfRange(
+                    f"TokenBatch.from_padded: 'response_mask' holds {odd[0].item():g}, expected 1 on tokens that count "
+                    f"and 0 elsewhere. Compare first, for example labels != -100."
+                )
         index = mask.reshape(-1).nonzero().squeeze(-1)
 
         def pack(name: str, values: Tensor) -> Tensor:
@@ -152,6 +203,12 @@ class TokenBatch(SequenceArithmetic):
                     f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, 'response_mask' has "
                     f"{(rows, width)}. Both are (B, T) over response tokens only: cut the prompt off first."
                 )
+            if not values.is_floating_point() and name in (*SIGNALS, "old_logprobs", "logprobs"):
+                raise ShapeError(
+                    f"TokenBatch.from_padded: '{name}' is {values.dtype}, expected floats. Pass log-probs or "
+                    f"entropies, "
+                    f"not token ids or ranks."
+                )
             return _wide(values).reshape(-1)[index]
 
         def ids(name: str, values: Tensor | None) -> Tensor:
@@ -159,7 +216,12 @@ class TokenBatch(SequenceArithmetic):
                 return torch.arange(rows, device=mask.device)
             if values.shape != (rows,):
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, expected ({rows},)."
+                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, expected ({rows},). "
+                    f"Give one per response."
+                )
+            if values.is_floating_point():
+                raise ShapeError(
+                    f"TokenBatch.from_padded: '{name}' is {values.dtype}, expected integers. {_NUMBER[name]}"
                 )
             return values.detach().to(device=mask.device, dtype=torch.int64)
 
@@ -168,18 +230,10 @@ class TokenBatch(SequenceArithmetic):
         elif advantages.shape != mask.shape:
             raise ShapeError(
                 f"TokenBatch.from_padded: 'advantages' has shape {tuple(advantages.shape)}, expected ({rows},) or "
-                f"({rows}, {width})."
+                f"({rows}, {width}). Give one per response, or one per token."
             )
         old = pack("old_logprobs", old_logprobs)
-        optional = {
-            "entropies": entropies,
-            "ref_logprobs": ref_logprobs,
-            "rollout_logprobs": rollout_logprobs,
-            "max_logprobs": max_logprobs,
-            "log_kept_mass": log_kept_mass,
-            "sum_p_sq": sum_p_sq,
-        }
-        signals = {name: pack(name, values) for name, values in optional.items() if values is not None}
+        signals = {name: pack(name, named[name]) for name in SIGNALS if name in named}
         return cls(
             old_logprobs=old,
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
@@ -228,9 +282,10 @@ class TokenBatch(SequenceArithmetic):
             basic = "none beyond the basic ones"
             have = [known for known in SIGNALS if getattr(self, known) is not None] + sorted(self.extra)
             what = f" ({SIGNALS[name]})" if name in SIGNALS else ""
+            how = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
             raise MissingSignal(
                 f"signal '{name}'{what} was read, but the batch was built without it; it has: "
-                f"{', '.join(have) or basic}. Pass {name}= to TokenBatch.from_padded, or name it in the method's "
+                f"{', '.join(have) or basic}. Pass {how} to TokenBatch.from_padded, or name it in the method's "
                 f"`needs` so that a trainer provides it."
             )
         return values

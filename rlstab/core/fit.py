@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 
-from rlstab.core.contract import check_declared
+from rlstab.core.contract import SETS, check_dataclass, check_declared
 from rlstab.core.objective import TokenObjective
 from rlstab.core.terms import SLOTS, WRITABLE, two_owners
-from rlstab.errors import Conflict, MethodError
+from rlstab.errors import Conflict, MethodError, kind_of
 
 
 def check_methods(caller: str, given: Sequence[object]) -> None:
@@ -18,21 +19,23 @@ def check_methods(caller: str, given: Sequence[object]) -> None:
     """
     for one in given:
         if isinstance(one, TokenObjective):
-            for attribute in ("needs", "live_needs", "writes", "reads_drift"):
+            check_dataclass(type(one))
+            for attribute in SETS:
                 check_declared(type(one).__qualname__, attribute, getattr(one, attribute))
             continue
         if isinstance(one, type) and issubclass(one, TokenObjective):
-            text = f"{caller}({one.__name__}) was given the class. Make a method of it: {caller}({one.__name__}())."
-        elif isinstance(one, list | tuple):
-            text = f"{caller} was given a {type(one).__name__}. Spread it: {caller}(*methods)."
+            text = f"{caller} was given the class {one.__name__}. Make a method of it: {one.__name__}()."
+        elif isinstance(one, Iterable) and not isinstance(one, str | Mapping):
+            several = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
+            text = f"{caller} was given {kind_of(one)}. {several}."
         elif isinstance(getattr(one, "objective", None), TokenObjective):
-            text = f"{caller} was given a {type(one).__name__}. Write {caller}(preset('...').objective)."
+            text = f"{caller} was given {kind_of(one)}. Pass its objective: preset('...').objective."
         elif isinstance(one, str):
             text = (
                 f"{caller} was given the name '{one}'. Write load_objective([{{'name': '{one}'}}]), or make the method."
             )
         else:
-            text = f"{caller} was given a {type(one).__name__}, which is no TokenObjective. Derive its class from it."
+            text = f"{caller} was given {kind_of(one)}, which is no TokenObjective. Derive its class from it."
         raise MethodError(text)
 
 
@@ -57,12 +60,10 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
                     f"{options[name][1]} and {value}.\n  Give both the same {name}."
                 )
             options[name] = key, value
-    acting = [leaf for method in keyed.values() for leaf in method.acting()]
-    for one in acting:
-        for other in acting:
-            if other.name in one.excludes:
-                why = one.excludes[other.name]
-                raise Conflict(f"'{one.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
+    for one, other in permutations([leaf for method in keyed.values() for leaf in method.acting()], 2):
+        if other.name in one.excludes:
+            why = one.excludes[other.name]
+            raise Conflict(f"'{one.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
 
 
 def check_complete(objective: TokenObjective) -> None:
@@ -73,9 +74,10 @@ def check_complete(objective: TokenObjective) -> None:
     """
     acting = list(objective.acting())
     names = {one.name for one in acting}
+    written = frozenset().union(*(one.writes for one in acting))  # by what acts: an observed gate is none
     for one in acting:
         for wanted, why in one.requires.items():
-            there = wanted in objective.writes if wanted in WRITABLE else wanted in names
+            there = wanted in written if wanted in WRITABLE else wanted in names
             if not there:
                 what = f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'"
                 raise Conflict(f"'{one.name}' needs {what} beside it: {why}\n  Add it, or remove '{one.name}'.")

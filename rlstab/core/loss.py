@@ -23,7 +23,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.slope import with_slope
 from rlstab.core.stats import Mean, Settled, total
 from rlstab.core.terms import Aggregate, Bounds, Held, Terms, Totals
-from rlstab.errors import ShapeError
+from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
 
 #: Log-ratios are clamped to this many nats before ``exp``; outside the gradient is zero.
 MAX_LOG_RATIO = 20.0
@@ -111,6 +111,8 @@ class Part:
         terms: merged over all methods.
         advantages: ``(n,)``, bonuses included.
         pulls: ``(n,)`` bool, the tokens whose policy term can have a gradient: kept, weight and advantage not zero.
+        pulling: some token pulls; known once the plan was counted.
+        penalised: some token is under a penalty with a coefficient; likewise.
     """
 
     batch: TokenBatch
@@ -118,6 +120,8 @@ class Part:
     terms: Terms
     advantages: Tensor
     pulls: Tensor
+    pulling: bool = False
+    penalised: bool = False
 
     @classmethod
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
@@ -158,14 +162,27 @@ def loss_of_part(
         everything: counts over all tokens, the denominators of penalties.
 
     Raises:
-        ShapeError: batch and policy disagree in their number of tokens.
+        ShapeError: batch and policy disagree in their number of tokens, or in their device.
+        OutOfRange: the policy is no PolicyOutputs.
+        MissingSignal: nothing that is differentiated has a gradient, or a penalty has none.
     """
     batch, terms = part.batch, part.terms
+    if not isinstance(policy, PolicyOutputs):
+        raise OutOfRange(
+            f"the policy is {kind_of(policy)}, expected PolicyOutputs. Write PolicyOutputs.from_padded(batch, "
+            f"logprobs=...)."
+        )
     if policy.logprobs.shape != batch.old_logprobs.shape:
         raise ShapeError(
             f"the policy has {policy.logprobs.numel()} log-probs for a batch of {len(batch)} tokens. Build it with "
             f"PolicyOutputs.from_padded(batch, ...) from the same rows."
         )
+    if policy.logprobs.device != batch.old_logprobs.device:
+        raise ShapeError(
+            f"the policy is on {policy.logprobs.device}, and the batch on {batch.old_logprobs.device}. Move the batch: "
+            f"batch.to(device)."
+        )
+    _require_gradient(part, policy)
     aggregate = terms.aggregate or token_mean
     present = torch.ones_like(batch.sequence, dtype=torch.bool)
     keep = present if terms.keep is None else terms.keep
@@ -192,6 +209,12 @@ def loss_of_part(
     penalised: Tensor | None = None
     for name, penalty in terms.penalties.items():
         value = penalty.fn(policy, held.anchor)
+        if part.penalised and penalty.coefficient != 0 and torch.is_grad_enabled() and not value.requires_grad:
+            raise MissingSignal(
+                f"the penalty '{name}' has no gradient: it reads nothing of the live policy that requires grad. Pass "
+                f"live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached, and let it read "
+                f"`policy`, not `anchor`."
+            )
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
         report[f"{name}/value"] = _mean_where(value, penalty.where)
@@ -209,6 +232,16 @@ def loss_of_part(
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.nan)
     return LossOutput(loss, report, nonfinite)
+
+
+def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
+    """Refuse live outputs that were detached, where the loss would train something."""
+    needed = [policy.logprobs] if part.pulling else policy.present() if part.penalised else []
+    if needed and torch.is_grad_enabled() and not any(one.requires_grad for one in needed):
+        raise MissingSignal(
+            "the log-probs of the policy do not require grad, so the loss would train nothing. Pass live outputs that "
+            "were not detached, or compute the loss under torch.no_grad()."
+        )
 
 
 def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:

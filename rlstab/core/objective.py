@@ -11,14 +11,23 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.checked_terms import checked_terms
 from rlstab.core.comm import Comm
-from rlstab.core.contract import check_class, checked_stat, checked_terms
+from rlstab.core.contract import (
+    check_class,
+    check_made,
+    check_mapping,
+    check_names,
+    check_same,
+    checked_stat,
+    checked_state,
+)
 from rlstab.core.docstring import summary
 from rlstab.core.facts import Interaction, Limit
-from rlstab.core.settings import check_settings, settings_of
+from rlstab.core.settings import settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.core.terms import Terms
-from rlstab.errors import MissingSignal
+from rlstab.errors import MethodError, MissingSignal
 
 #: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
 State: TypeAlias = Mapping[str, Any]
@@ -64,13 +73,20 @@ class TokenObjective(ABC):
 
             @functools.wraps(own)
             def checked(self: TokenObjective) -> None:
-                check_settings(self, self.name)
+                check_made(self, self.name)
                 own(self)
 
             cls.__post_init__ = checked  # type: ignore[method-assign]
 
+    def __init__(self, *settings: object, **named: object) -> None:
+        raise MethodError(
+            f"{type(self).__qualname__} is no dataclass, so it has no settings. Write @dataclass(frozen=True) above "
+            f"the "
+            f"class."
+        )
+
     def __post_init__(self) -> None:
-        check_settings(self, self.name)
+        check_made(self, self.name)
 
     @property
     def label(self) -> str:
@@ -122,7 +138,7 @@ class TokenObjective(ABC):
         return dict.fromkeys(sorted(self.writes)[:1], text)
 
     def init_state(self) -> State:
-        """State before the first optimizer step."""
+        """State before the first optimizer step; its keys are those of every later one."""
         return {}
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -151,12 +167,33 @@ class TokenObjective(ABC):
         measuring. The empty batch makes a rank without parts know the names, so that all join the same collectives.
         """
         with torch.no_grad():
-            given = parts or (TokenBatch.empty(self.needs),)
-            stat = settle([checked_stat(self.name, "measure", self.measure(part)) for part in given], comm)
-            if type(self).measure_again is not TokenObjective.measure_again:
-                again = [checked_stat(self.name, "measure_again", self.measure_again(part, stat)) for part in given]
-                stat = Settled({**settle(again, comm), **stat})
-            return stat, self.advance(state, stat)
+            stat = self._measured("measure", parts, comm)
+            stat = Settled({**stat, **self._measured("measure_again", parts, comm, stat)})
+            check_mapping(self.name, "init_state", state)
+            return stat, checked_state(self.name, state, self.advance(state, stat))
+
+    def _measured(self, method: str, parts: Sequence[TokenBatch], comm: Comm, *first: Settled) -> Settled:
+        """What ``measure`` or ``measure_again`` found over the whole step; nothing where the class does not have it.
+
+        A batch without tokens is measured on every rank, for some rank may have no other.
+        """
+        if getattr(type(self), method) is getattr(TokenObjective, method):
+            return Settled()
+        measure = getattr(self, method)
+        stats = [checked_stat(self.name, method, measure(part, *first)) for part in parts]
+        try:
+            without = measure(TokenBatch.empty(self.needs), *first)
+        except Exception as error:
+            raise MethodError(
+                f"'{self.name}': {method} failed on a batch without tokens, which a rank may have: "
+                f"{type(error).__name__}: {str(error).rstrip('.')}. "
+                f"Return empty summaries, such as Mean.of of no values."
+            ) from error
+        without = checked_stat(self.name, method, without)
+        check_same(self.name, method, stats, without)
+        for one in first:
+            check_names(self.name, one, without)
+        return settle(stats or [without], comm)
 
     def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         """What it asks for on one part, before it is merged with others: by the prefix of its metrics.
@@ -183,7 +220,7 @@ def ask(method: TokenObjective, batch: TokenBatch, stat: Settled, state: State) 
     """The terms of a method on one part, checked.
 
     Raises:
-        MethodError: see :func:`rlstab.core.contract.checked_terms`.
+        MethodError: see :func:`rlstab.core.checked_terms.checked_terms`.
     """
     return checked_terms(method.name, method.terms(batch, stat, state), batch, method.writes)
 

@@ -21,8 +21,9 @@ from rlstab.core.fit import check_complete, check_methods
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
 from rlstab.core.objective import Member, State, TokenObjective, ask
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
-from rlstab.errors import MethodError, NonFinite, OutOfRange
+from rlstab.errors import MethodError, NonFinite, OutOfRange, kind_of
 
 Scope = Literal["step", "microbatch"]
 
@@ -64,13 +65,17 @@ class Plan:
         Raises:
             OutOfRange: the plan was made from no such part.
         """
-        if isinstance(which, int):
+        if isinstance(which, int) and not isinstance(which, bool):
             if 0 <= which < len(self.parts):
                 return self.parts[which]
             raise OutOfRange(f"part {which}: the plan was made from {len(self.parts)} parts, numbered from 0.")
         for one in self.parts:
             if one.batch is which:
                 return one
+        if not isinstance(which, TokenBatch):
+            raise OutOfRange(
+                f"{kind_of(which)} names no part of a plan. Give its TokenBatch, or its number in the list."
+            )
         raise OutOfRange(
             "this batch is not one of the parts that the plan was made from: statistics and denominators are theirs. "
             "Pass the same TokenBatch object, or the number of the part."
@@ -133,7 +138,7 @@ def make_plan(
     if scope not in get_args(Scope):
         raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
     comm = LocalComm() if comm is None else comm
-    parts = list(parts)
+    parts = _checked_parts(parts)
     check_methods("make_plan", (objective,))
     check_complete(objective)
     initial = objective.init_state()
@@ -155,24 +160,24 @@ def make_plan(
         for part in parts:
             own = stat if scope == "step" else objective.settle([part], state, LocalComm())[0]
             planned.append(Part.of(part, own, ask(objective, part, own, state)))
-        if planned and scope == "step":  # the same in every part
-            lr_scale = planned[0].terms.lr_scale
-        else:
-            lr_scale = ask(objective, TokenBatch.empty(objective.needs), stat, state).lr_scale
+        lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
         tallies = [_tally(part) for part in planned] or [torch.zeros(7, dtype=torch.float64)]
-        tally = torch.stack(tallies).sum(0).cpu()  # one wait for the device
-        kept_tokens, kept_sequences, tokens, sequences, live, penalised, misfits = comm.sum(tally).tolist()
+        tally = torch.stack(tallies).cpu()  # one wait for the device
+        kept_tokens, kept_sequences, tokens, sequences, live, penalised, misfits = comm.sum(tally.sum(0)).tolist()
     if misfits:
         raise _misfit(objective, planned, state, int(misfits))
     return Plan(
         objective=objective,
         state=state,
-        parts=tuple(planned),
+        parts=tuple(
+            replace(part, pulling=bool(row[4]), penalised=bool(row[5]))
+            for part, row in zip(planned, tally, strict=False)
+        ),
         kept=Totals(kept_tokens, kept_sequences),
         everything=Totals(tokens, sequences),
         live_tokens=int(live),
         penalised=int(penalised),
-        lr_scale=1.0 if lr_scale is None else lr_scale,
+        lr_scale=lr_scale,
     )
 
 
@@ -185,6 +190,39 @@ def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
     part = plan.part(which)
     with torch.no_grad():
         return plan.objective.asked(part.batch, part.settled, plan.state)
+
+
+def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
+    if isinstance(parts, TokenBatch):
+        raise OutOfRange("make_plan: the parts are one TokenBatch, expected a list of them. Write [batch].")
+    parts = list(parts)
+    for part in parts:
+        if not isinstance(part, TokenBatch):
+            raise OutOfRange(f"make_plan: a part is {kind_of(part)}, expected a TokenBatch. Build it by from_padded.")
+    return parts
+
+
+def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, state: State) -> float:
+    """What multiplies the learning rate: what the methods say without a token, for it is the same everywhere.
+
+    Raises:
+        MethodError: a method says otherwise on some part, so ranks would train at different learning rates.
+    """
+    if "lr_scale" not in objective.writes:
+        return 1.0
+    empty = TokenBatch.empty(objective.needs)
+    lr_scale = ask(objective, empty, stat, state).lr_scale
+    for part in parts:
+        if part.terms.lr_scale != lr_scale:
+            without = objective.asked(empty, stat, state)
+            for key, one in objective.asked(part.batch, stat, state).items():
+                if one.terms.lr_scale != without[key].terms.lr_scale:
+                    raise MethodError(
+                        f"'{key}': Terms.lr_scale is {one.terms.lr_scale} on a part of the optimizer step and "
+                        f"{without[key].terms.lr_scale} on one without tokens, and ranks would train at different "
+                        f"learning rates. Make it from the statistics or the state, not from the batch."
+                    )
+    return 1.0 if lr_scale is None else lr_scale
 
 
 def _tally(part: Part) -> Tensor:
@@ -205,11 +243,14 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
         for key, one in objective.asked(part.batch, part.settled, state).items():
             if one.terms.misfits is not None and int(one.terms.misfits):
                 return MethodError(
-                    f"'{key}' gave {int(one.terms.misfits)} weights or bonuses that are NaN or infinite, or weights "
-                    f"that are negative. Both are finite, and a weight is at least 0: a negative one would turn the "
-                    f"clip around, so use bonus."
+                    f"'{key}' gave {int(one.terms.misfits)} weights, bonuses or bounds that are NaN, infinite or "
+                    f"negative. A weight is finite and at least 0 (to turn a token around, use bonus), a bonus is "
+                    f"finite, and a bound is at least 0."
                 )
-    return MethodError(f"on another rank a method gave {count} weights or bonuses that are negative, NaN or infinite.")
+    return MethodError(
+        f"on another rank a method gave {count} weights, bonuses or bounds that no loss can take. Look at the error "
+        f"there."
+    )
 
 
 def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:

@@ -27,6 +27,16 @@ class PolicyOutputs:
     entropies: Tensor | None = None
     log_kept_mass: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("logprobs", "entropies", "log_kept_mass"):
+            values = getattr(self, name)
+            if values is not None and (values.ndim != 1 or values.shape != self.logprobs.shape):
+                raise ShapeError(
+                    f"PolicyOutputs: '{name}' has shape {tuple(values.shape)}, expected (n,), the same for all. "
+                    f"Build it "
+                    f"with PolicyOutputs.from_padded(batch, ...)."
+                )
+
     @classmethod
     def from_padded(
         cls,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from rlstab.core.contract import check_dataclass
 from rlstab.core.objective import TokenObjective
-from rlstab.errors import Conflict, UnknownName, did_you_mean
+from rlstab.errors import Conflict, MethodError, UnknownName, did_you_mean, kind_of
 
 
 class Registry:
@@ -48,7 +49,10 @@ class Registry:
 
         Raises:
             Conflict: another class has that name.
+            MethodError: it is no class of a method.
         """
+        if not (isinstance(cls, type) and issubclass(cls, TokenObjective)):
+            raise MethodError(f"register was given {kind_of(cls)}. Pass the class of a method: register(MyMethod).")
         known = self._classes.get(cls.name)
         # a class may be decorated and named by an entry point as well
         where = self._where.get(cls.name, f"{cls.__module__}:{cls.__qualname__}")
@@ -57,6 +61,7 @@ class Registry:
                 f"'{cls.name}' is already the name of {self._where.get(cls.name, known)}; {cls.__qualname__} cannot "
                 f"take it. Give the class another `name`."
             )
+        check_dataclass(cls)
         self._classes[cls.name] = cls
         return cls
 

@@ -97,8 +97,18 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
     Raises:
         MethodError: a field has a type that YAML cannot hold.
     """
-    hints = get_type_hints(cls, include_extras=True)
-    return tuple(_setting(cls, one.name, hints[one.name], one.default) for one in dataclasses.fields(cls))
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        raise MethodError(
+            f"{cls.__qualname__}: an annotation cannot be read, for {error}. Import or define it at the top of the "
+            f"module, not inside a function."
+        ) from error
+    return tuple(_setting(cls, one.name, hints[one.name], _default(one)) for one in dataclasses.fields(cls))
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
 def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
@@ -119,10 +129,20 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
             kinds.append(one)
         elif one is not type(None):
             raise MethodError(
-                f"{cls.__qualname__}: the setting '{name}' has the type {full}, which YAML cannot hold. Use bool, int, "
+                f"{cls.__qualname__}: the setting '{name}' has the type {_shown(full)}, which YAML cannot hold. Use "
+                f"bool, int, "
                 f"float, str, Literal or tuple[T, ...], each perhaps with | None."
             )
+    if bounds is not None and (items is not None or not {int, float} & set(kinds)):
+        raise MethodError(
+            f"{cls.__qualname__}: the setting '{name}' has a Range and is no number. Put the Range on numbers, for "
+            f"example tuple[Annotated[int, Range(ge=1)], ...]."
+        )
     return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, items)
+
+
+def _shown(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def check_settings(owner: object, name: str) -> None:

@@ -18,7 +18,7 @@ from rlstab.core.chunks import chunks
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.compare import below, places, reached
 from rlstab.core.select import Found, select
-from rlstab.errors import MethodError, MissingSignal, did_you_mean
+from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
 
 def total(values: Tensor) -> Tensor:
@@ -162,6 +162,8 @@ class Pool:
 
         Of ``(n,)`` values, or of those where the ``(n,)`` bool is True.
         """
+        if not 0 <= q <= 1:
+            raise OutOfRange(f"Pool.quantile: q = {q!r}, expected a number in [0, 1]. Divide a percentage by 100.")
         return cls((_wide(values, where),), q, "linear")
 
     @classmethod
@@ -178,6 +180,8 @@ class Pool:
         ``k = ceil(share * n)``, or with ``floor``, which some published code uses, ``max(1, floor(share * n))``. Of
         ``(n,)`` values, or of those where the ``(n,)`` bool is True.
         """
+        if not 0 < share <= 1:
+            raise OutOfRange(f"Pool.top: share = {share!r}, expected a number in (0, 1]. Divide a percentage by 100.")
         return cls((_wide(values, where),), share, rounding)
 
     def merge(self, other: Pool) -> Pool:
@@ -274,6 +278,7 @@ Summary: TypeAlias = Mean | Pool | Grouped
 #: What a method measures on one part: summaries by name.
 Stat: TypeAlias = Mapping[str, Summary]
 
+#: What a method measures that measures nothing.
 NOTHING: Stat = {}
 
 

@@ -140,8 +140,9 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
 def _label(item: Mapping[str, Any]) -> str:
     """As in metrics: what is only observed is called after what it observes."""
     inside = item.get("method")
-    observed = item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside
-    return f"observe_{inside['name']}" if observed else str(item["name"])
+    if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
+        return f"observe_{inside['name']}"
+    return str(item["name"])
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:

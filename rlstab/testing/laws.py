@@ -274,7 +274,8 @@ def declared(method: TokenObjective, case: Case) -> None:
             case.first.live["entropies"] if "entropies" in method.live_needs else None,
             case.first.live["log_kept_mass"] if "log_kept_mass" in method.live_needs else None,
         )
-        bare = plan.loss(batch, policy).loss.item()
+        with torch.no_grad():
+            bare = plan.loss(batch, policy).loss.item()
     except LookupError as error:
         raise BrokenLaw(f"it reads what it does not declare: {error}") from error
     near("the loss without, and with, signals that it does not declare", bare, run_whole(method, case.first).loss, 0.0)
@@ -369,21 +370,8 @@ _ALWAYS = frozenset({"old_logprobs", "logprobs", "advantages"})
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-class _Partner(TokenObjective):
-    def __init__(self) -> None:
-        pass  # no settings to check
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-
-class _Doubling(_Partner):
+@dataclass(frozen=True)
+class _Doubling(TokenObjective):
     name = "law_partner_doubling"
     writes = frozenset({"weight"})
 
@@ -391,7 +379,8 @@ class _Doubling(_Partner):
         return Terms(weight=1.0 + 0.1 * (batch.position % 3).to(batch.logprobs.dtype))
 
 
-class _Dropping(_Partner):
+@dataclass(frozen=True)
+class _Dropping(TokenObjective):
     name = "law_partner_dropping"
     writes = frozenset({"keep"})
 

@@ -69,14 +69,17 @@ def test_advantages_are_of_rows_or_of_tokens():
 def test_shapes_that_disagree_are_refused():
     with refused("TokenBatch.from_padded: 'response_mask' has shape (12,), expected (B, T)."):
         make(response_mask=MASK.reshape(-1))
-    with refused("TokenBatch.from_padded: 'advantages' has shape (3,), expected (4,) or (4, 3)."):
+    with refused(
+        "TokenBatch.from_padded: 'advantages' has shape (3,), expected (4,) or (4, 3). Give one per response, "
+        "or one per token."
+    ):
         make(advantages=torch.zeros(3))
     both = "Both are (B, T) over response tokens only: cut the prompt off first."
     with refused(f"TokenBatch.from_padded: 'entropies' has shape (4, 5), 'response_mask' has (4, 3). {both}"):
         make(entropies=torch.zeros(4, 5))
     with refused(f"TokenBatch.from_padded: 'mine' has shape (3,), 'response_mask' has (4, 3). {both}"):
         make(extra={"mine": torch.zeros(3)})
-    with refused("TokenBatch.from_padded: 'sequence_ids' has shape (3,), expected (4,)."):
+    with refused("TokenBatch.from_padded: 'sequence_ids' has shape (3,), expected (4,). Give one per response."):
         make(sequence_ids=torch.arange(3))
     batch = make()
     with refused(
@@ -91,7 +94,7 @@ def test_shapes_that_disagree_are_refused():
     for name in ("logprobs", "log_kept_mass"):
         with refused(f"PolicyOutputs.from_padded: '{name}' has shape (4, 2), ..."):
             PolicyOutputs.from_padded(batch, **({"logprobs": VALUES} | {name: narrow}))
-    with refused("TokenBatch.from_padded: 'group_ids' has shape (3,), expected (4,)."):
+    with refused("TokenBatch.from_padded: 'group_ids' has shape (3,), expected (4,). Give one per response."):
         make(group_ids=torch.arange(3))
 
 

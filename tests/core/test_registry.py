@@ -43,7 +43,7 @@ def test_a_name_has_one_class(registry):
         registry.register(imposter)
     registry.register(DropPunished)
     with says(Conflict, f"'drop_punished' is already the name of {DropPunished}; Other {fix}"):
-        registry.register(type("Other", (), {"name": "drop_punished"}))
+        registry.register(type("Other", (TokenObjective,), {"name": "drop_punished"}))
 
 
 def test_installed_packages_add_methods_and_replace_none(registry, monkeypatch):

@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 import pytest
 import torch.distributed as dist
 
-from rlstab import STARE, ClipHigher, S2TMask, Terms, TokenBatch, TokenObjective, compose
+from rlstab import STARE, ClipHigher, S2TMask, Terms, TokenBatch, TokenObjective, compose, observe
 from rlstab.errors import ProcessError
 from rlstab.testing import Processes, Report, check_objective, parametrize_laws
 from rlstab.testing.examples import EXAMPLES, random_compositions
 from rlstab.testing.outcome import joined
 from rlstab.testing.steps import make_step
+from tests.core.gate_methods import CISPO, VESPO
+from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
 
 COMPOSED = compose(ClipHigher(), S2TMask(), STARE(target_entropy=0.8))
 NO_TOKENS = make_step("mixed", [0, 0], 1, 0, ())
@@ -68,6 +70,10 @@ def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
         )
         assert two.empty_ranks >= 4  # the second step of each example leaves a rank out
         assert two.counted == 2
+
+        # groups are gathered, covariances take a second round, and a gate reads whole sequences
+        rounds = compose(CovarianceThreshold(), PassRate(), CentredGate(), CISPO(), VESPO(), observe(S2TMask()))
+        assert split_of(check_objective(rounds, examples=4, processes=two))[0] == "passed"
 
         report = check_objective(SeededByProcess(), examples=4, processes=two)
         assert report.failed == {"split"}

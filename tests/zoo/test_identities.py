@@ -81,7 +81,7 @@ def test_lp_reg_pulls_logits_by_policy_minus_proxy(seed, min_p):
         **{name: getattr(batch, name) for name in ("sequence", "position", "sequence_ids", "group_ids")},
     )
     plan = make_plan(compose(LpReg(share=1.0, min_p=min_p, coefficient=2.0)), [batch])
-    policy = PolicyOutputs(values["logprobs"].detach(), log_kept_mass=mass)
+    policy = PolicyOutputs(values["logprobs"].detach().requires_grad_(), log_kept_mass=mass)
     out = plan.loss(batch, policy)
     out.loss.backward()
 
