@@ -90,11 +90,11 @@ JOBS = {
 
 def coins(path: Path) -> None:
     """A file of coin flips to continue."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(LINES):
-            seen = ", ".join(dice.choice(("heads", "tails")) for _ in range(8))
-            file.write(json.dumps({"prompt": f"Coin flips: {seen},", "answer": dice.choice(("heads", "tails"))}) + "\n")
+            seen = ", ".join(rng.choice(("heads", "tails")) for _ in range(8))
+            file.write(json.dumps({"prompt": f"Coin flips: {seen},", "answer": rng.choice(("heads", "tails"))}) + "\n")
 
 
 def settings(job: Job, folder: Path) -> dict[str, Any]:

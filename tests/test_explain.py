@@ -163,10 +163,10 @@ def test_a_share_in_percent() -> None:
 
 def drawn(seed: int = 0, **changes: Tensor) -> TokenBatch:
     """800 tokens of 20 responses, a tenth of them rare; half of the responses rewarded, mean entropy about 0.25."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(20, 40, generator=dice, dtype=torch.float64)
+        return low + (high - low) * torch.rand(20, 40, generator=rng, dtype=torch.float64)
 
     rare = uniform(0, 1) < 0.1
     logprobs = torch.where(rare, uniform(-9, -4), uniform(-2, 0))

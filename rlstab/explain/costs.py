@@ -127,13 +127,13 @@ def everywhere(objective: Composition) -> list[str]:
 def _tried(method: TokenObjective) -> Iterator[Terms]:
     """What a method asks for in three steps whose entropy is so low that controllers act."""
     count = 64
-    dice = torch.Generator().manual_seed(0)
-    values = {name: 1e-6 * torch.rand(8, 8, generator=dice) for name in {"entropies", *method.needs}}
+    rng = torch.Generator().manual_seed(0)
+    values = {name: 1e-6 * torch.rand(8, 8, generator=rng) for name in {"entropies", *method.needs}}
     known: dict[str, Any] = {name: values[name] for name in values if name in SIGNALS}
     batch = TokenBatch.from_padded(
         response_mask=torch.ones(8, 8),
         advantages=torch.tensor([1.0, -1.0]).repeat(4),
-        old_logprobs=-9 * torch.rand(count, generator=dice).view(8, 8),
+        old_logprobs=-9 * torch.rand(count, generator=rng).view(8, 8),
         extra={name: values[name] for name in values if name not in SIGNALS},
         **known,
     )

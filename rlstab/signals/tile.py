@@ -197,8 +197,8 @@ def within(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
     return local.clamp(0, width - 1).unsqueeze(1), (local >= 0) & (local < width)
 
 
-def alive(grads: Mapping[str, Tensor], count: int, device: torch.device) -> Tensor:
-    """Numbers of the rows with any gradient to hand on. NaN is a gradient too: it must stay visible."""
+def live_rows(grads: Mapping[str, Tensor], count: int, device: torch.device) -> Tensor:
+    """Indices of the rows with a gradient to pass on. NaN is a gradient too: it must stay visible."""
     live = torch.zeros(count, dtype=torch.bool, device=device)
     for one in grads.values():
         live |= one != 0

@@ -106,17 +106,17 @@ def detached(method: TokenObjective, case: Case) -> None:
 
 def split(method: TokenObjective, case: Case) -> None:
     """Any cut into 1 to 12 parts over 1 to 3 ranks, empty parts and ranks among them, over two steps with state."""
-    dice = random.Random(case.seed)
+    rng = random.Random(case.seed)
     whole = cut = ranked = None
     for number, step in enumerate((case.first, case.second)):
         rows = list(range(len(step.sequence_ids)))
-        dice.shuffle(rows)
-        parts: list[list[int]] = [[] for _ in range(dice.randint(1, 12))]
+        rng.shuffle(rows)
+        parts: list[list[int]] = [[] for _ in range(rng.randint(1, 12))]
         for row in rows:
-            dice.choice(parts).append(row)
-        ranks: list[list[list[int]]] = [[] for _ in range(dice.randint(1, 3))]
+            rng.choice(parts).append(row)
+        ranks: list[list[list[int]]] = [[] for _ in range(rng.randint(1, 3))]
         for part in parts:
-            dice.choice(ranks).append(part)
+            rng.choice(ranks).append(part)
         whole = run_whole(method, step, whole.state if whole else None)
         cut = run_parts(method, step, parts, cut.state if cut else None)
         ranked = run_ranks(method, step, ranks, ranked.state if ranked else None)

@@ -190,16 +190,16 @@ def make_step(
     kind: str, lengths: Sequence[int], group: int, seed: int, extra: Sequence[str], *, extreme: bool = False
 ) -> Step:
     """One step of a kind; a pure function of its arguments."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     count, rows = sum(lengths), len(lengths)
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(count, generator=dice, dtype=torch.float64)
+        return low + (high - low) * torch.rand(count, generator=rng, dtype=torch.float64)
 
     def normal(scale: float) -> Tensor:
-        return scale * torch.randn(count, generator=dice, dtype=torch.float64)
+        return scale * torch.randn(count, generator=rng, dtype=torch.float64)
 
-    rare = torch.rand(count, generator=dice) < 0.4
+    rare = torch.rand(count, generator=rng) < 0.4
     deepest = -80.0 if extreme else -8.0
     logprobs = torch.where(rare, uniform(deepest, -4.0), uniform(-2.0, -0.01))
     if kind == "no rare token":
@@ -208,12 +208,12 @@ def make_step(
     if kind == "tied":
         logprobs, entropies = (logprobs * 2).round() / 2, (entropies * 4).round() / 4
     if extreme:
-        entropies = torch.where(torch.rand(count, generator=dice) < 0.3, torch.zeros_like(entropies), entropies)
-        entropies = torch.where(torch.rand(count, generator=dice) < 0.1, entropies + 12.4, entropies)
+        entropies = torch.where(torch.rand(count, generator=rng) < 0.3, torch.zeros_like(entropies), entropies)
+        entropies = torch.where(torch.rand(count, generator=rng) < 0.1, entropies + 12.4, entropies)
     drift, lag = normal(30.0 if extreme else 0.3), normal(0.1)
     sequence = torch.repeat_interleave(torch.arange(rows), torch.tensor(list(lengths), dtype=torch.int64))
-    per_row = torch.randn(rows, generator=dice, dtype=torch.float64)
-    per_row[torch.rand(rows, generator=dice) < 0.2] = 0.0
+    per_row = torch.randn(rows, generator=rng, dtype=torch.float64)
+    per_row[torch.rand(rows, generator=rng) < 0.2] = 0.0
     advantages = normal(1.0) if kind == "per token" else per_row[sequence]
     advantages = {
         "all rewarded": advantages.abs() + 0.1,

@@ -28,9 +28,9 @@ def require_decoding(policy: Policy, name: str) -> None:
     Raises:
         ModelError: the model cannot decode so, or its log-probs are others.
     """
-    words = policy.model.get_input_embeddings().weight.shape[0]
+    vocab = policy.model.get_input_embeddings().weight.shape[0]
     sizes = [PROMPTS[0], RESPONSE, PROMPTS[1], RESPONSE]
-    ids = (torch.arange(sum(sizes), device=policy.device) % words).split(sizes)
+    ids = (torch.arange(sum(sizes), device=policy.device) % vocab).split(sizes)
     try:
         expected = [
             policy.model(input_ids=torch.cat(one).unsqueeze(0), use_cache=False).logits[0, -RESPONSE:]

@@ -104,8 +104,8 @@ class RandomByOrder(_Broken):
     name: ClassVar[str] = "random_by_order"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        dice = torch.Generator().manual_seed(0)
-        return Terms(weight=torch.rand(len(batch), generator=dice).to(batch.logprobs.dtype))
+        rng = torch.Generator().manual_seed(0)
+        return Terms(weight=torch.rand(len(batch), generator=rng).to(batch.logprobs.dtype))
 
 
 @dataclass(frozen=True)

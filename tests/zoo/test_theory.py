@@ -24,11 +24,11 @@ RATIOS = [0.01, 0.3, 0.79, 0.81, 0.99, 1.0, 1.01, 1.19, 1.27, 1.29, 2.9, 3.1, 9.
 
 def softmaxes(count: int, vocabulary: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Logits from nearly uniform to nearly certain, and a token drawn from each half the time, any token otherwise."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     scale = torch.logspace(-2, 1.3, count, dtype=torch.float64).unsqueeze(-1)
-    logits = scale * torch.randn(count, vocabulary, generator=dice, dtype=torch.float64)
-    drawn = torch.multinomial(logits.softmax(-1), 1, generator=dice).squeeze(-1)
-    anything = torch.randint(vocabulary, (count,), generator=dice)
+    logits = scale * torch.randn(count, vocabulary, generator=rng, dtype=torch.float64)
+    drawn = torch.multinomial(logits.softmax(-1), 1, generator=rng).squeeze(-1)
+    anything = torch.randint(vocabulary, (count,), generator=rng)
     return logits, torch.where(torch.arange(count) % 2 == 0, drawn, anything)
 
 
