@@ -86,7 +86,7 @@ BOTH = "s2t and stare act in opposite directions"
 NOTES = {
     "a clip without a ratio": ("objective: clip_higher\nseed: 0", "clip_higher cannot act: with one optimizer step"),
     "s2t and stare": ("[s2t, stare]", BOTH),
-    "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy silences every token below its own entropy"),
+    "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy drops every token below its own entropy"),
     "stare and a bonus": ("[stare, entropy_bonus]", "entropy_bonus lifts the mean entropy"),
     "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "adaptive_entropy lifts the mean entropy"),
     "a mask and a fixed length": (
@@ -95,7 +95,7 @@ NOTES = {
     ),
     "inside within": (
         "{name: within, outer: s2t, inner: {name: within, outer: top_entropy, inner: stare}}",
-        "top_entropy silences every token below its own entropy",
+        "top_entropy drops every token below its own entropy",
     ),
 }
 
@@ -125,7 +125,7 @@ def test_list_names_every_method_and_preset(rlstab_command):
     assert (code, err) == (0, "")
     for name in [*rlstab.available(), *PRESETS]:
         assert f" {name} " in out
-    assert "STAPO: JustRL with spurious tokens silenced. clip_higher, s2t, token_mean" in out
+    assert "STAPO: JustRL with spurious tokens dropped. clip_higher, s2t, token_mean" in out
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["check", "f.yaml"]])

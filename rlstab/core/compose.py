@@ -238,7 +238,7 @@ def compose(*methods: TokenObjective) -> Composition:
 def within(outer: TokenObjective, inner: TokenObjective) -> Within:
     """The explicit exception to free order: ``inner`` measures and touches only tokens that ``outer`` keeps.
 
-    ``within(S2TMask(), STARE())`` takes STARE's top share among the tokens that S2T left alive.
+    ``within(S2TMask(), STARE())`` takes STARE's top share among the tokens that S2T keeps.
 
     Raises:
         Conflict: ``inner`` owns a slot, or ``outer`` never drops a token.

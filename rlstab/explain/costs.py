@@ -92,8 +92,8 @@ def _rows(objective: Composition) -> str:
             f"also one that is dropped: the backward through the vocabulary head skips no row (`head/live_fraction` is "
             f"1)."
         )
-    silencing = listed(leaf.name for leaf in walk(objective) if _silences(leaf.method))
-    who = f", silenced by {silencing}" if silencing else ""
+    dropping = listed(leaf.name for leaf in walk(objective) if _drops(leaf.method))
+    who = f", dropped or given weight 0 by {dropping}" if dropping else ""
     return (
         f"- A token without a gradient (advantage 0{who}, stopped by the trust region; and under no penalty) has no "
         f"row in the backward through the vocabulary head where that starts from hidden states "
@@ -103,7 +103,7 @@ def _rows(objective: Composition) -> str:
     )
 
 
-def _silences(method: TokenObjective) -> bool:
+def _drops(method: TokenObjective) -> bool:
     """It drops tokens, or gives some the weight 0."""
     return "keep" in method.writes or any(
         one.weight is not None and bool((one.weight == 0).any()) for one in _tried(method)

@@ -17,7 +17,7 @@ from rlstab.core.docstring import summary
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
 from rlstab.explain.costs import COSTS
-from rlstab.explain.idle import inert, unsafe
+from rlstab.explain.idle import idle_in_run, unsafe
 from rlstab.explain.interactions import interactions
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
@@ -76,7 +76,7 @@ def describe(objective: Composition) -> RenderableType:
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
-    of_run = [*unsafe(objective, run), *inert(objective, run)] if run else []
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
     return of_run + [text.replace("`", "") for text in pulling]
 

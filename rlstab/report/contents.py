@@ -77,7 +77,7 @@ def contents(comparison: Comparison, command: str | None = None) -> dict[str, An
             "shares": _titled(panels.shares),
             "own": [{"name": name, "metrics": _own(name, metrics)} for name, metrics in panels.own.items()],
         },
-        "inert": _inert(comparison, tables),
+        "idle": _idle(comparison, tables),
         "sweeps": [sweep_table(one, look_of) for one in comparison.sweeps],
         "overlaps": [
             {"setting": _place(tables, one.bench, one.setting), **overlap_table(one)} for one in comparison.overlaps
@@ -232,9 +232,9 @@ def _own(method: str, metrics: Sequence[str]) -> list[dict[str, str]]:
     return [{"name": name, "title": own_title(name, method)} for name in metrics]
 
 
-def _inert(comparison: Comparison, tables: Mapping[str, Table]) -> list[dict[str, str]]:
+def _idle(comparison: Comparison, tables: Mapping[str, Table]) -> list[dict[str, str]]:
     found: dict[tuple[str, str, str], list[str]] = {}
-    for one in comparison.inert:
+    for one in comparison.idle:
         some = "" if len(one.seeds) == one.runs else f" ({len(one.seeds)} of {one.runs} runs)"
         key = _place(tables, one.bench, one.setting)
         found.setdefault((key, one.part, one.why), []).append(one.method + some)

@@ -38,7 +38,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         parts += _table(comparison, table)
     for sweep in comparison.sweeps:
         parts += _sweep(sweep)
-    parts += _inert(comparison) + _overlaps(comparison) + _missing(comparison) + _again(comparison)
+    parts += _idle(comparison) + _overlaps(comparison) + _missing(comparison) + _again(comparison)
     return "\n\n".join(parts) + "\n"
 
 
@@ -150,11 +150,11 @@ def _sweep(sweep: Sweep) -> list[str]:
     ]
 
 
-def _inert(comparison: Comparison) -> list[str]:
-    if not comparison.inert:
+def _idle(comparison: Comparison) -> list[str]:
+    if not comparison.idle:
         return []
     found: dict[tuple[str, str], list[str]] = {}
-    for one in comparison.inert:
+    for one in comparison.idle:
         where = ", ".join(part for part in (one.bench, one.setting) if part)
         found.setdefault((one.text, where), []).append(one.method)
     told = (f"{text}. So in {where}: {', '.join(methods)}." for (text, where), methods in found.items())

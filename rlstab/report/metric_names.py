@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 _TITLES = {
     "reward/mean": "reward, sampled",
-    "reward/dead_groups": "groups without an advantage, share",
+    "reward/zero_std_groups": "zero-variance groups, share",
     "eval/mean": "held out, sampled mean",
     "eval/greedy": "held out, greedy",
     "eval/entropy": "held out, entropy in nats a token",
@@ -43,7 +43,7 @@ FIRST = (
     "eval/length",
     "response/ended",
     "eval/ended",
-    "reward/dead_groups",
+    "reward/zero_std_groups",
     "tokens/live",
     "tokens/kept",
     "gradient/norm",
@@ -55,7 +55,7 @@ FIRST = (
 _OWN = {
     "threshold": "nats",
     "gate": "share of optimizer steps open",
-    **dict.fromkeys(("candidates", "silenced", "dropped", "selected", "boosted", "damped"), "share of tokens"),
+    **dict.fromkeys(("candidates", "dropped", "selected", "boosted", "damped"), "share of tokens"),
 }
 
 

@@ -362,10 +362,10 @@ class _Loop:
         metrics.mean("reward/mean", float(rewards.sum()), len(rewards))
         metrics.mean("response/length", float(lengths.sum()), len(rewards))
         metrics.mean("response/ended", float(ended.sum()), len(rewards))
-        dead = sum(
+        equal = sum(
             int((rewards[group_ids == group] == rewards[group_ids == group][0]).all()) for group in group_ids.unique()
         )
-        metrics.mean("reward/dead_groups", dead, len(group_ids.unique()))
+        metrics.mean("reward/zero_std_groups", equal, len(group_ids.unique()))
 
     def _evaluate(self) -> dict[str, float]:
         start = time.perf_counter()

@@ -144,7 +144,7 @@ class LpReg(TokenObjective):
         Interaction(
             "beside",
             "top_entropy",
-            "a token that {other} silences keeps the penalty of {own}: penalties follow no mask.",
+            "a token that {other} drops keeps the penalty of {own}: penalties follow no mask.",
             nested=False,
         ),
     )

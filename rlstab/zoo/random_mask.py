@@ -55,7 +55,7 @@ class RandomMask(TokenObjective):
 
     Parameters:
         - ``share`` (rho): float in [0, 1], default 0.01. Our own choice; take the share that the mask under test
-          drops of the same tokens: ``s2t/silenced`` divided by the share of tokens with A > 0.
+          drops of the same tokens: ``s2t/dropped`` divided by the share of tokens with A > 0.
         - ``sign``: 'positive' | 'all', default 'positive'. Whose tokens are dropped. 'positive' is the control of
           ``s2t``, which drops rewarded tokens alone; 'all' our own, for masks that look at both signs.
         - ``seed``: int in [0, 4294967296), default 0. Our own. Other tokens are dropped with another seed.

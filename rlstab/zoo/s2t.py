@@ -1,4 +1,4 @@
-"""S2T: silence the spurious tokens of correct responses (STAPO)."""
+"""S2T: drop the spurious tokens of correct responses (STAPO)."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class S2TMask(TokenObjective):
         - ``advantages`` (n,), unitless: only the sign.
 
     Writes:
-        - ``keep``: False on the silenced tokens.
+        - ``keep``: False on the dropped tokens.
 
     Denominator:
-        kept: silenced tokens leave numerator and denominator, as in the paper's objective.
+        kept: dropped tokens leave numerator and denominator, as in the paper's objective.
 
     Parameters:
         - ``max_prob`` (tau_p): float in (0, 1], default 0.002. The paper, all versions; v4-v5 find it not sensitive, in
@@ -66,7 +66,7 @@ class S2TMask(TokenObjective):
         - From the paper: none in the rule. It exists in two definitions. Versions 1-3 compare with a quantile over the
           mini-batch; their text says both "80 %" and "20 %" for what is one thing, the 0.80-quantile, and does not say
           whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool the candidates alone, so that about
-          75 % of them are always silenced, however high their entropies are.
+          75 % of them are always dropped, however high their entropies are.
         - From the paper: it evaluates the policy as it is when a mini-batch is used, which is the policy at the start
           of the optimizer step. That is what is read here when the evidence is made anew for each step. Evidence of the
           old policy (``logprobs`` left out) is the same in the first step after a rollout and older by the steps since
@@ -82,7 +82,7 @@ class S2TMask(TokenObjective):
 
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at
-        place 0.75 * 2 = 1.5 between them: (0.2 + 2.0) / 2 = 1.1. The first two are silenced, and the mean runs over two
+        place 0.75 * 2 = 1.5 between them: (0.2 + 2.0) / 2 = 1.1. The first two are dropped, and the mean runs over two
         tokens.
 
         >>> import torch
@@ -124,7 +124,7 @@ class S2TMask(TokenObjective):
         Interaction(
             "redundant",
             "top_entropy",
-            "with population 'all' and a quantile of at most 1 - share, {other} silences every token that {own} would "
+            "with population 'all' and a quantile of at most 1 - share, {other} drops every token that {own} would "
             "drop.",
             where=lambda s2t, top: _leaves_none(s2t, top.share),
             nested=False,
@@ -132,7 +132,7 @@ class S2TMask(TokenObjective):
         Interaction(
             "redundant",
             "top_entropy",
-            "{other} silences every token below its own entropy threshold, so {own} decides only about those above it.",
+            "{other} drops every token below its own entropy threshold, so {own} decides only about those above it.",
             where=lambda s2t, top: not _leaves_none(s2t, top.share),
         ),
         Interaction(
@@ -172,7 +172,7 @@ class S2TMask(TokenObjective):
         report = {
             "threshold": threshold.report(),
             "candidates": Mean.of(candidates),
-            "silenced": Mean.of(spurious),
+            "dropped": Mean.of(spurious),
         }
         return Terms(keep=~spurious, report=report)
 

@@ -142,7 +142,7 @@ class STARE(TokenObjective):
         Interaction(
             "against",
             "top_entropy",
-            "{other} silences rare tokens at places where the policy was sure, and {own}'s share still counts them.",
+            "{other} drops rare tokens at places where the policy was sure, and {own}'s share still counts them.",
             nested=False,
         ),
         Interaction(

@@ -128,7 +128,7 @@ def test_every_figure_has_its_numbers(written):
     found = Parsed(written.read_text(encoding="utf-8"))
     figures = [attributes for tag, attributes in found.elements if tag == "figure"]
     drawn = {one["data-metric"] for one in figures if one["data-figure"] == "curve"}
-    assert {"reward/mean", "eval/mean", "tokens/entropy", "gradient/norm", "s2t/silenced", "stare/gate"} <= drawn
+    assert {"reward/mean", "eval/mean", "tokens/entropy", "gradient/norm", "s2t/dropped", "stare/gate"} <= drawn
     measured = {name for method in found.data["curves"]["s0"].values() for name in method}
     assert drawn <= measured
     assert {"trajectory", "curve"} == {one["data-figure"] for one in figures}
@@ -332,8 +332,8 @@ def test_seeds_bands_smoothing_and_the_metric_are_chosen(written, browser_page):
     tab.locator("#smooth").select_option("5")
     assert tab.evaluate(ends) != before
     choice = tab.locator("select[data-for-metric]").first
-    choice.select_option("reward/dead_groups")
-    assert len(visible_methods(tab, "reward/dead_groups")) == 4
+    choice.select_option("reward/zero_std_groups")
+    assert len(visible_methods(tab, "reward/zero_std_groups")) == 4
     browser_page.assert_clean()
 
 

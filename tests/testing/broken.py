@@ -286,7 +286,7 @@ class ForeignState(_Broken):
 
 @dataclass(frozen=True)
 class FalseLimit(_Broken):
-    """It says that a factor of 0 changes nothing, and a factor of 0 silences every token."""
+    """It says that a factor of 0 changes nothing, and a factor of 0 takes the gradient of every token."""
 
     name: ClassVar[str] = "false_limit"
     limits = (Limit({"factor": 0.0}, "it has no effect."),)

@@ -126,8 +126,8 @@ ORDER = ", ".join(card_sections.SECTIONS)
          f"TokenMean: the section 'State' stands where 'Parameters' belongs. Order: {ORDER}."),
         (rlstab.S2TMask, "was otherwise sure.\n", "was otherwise\n    sure.\n",
          "S2TMask: the card does not begin with one line, and an empty one, on what it does to tokens."),
-        (rlstab.S2TMask, "kept: silenced", "Silenced",
-         "S2TMask: Denominator begins with 'Silenced'. Begin it with 'kept:', 'all:' or 'untouched:', or with two of "
+        (rlstab.S2TMask, "kept: dropped", "Dropped",
+         "S2TMask: Denominator begins with 'Dropped'. Begin it with 'kept:', 'all:' or 'untouched:', or with two of "
          "them and 'or' between."),
         (rlstab.TopEntropyMask, SHARE, SHARE + "        - ``shares``: float, default 0.1. The paper.\n",
          "TopEntropyMask: Parameters: 'shares' is no field of the class. Did you mean 'share'?"),
