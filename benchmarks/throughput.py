@@ -39,7 +39,7 @@ LINES = 512
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, how much of it a step."""
+    """What is trained, how much of it per step."""
 
     model: str
     task: dict[str, Any]
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def samples(self) -> int:
-        """Responses a step."""
+        """Responses per step."""
         return self.prompts * self.group
 
 
@@ -250,19 +250,19 @@ TRAINERS = {"rlstab": (train_ours, "rlstab"), "trl": (train_trl, "trl")}
 
 
 def compare(run: Run, name: str, job: Job, trainers: list[str], repeat: int, threads: int) -> None:
-    """Processes in turns; one record a trainer, of its least CPU-seconds a step."""
+    """Processes in turns; one record per trainer, of its least CPU-seconds per step."""
     found: dict[str, list[dict[str, float]]] = {trainer: [] for trainer in trainers}
     for _ in range(repeat):
         for trainer in trainers:
             one = child("benchmarks.throughput", {"trainer": trainer, "job": asdict(job), "threads": threads})
             found[trainer].append(one)
             run.console.print(
-                f"{name}, {trainer}: {one['cpu_s']:.3f} CPU-s a step, {one['mean_tokens']:.1f} tokens a response, "
+                f"{name}, {trainer}: {one['cpu_s']:.3f} CPU-s per step, {one['mean_tokens']:.1f} tokens per response, "
                 f"mean reward {one['mean_reward']:.2f}, {one['zero_std_groups']:.0%} zero-variance groups",
                 highlight=False,
             )
-    drawn = Table("trainer", title=f"{name}: {job.samples} responses a step, at most {job.new_tokens} tokens")
-    for title in ("CPU s a step", "samples / CPU s", "tokens a response", "tokens / CPU s", "zero-variance groups"):
+    drawn = Table("trainer", title=f"{name}: {job.samples} responses per step, at most {job.new_tokens} tokens")
+    for title in ("CPU s per step", "samples / CPU s", "tokens per response", "tokens / CPU s", "zero-variance groups"):
         drawn.add_column(title, justify="right")
     for trainer, several in found.items():
         cpu = min(one["cpu_s"] for one in several)

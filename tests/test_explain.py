@@ -593,14 +593,18 @@ def test_settings_at_which_a_method_does_nothing() -> None:
 @pytest.mark.parametrize(
     ("optimisation", "expected"),
     [
-        ({}, ["Forward passes beyond sampling and the loss: one a rollout of the reference model.", "which learns"]),
+        ({}, ["Forward passes beyond sampling and the loss: one per rollout of the reference model.", "which learns"]),
         (
             {"epochs": 2, "mini_batches": 2},
-            ["4 optimizer steps a rollout of 16 x 8 responses", "one a rollout for the old log-probs", "it is older"],
+            [
+                "4 optimizer steps per rollout of 16 x 8 responses",
+                "one per rollout for the old log-probs",
+                "it is older",
+            ],
         ),
         (
             {"refresh": "step", "scope": "microbatch"},
-            ["one an optimizer step for fresh evidence", "at the start of each", "of each micro-batch alone"],
+            ["one per optimizer step for fresh evidence", "at the start of each", "of each micro-batch alone"],
         ),
     ],
 )

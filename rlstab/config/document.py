@@ -157,7 +157,7 @@ class Document:
         """Validate a part of the document.
 
         Raises:
-            ConfigError: one line a mistake, each with file and line, unknown keys with a did-you-mean.
+            ConfigError: one line per mistake, each with file and line, unknown keys with a did-you-mean.
         """
         try:
             return model.model_validate(data)

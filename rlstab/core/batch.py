@@ -91,7 +91,7 @@ class TokenBatch(SequenceArithmetic):
         if self.sequence_ids.shape != self.group_ids.shape:
             raise ShapeError(
                 f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
-                f"{tuple(self.group_ids.shape)}. Both are (S,), one entry a sequence."
+                f"{tuple(self.group_ids.shape)}. Both are (S,), one entry per sequence."
             )
 
     # -- making one ------------------------------------------------------------------------------------------------

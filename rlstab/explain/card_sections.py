@@ -63,7 +63,7 @@ class Card:
         cls: the method.
         summary: what it does to tokens, one line.
         sections: text by name, dedented, in the order of :data:`SECTIONS`.
-        parameters: the section of that name, one a field.
+        parameters: the section of that name, one per field.
     """
 
     cls: type[TokenObjective]

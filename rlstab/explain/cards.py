@@ -77,7 +77,7 @@ def _place(leaf: Leaf) -> str:
 
 
 def pages() -> dict[str, str]:
-    """File name to text: one page a method, and ``index.md``."""
+    """File name to text: one page per method, and ``index.md``."""
     cards = [card(cls) for cls in shipped()]
     names = [one.cls.name for one in cards]
     found = {f"{one.cls.name}.md": markdown(one, names) for one in cards}

@@ -23,7 +23,7 @@ COSTS = {
     "log_kept_mass": "one more reduction over the vocabulary",
     "sum_p_sq": "one more reduction over the vocabulary",
     "rollout_logprobs": "free: the sampler has it",
-    "ref_logprobs": "a second model in memory and one more forward a rollout",
+    "ref_logprobs": "a second model in memory and one more forward per rollout",
 }
 #: What it costs the trainer that ships to differentiate an output of the live policy.
 _LIVE_COSTS = {
@@ -73,14 +73,14 @@ def listed(names: Iterable[str]) -> str:
 def _passes(objective: Composition, run: RunConfig) -> str:
     optimisation, found = run.optimisation, []
     if optimisation.old_logprobs == "recompute":
-        found.append("one a rollout for the old log-probs")
+        found.append("one per rollout for the old log-probs")
     if "ref_logprobs" in objective.needs:
-        found.append("one a rollout of the reference model")
+        found.append("one per rollout of the reference model")
     if optimisation.refresh == "step":
-        found.append("one an optimizer step for fresh evidence")
+        found.append("one per optimizer step for fresh evidence")
     beyond = "; ".join(found) or "none"
     steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
-    taken = f"{steps} optimizer step{'s' * (steps != 1)} a rollout of {rollout}"
+    taken = f"{steps} optimizer step{'s' * (steps != 1)} per rollout of {rollout}"
     return f"- {taken}. Forward passes beyond sampling and the loss: {beyond}."
 
 

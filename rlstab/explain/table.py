@@ -36,7 +36,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         optimisation = run.optimisation
         console.print(
             f"advantage: {run.advantage.estimator}; ratio against: {optimisation.old_logprobs}; "
-            f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) a rollout of {run.rollout.prompts} x "
+            f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) per rollout of {run.rollout.prompts} x "
             f"{run.rollout.group} responses"
         )
     for note in notes(objective, run):
@@ -59,7 +59,7 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
 
 
 def describe(objective: Composition) -> RenderableType:
-    """A table: one row a method, with its effect, settings, what it reads and what that costs."""
+    """A table: one row per method, with its effect, settings, what it reads and what that costs."""
     table = Table(show_lines=True)
     for column in ("method", "what it does to tokens", "settings", "reads", "writes"):
         table.add_column(column, overflow="fold")

@@ -22,7 +22,7 @@ from rlstab.report.outcomes import last_tenth
 
 #: Entropy has collapsed below this share of its first ten rollouts: well beyond the 0.3 that plain GRPO came to.
 ENTROPY_FLOOR = 0.25
-#: ... or below so many nats a token: nearly all tokens are then certain, whatever the start was.
+#: ... or below so many nats per token: nearly all tokens are then certain, whatever the start was.
 ENTROPY_LEAST = 0.02
 #: Entropy has blown up above this multiple of its first ten rollouts; where the learning rate was fatal it rose by 1.3.
 ENTROPY_CEILING = 1.5

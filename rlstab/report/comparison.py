@@ -90,7 +90,7 @@ class Comparison:
         loaded: runs, what was left out, notes on what was read.
         baseline: asked for by name; None where each bench's own baseline, or the first method, is taken.
         outcomes: the columns, the main one first.
-        tables: one a setting of a bench, swept settings by their value.
+        tables: one per setting of a bench, swept settings by their value.
         idle: methods that never acted.
         overlaps: tokens that several methods touched, where traces exist.
         sweeps: of benches whose settings differ in one number.

@@ -26,7 +26,7 @@ HOW_TABLES = (
 )
 HOW_CURVES = (
     "Mean over seeds. Where runs have stopped the mean is over those that go on, and ends where fewer than half do. "
-    "Sampled metrics are means over {width} rollouts a point; evaluations are drawn as measured."
+    "Sampled metrics are means over {width} rollouts per point; evaluations are drawn as measured."
 )
 HOW_OVERLAP = (
     "1: the two touched the very same tokens; 0: no token in common. In brackets: tokens touched. From the token "
@@ -200,7 +200,7 @@ def _what(comparison: Comparison, methods: int) -> str:
         counted(len(comparison.tables), "setting"),
         counted(len(seeds), "seed"),
         f"{counted(len(runs), 'run')} ({', '.join(counts)})",
-        f"{length} rollouts a run",
+        f"{length} rollouts per run",
     ]
     return " · ".join(parts)
 

@@ -17,8 +17,8 @@ FRAME = {
     "task.name": "task {}",
     "model.name": "model {}",
     "optimisation.rollouts": "rollouts {}",
-    "rollout.prompts": "prompts a rollout {}",
-    "rollout.group": "responses a prompt {}",
+    "rollout.prompts": "prompts per rollout {}",
+    "rollout.group": "responses per prompt {}",
     "optimisation.epochs": "epochs {}",
     "optimisation.mini_batches": "mini-batches {}",
     "optimisation.lr": "learning rate {}",
@@ -121,7 +121,7 @@ def _digits(estimates: Iterable[Estimate]) -> int:
 
 
 def _in_words(comparison: Comparison, table: Table) -> Iterable[str]:
-    """One sentence an outcome, from the verdicts; plain text."""
+    """One sentence per outcome, from the verdicts; plain text."""
     for outcome in comparison.outcomes:
         said: dict[str, list[str]] = {}
         for method in table.methods:

@@ -43,7 +43,7 @@ class RunRecord:
         metrics: curves by name, without ``eval/*`` and ``seconds/*``.
         bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
         largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
-        seconds_by_phase: mean wall seconds a rollout.
+        seconds_by_phase: mean wall seconds per rollout.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
         remarks: what of this run could not be read, and why.

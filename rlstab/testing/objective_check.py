@@ -43,7 +43,7 @@ class Report:
 
     Attributes:
         method: ``repr`` of what was checked.
-        results: one a law.
+        results: one per law.
     """
 
     method: str
@@ -84,7 +84,7 @@ def check_objective(
     Args:
         method: any :class:`~rlstab.TokenObjective`.
         oracle: the loss of the first step computed independently; adds the law *oracle*.
-        examples: drawn steps a law.
+        examples: drawn steps per law.
         shrink: look for a small step where a law is broken, which takes seconds.
 
     Returns:
@@ -97,7 +97,7 @@ def check_objective(
 def parametrize_laws(
     *methods: TokenObjective, oracles: Mapping[str, Oracle] | None = None, examples: int = 20
 ) -> Callable[[Any], Any]:
-    """A pytest decorator: one test a law and method.
+    """A pytest decorator: one test per law and method.
 
     ::
 
@@ -108,7 +108,7 @@ def parametrize_laws(
     Args:
         methods: what to check.
         oracles: by the name of a method.
-        examples: drawn steps a law.
+        examples: drawn steps per law.
 
     Raises:
         MissingPackage: pytest is not installed.

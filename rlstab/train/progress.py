@@ -80,7 +80,7 @@ def summary_table(records: Sequence[dict[str, Any]]) -> Table:
         total = sum(one.get(name, 0) for one in rollouts)
         if total:
             table.add_row(name, "", str(int(total)))
-    table.add_row("seconds a rollout", "", f"{seconds / max(1, len(rollouts)):.2f}")
+    table.add_row("seconds per rollout", "", f"{seconds / max(1, len(rollouts)):.2f}")
     return table
 
 

@@ -15,7 +15,7 @@ from rlstab.config.runs import RunConfig
 
 
 class JsonLinesTracker(GeneralTracker):
-    """One JSON object a rollout in ``metrics.jsonl``, flushed at once.
+    """One JSON object per rollout in ``metrics.jsonl``, flushed at once.
 
     Args:
         path: of the file.

@@ -249,13 +249,13 @@ MISTAKES = {
     ),
     "ratio of one": (
         "objective: s2t\noptimisation:\n  epochs: 2\n  mini_batches: 2\n  old_logprobs: live\n",
-        "5: optimisation.old_logprobs: live needs one optimizer step a rollout, and epochs x mini_batches is 4: the "
+        "5: optimisation.old_logprobs: live needs one optimizer step per rollout, and epochs x mini_batches is 4: the "
         "ratio would stay 1 while the policy moves. Use recompute or rollout.",
     ),
     "pass@k": (
         "objective: s2t\nevaluation:\n  samples: 4\n  pass_at:\n    - 4\n    - 8\n",
-        "6: evaluation.pass_at.1: pass@8 needs at least 8 samples a prompt, and evaluation.samples is 4. Raise it, or "
-        "lower this.",
+        "6: evaluation.pass_at.1: pass@8 needs at least 8 samples per prompt, and evaluation.samples is 4. Raise it, "
+        "or lower this.",
     ),
     "range of numbers": (
         "objective: s2t\ntask:\n  name: countdown\n  low: 10\n",

@@ -180,7 +180,7 @@ def place_run(folder: Path, **place: Any) -> None:
 
 
 def record(values: Mapping[str, Sequence[float]], **fields: Any) -> RunRecord:
-    """A finished run with the given curves, one value a rollout from the first on."""
+    """A finished run with the given curves, one value per rollout from the first on."""
     metrics = {
         name: (np.arange(1, len(one) + 1, dtype=np.int64), np.array(one, dtype=np.float64))
         for name, one in values.items()

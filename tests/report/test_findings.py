@@ -18,7 +18,7 @@ from tests.report.conftest import CLIP, S2T, config, record, write_bench
 
 
 def runs(ends: Mapping[str, Sequence[float]], **fields: object) -> list[RunRecord]:
-    """Runs of thirty rollouts by method, whose held-out mean ends at the given values, one a seed."""
+    """Runs of thirty rollouts by method, whose held-out mean ends at the given values, one per seed."""
     return [
         record(
             {"reward/mean": [0.5] * 30},

@@ -157,7 +157,7 @@ def test_ticks_keep_clear_of_each_other_and_zero_is_not_alone(low, high):
     assert "0" in [one["text"] for one in ticks]
     assert len(ticks) >= 2
     for one, other in itertools.pairwise(ticks):
-        # half of each label lies to each side; 11 px of a sans serif are about 6 px a character
+        # half of each label lies to each side; 11 px of a sans serif are about 6 px per character
         assert other["at"] - one["at"] >= 6 * (len(one["text"]) + len(other["text"])) / 2
 
 
