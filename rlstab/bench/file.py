@@ -302,7 +302,7 @@ def _seeds(document: Document, seeds: Any) -> tuple[int, ...]:
             text = f"expected a whole number of at least 0 and below 2^32, not {shown(seed)}."
             raise document.error(("seeds", index), text)
         if seed in seeds[:index]:
-            raise document.error(("seeds", index), f"the seed {seed} stands twice. Remove one of them.")
+            raise document.error(("seeds", index), f"the seed {seed} appears twice. Remove one of them.")
     return tuple(seeds)
 
 

@@ -45,7 +45,7 @@ def new_settings(config: Any, owner: str = "") -> Any:
 
 
 def old_settings(config: Any, owner: str = "", place: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path and new name of each setting of a resolved run that stands there under its old name."""
+    """Dotted path and new name of each setting of a resolved run that is there under its old name."""
     if isinstance(config, list):
         for index, one in enumerate(config):
             yield from old_settings(one, owner, f"{place}{index}.")

@@ -94,7 +94,7 @@ class RolloutSettings(Settings):
         1.0, description="divides logits everywhere: sampling, loss, signals"
     )
     batch_size: Positive = Field(128, description="responses sampled at a time on one rank")
-    stop: str | None = Field(None, description="text that ends a response beside EOS, for example a newline")
+    stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
 
 
@@ -158,7 +158,7 @@ class EvaluationSettings(Settings):
 
 
 class TrackingSettings(Settings):
-    """Where a run is kept and who is told."""
+    """Where a run is stored, and where its metrics go."""
 
     out: str = Field("runs/run", description="folder of the run")
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(

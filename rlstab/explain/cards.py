@@ -47,7 +47,7 @@ def comparison() -> str:
             table(header, rows),
             f"The signals beyond the basics; live means that a penalty differentiates it:\n\n{signals}",
             "## Presets",
-            "An empty cell: not part of the recipe. Where each value comes from stands in `rlstab/presets.py`.",
+            "An empty cell: not part of the recipe. The source of each value is in `rlstab/presets.py`.",
             _presets([one.cls for one in cards]),
         ]
     )

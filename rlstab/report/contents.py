@@ -20,12 +20,12 @@ from rlstab.report.tables import about, collapse_table, overlap_table, result_ta
 HOW_TABLES = (
     "The interquartile mean leaves out the lowest and the highest quarter of the seeds; its interval is a BCa "
     "bootstrap over seeds. Differences are paired by seed: their mean, with Student's t interval. P(higher) is the "
-    "share of seeds won. Intervals are at 95 %, each for itself; the words hold for all methods of one table together "
-    "(Holm), not over several tables. No visible difference does not mean equal: the interval says how large a "
-    "difference could have stayed hidden. Higher says nothing about better."
+    "share of seeds won. Intervals are at 95 %, each for itself alone; the verdicts in words hold for all methods of "
+    "one table together (Holm), not over several tables. No visible difference does not mean equal: the interval says "
+    "how large a difference could have stayed hidden. Higher says nothing about better."
 )
 HOW_CURVES = (
-    "Mean over seeds. Where runs have stopped the mean is over those that go on, and ends where fewer than half do. "
+    "Mean over seeds. Where runs have stopped the mean is over those that continue, and ends where fewer than half do. "
     "Sampled metrics are means over {width} rollouts per point; evaluations are drawn as measured."
 )
 HOW_OVERLAP = (

@@ -52,12 +52,12 @@ def _opening(comparison: Comparison, command: str | None) -> list[str]:
         f"How to read it. Values are interquartile means over seeds (the lowest and highest quarter cut off, in whole "
         f"seeds), with {percent} bootstrap intervals. Differences are means over the seeds that a method and its "
         f"baseline share, with Student's t intervals. P(higher) is the share of those seeds in which the method ends "
-        f"above its baseline, ties half. Intervals are each for itself; what stands in words holds at {percent} for "
-        f"all methods of one setting and outcome together (Holm), not over several outcomes. *No visible difference* "
-        f"does not mean equal: the interval says how large a difference could have stayed hidden. Fewer than "
+        f"above its baseline, ties half. Each interval is for itself alone; the verdicts in words hold at {percent} "
+        f"for all methods of one setting and outcome together (Holm), not over several outcomes. *No visible "
+        f"difference* does not mean equal: the interval says how large a difference could have stayed hidden. Fewer than "
         f"{MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations with "
-        f"normal values they hold the truth in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict rests "
-        f"on them."
+        f"normal values they contain the true value in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict "
+        f"rests on them."
     )
     outcomes = _list(f"{one.name}: {one.text}" for one in comparison.outcomes)
     return [*parts, f"Outcomes, each of finished runs:\n\n{outcomes}"]

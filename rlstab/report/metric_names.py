@@ -84,7 +84,7 @@ def own_title(metric: str, method: str = "") -> str:
 
 
 def in_order(metrics: set[str]) -> list[str]:
-    """Those a reader looks for first stand first; ``pass@4`` before ``pass@16``."""
+    """Those a reader looks for first come first; ``pass@4`` before ``pass@16``."""
 
     def place(name: str) -> tuple[int, int, str]:
         stem, at, _ = name.partition("@")

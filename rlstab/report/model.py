@@ -72,7 +72,7 @@ class RunRecord:
 
     @property
     def objective(self) -> list[str]:
-        """Names of the methods; one that stands several times is numbered, as in its metrics."""
+        """Names of the methods; one that occurs several times is numbered, as in its metrics."""
         return objective_names(self.config)
 
     @property
@@ -123,7 +123,7 @@ class Loaded:
 
 
 def objective_names(config: Mapping[str, Any]) -> list[str]:
-    """Names of the methods of a resolved run, numbered where one stands several times."""
+    """Names of the methods of a resolved run, numbered where one occurs several times."""
     items = config.get("objective")
     if not isinstance(items, list):
         return []

@@ -36,7 +36,7 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What a law is checked on: two steps in a row and a number to be random with."""
+    """What a law is checked on: two optimizer steps in a row and a seed."""
 
     first: Step
     second: Step
@@ -154,7 +154,7 @@ def replication(method: TokenObjective, case: Case) -> None:
 
 
 def packed(method: TokenObjective, case: Case) -> None:
-    """What stands in padding, and how much of it there is, changes nothing, bit for bit."""
+    """The content and amount of padding change nothing, bit for bit."""
     outcomes = []
     for fill, extra in ((0.0, 0), (1e9, 3), (math.nan, 1), (-math.inf, 5)):
         batch, policy, leaves = case.first.padded(fill, extra)
@@ -288,7 +288,7 @@ def monoid(method: TokenObjective, case: Case) -> None:
 
 
 def serialises(method: TokenObjective, case: Case) -> None:
-    """``repr`` and YAML give an equal method, the state survives JSON, and the run goes on as it would have."""
+    """``repr`` and YAML give an equal method, the state survives JSON, and the run continues as it would have."""
     classes = {type(leaf).__name__: type(leaf) for leaf in _methods(method)}
     text = repr(method)
     for cls in classes.values():  # a class made inside a function calls itself by a path that is no Python
@@ -321,7 +321,7 @@ def precision(method: TokenObjective, case: Case) -> None:
 
 
 def limits(method: TokenObjective, case: Case) -> None:
-    """Each method is the identity at each of its limits that settings give, whatever its other settings are."""
+    """Each method is the identity at each of its limits given by settings, whatever its other settings are."""
     limited = [one.at(leaf.method) for leaf in walk(method) for one in leaf.method.limits if one.settings is not None]
     if not limited:
         raise NotHere("it declares no settings at which it is the identity")
@@ -410,7 +410,7 @@ def _policy_part(plan: Plan, leaves: dict[str, Tensor]) -> None:
 
 
 def _near_a_kink(terms: Terms, batch: TokenBatch, step: Step) -> bool:
-    """A ratio within a difference step of a bound, or of the clamp: there the derivative jumps."""
+    """A ratio within one finite-difference step of a bound, or of the clamp: there the derivative jumps."""
     ratio = (step.live["logprobs"] - batch.old_logprobs).exp()
     edges: list[Any] = []
     if terms.bounds is not None:

@@ -1,4 +1,4 @@
-"""Checking a method against all laws, with a report that one can read, or under pytest."""
+"""Checks a method against all laws, with a readable report or under pytest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlstab.testing.laws import LAWS, Case, Law, NotHere
 from rlstab.testing.outcome import run_whole
 from rlstab.testing.steps import steps
 
-#: The loss of a step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
+#: The loss of an optimizer step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
 Oracle = Callable[[list[list[dict[str, float]]]], float]
 
 
@@ -79,16 +79,16 @@ def check_objective(
     examples: int = 20,
     shrink: bool = True,
 ) -> Report:
-    """Hold a method or a composition to every law.
+    """Check a method or a composition against every law.
 
     Args:
         method: any :class:`~rlstab.TokenObjective`.
-        oracle: the loss of the first step computed independently; adds the law *oracle*.
-        examples: drawn steps per law.
-        shrink: look for a small step where a law is broken, which takes seconds.
+        oracle: the loss of the first optimizer step, computed independently; adds the law *oracle*.
+        examples: optimizer steps drawn per law.
+        shrink: look for a small optimizer step where a law is broken, which takes seconds.
 
     Returns:
-        A report. The draws are the same in every call, so a failure can be looked into.
+        A report. The draws are the same in every call, so a failure can be reproduced.
     """
     laws = [*LAWS, *_oracle_law(oracle)]
     return Report(repr(method), [_hold(method, law, examples, shrink=shrink) for law in laws])
@@ -108,7 +108,7 @@ def parametrize_laws(
     Args:
         methods: what to check.
         oracles: by the name of a method.
-        examples: drawn steps per law.
+        examples: optimizer steps drawn per law.
 
     Raises:
         MissingPackage: pytest is not installed.

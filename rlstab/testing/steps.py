@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingPackage('rlstab.testing needs hypothesis: pip install "rlstab[testing]".') from error
 
-#: Shapes of a step that have broken methods before.
+#: Shapes of an optimizer step that have broken methods before.
 KINDS = (
     "mixed",
     "tied",
@@ -93,7 +93,7 @@ class Step:
         return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
 
     def twice(self) -> Step:
-        """The step with every sequence again, under new ids."""
+        """The optimizer step with every sequence twice, the copies under new ids."""
         rows = len(self.sequence_ids)
         shift = int(self.sequence_ids.max()) + 1 if rows else 0
         return Step(
@@ -110,7 +110,7 @@ class Step:
         return self.given(advantages=torch.zeros_like(self.evidence["advantages"]))
 
     def given(self, **evidence: Tensor) -> Step:
-        """The same step with some of the evidence replaced."""
+        """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})
 
     def cast(self, dtype: torch.dtype) -> Step:
@@ -131,7 +131,7 @@ class Step:
         return found
 
     def padded(self, fill: float, extra: int) -> tuple[TokenBatch, PolicyOutputs, dict[str, Tensor]]:
-        """The step through the door: ``(S, T)`` tensors, ``extra`` columns wider, ``fill`` where there is no token."""
+        """The optimizer step as ``(S, T)`` tensors, ``extra`` columns wider, ``fill`` where there is no token."""
         lengths = torch.bincount(self.sequence, minlength=len(self.sequence_ids))
         shape = (len(self.sequence_ids), int(lengths.max()) + extra if len(lengths) else extra)
         column = torch.zeros_like(self.sequence)
@@ -169,7 +169,7 @@ _BASICS = ("old_logprobs", "logprobs", "advantages")
 
 @st.composite
 def steps(draw: st.DrawFn, extra: Sequence[str] = (), *, extreme: bool = False) -> Step:
-    """Steps of 0 to about 60 tokens.
+    """Optimizer steps of 0 to about 60 tokens.
 
     Args:
         draw: hypothesis gives it.
@@ -189,7 +189,7 @@ def steps(draw: st.DrawFn, extra: Sequence[str] = (), *, extreme: bool = False) 
 def make_step(
     kind: str, lengths: Sequence[int], group: int, seed: int, extra: Sequence[str], *, extreme: bool = False
 ) -> Step:
-    """One step of a kind; a pure function of its arguments."""
+    """One optimizer step of a kind; a pure function of its arguments."""
     rng = torch.Generator().manual_seed(seed)
     count, rows = sum(lengths), len(lengths)
 

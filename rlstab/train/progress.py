@@ -14,7 +14,7 @@ class Progress:
     """A progress bar with the numbers one looks at; nothing where the console is not a terminal.
 
     Args:
-        console: where it stands.
+        console: where it is printed.
         total: rollouts of the run.
         done: of them, before this process.
         shown: False on all ranks but one.

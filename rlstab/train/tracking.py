@@ -37,7 +37,7 @@ class JsonLinesTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """The configuration stands in ``config.yaml``."""
+        """The configuration is in ``config.yaml``."""
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -50,7 +50,7 @@ class JsonLinesTracker(GeneralTracker):
 
 
 def forget_after(path: Path, last: int) -> None:
-    """Remove the records after a rollout, and a last line that a kill cut off, by writing anew and renaming."""
+    """Remove the records after a rollout, and a last line that a kill cut off, by rewriting the file."""
     if not path.exists():
         return
     kept = [line for line in _complete_lines(path) if new_record(json.loads(line))["rollout"] <= last]

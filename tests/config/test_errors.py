@@ -264,11 +264,11 @@ MISTAKES = {
     # YAML
     "key twice": (
         "objective: s2t\nrollout:\n  group: 8\n  group: 4\n",
-        "4: the key 'group' stands twice. Remove one of them.",
+        "4: the key 'group' appears twice. Remove one of them.",
     ),
     "key twice on one line": (
         "objective:\n  - s2t\n  - {name: kl, cap: 1,\n     cap: 2}\n",
-        "4: the key 'cap' stands twice. Remove one of them.",
+        "4: the key 'cap' appears twice. Remove one of them.",
     ),
     "Python object": (
         "objective:\n  - !!python/object/apply:os.system [ls]\n",
@@ -293,7 +293,7 @@ MISTAKES = {
     ),
     "mapping as a key": (
         "objective: s2t\n? {a: b}\n: 1\n",
-        "2: a list or mapping stands where a key should. A key is text.",
+        "2: a list or mapping is used as a key. A key is text.",
     ),
     "tabs": (
         "objective:\n\t- s2t\n",
@@ -404,7 +404,7 @@ def test_bytes_that_are_not_utf8_are_refused(file):
     [
         ("none.yaml", "none.yaml: cannot be read: no such file or directory. Give the path of a YAML file."),
         (".", ".: cannot be read: is a directory. Give the path of a YAML file."),
-        ("a\0b", "'a\\x00b' is no path: embedded null byte. Give the path of a YAML file."),
+        ("a\0b", "'a\\x00b' is not a path: embedded null byte. Give the path of a YAML file."),
     ],
 )
 def test_a_path_that_cannot_be_read_is_named(file, load, path, expected):

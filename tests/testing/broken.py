@@ -99,7 +99,7 @@ class UnmergedMetric(_Broken):
 
 @dataclass(frozen=True)
 class RandomByOrder(_Broken):
-    """Its random numbers go to tokens in the order in which they stand."""
+    """Its random numbers go to tokens in order."""
 
     name: ClassVar[str] = "random_by_order"
 
