@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train compare test test-slow coverage check-speed lint cards format clean
+.PHONY: train compare test test-slow test-matrix coverage check-speed lint cards format clean
 
 # 200 rollouts of GRPO with a composed objective, about a minute; ends with a table and a picture. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
@@ -23,6 +23,11 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+# noxfile.py, hours; make test-matrix ARGS=--list, or ARGS='-s py311-torch29-sse4-1'
+test-matrix: $(VENV)/.installed
+	$(INSTALL) 'nox>=2026.4'
+	$(BIN)/nox $(ARGS)
 
 # by paths: naming packages would make coverage import torch, and pytest import it again
 coverage: $(VENV)/.installed-dev

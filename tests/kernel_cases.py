@@ -19,9 +19,14 @@ from rlstab import signals
 from rlstab.errors import RlstabError
 from rlstab.signals import SIGNAL_NAMES, token_signals, triton_head
 from tests.test_signal_passes import DIFFERENTIABLE, MIN_P, Largest, dense, error, inputs, leaves, reference, total
+from tests.tolerances import assert_near
 
 #: No block, tile or slice divides these.
 ROWS, WIDTH, VOCAB = 21, 19, 53
+#: Roundings of a signal: a product, a softmax, and eight of single functions; of a gradient, the rows as well.
+TERMS = WIDTH + VOCAB + 8 + ROWS
+#: Bound on the logits, over the temperature.
+LOGIT = 30.0
 HEADS = {
     "plain": (False, {}),
     "bias": (True, {"temperature": 0.6}),
@@ -64,8 +69,8 @@ def ours(hidden, weight, bias, ids, needs=SIGNAL_NAMES, **options):
     return {name: one for name, one in vars(found).items() if one is not None}
 
 
-def near(found, expected, slack=1e-5):
-    torch.testing.assert_close(found.double().cpu(), expected.double().cpu(), rtol=slack, atol=slack)
+def near(found, expected):
+    assert_near(found.cpu(), expected.cpu(), TERMS, size=LOGIT)
 
 
 def compare(device, biased, options, mix=MIX, needs=SIGNAL_NAMES, given=None):
@@ -178,7 +183,7 @@ def any_strides(device):
     plain = leaves(hidden, weight, bias)
     total(ours(*plain, ids), SIGNAL_NAMES, MIX.to(device).float()).backward()
     for one, other in zip(strided, plain, strict=True):
-        near(one.grad, other.grad, 1e-6)
+        near(one.grad, other.grad)
 
 
 def ends(device):

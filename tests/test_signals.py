@@ -10,9 +10,14 @@ import torch
 from rlstab import signals
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError
 from rlstab.signals import ROWS, SIGNAL_NAMES, TokenSignals, tile, token_signals, token_signals_from_logits
+from tests.tolerances import assert_near
 
 MIN_P = 0.3
 WIDTH, VOCABULARY = 4, 6
+#: Roundings of a signal: a product, a softmax, and eight of single functions.
+TERMS = WIDTH + VOCABULARY + 8
+#: Bound on the logits.
+LOGIT = 20.0
 
 
 def direct(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> dict[str, torch.Tensor]:
@@ -63,7 +68,7 @@ def test_values_are_those_of_the_definitions_across_chunks(monkeypatch, rows, te
     expected = direct(logits, given["ids"], temperature)
     for found in both(given, temperature=temperature):
         for name, values in expected.items():
-            torch.testing.assert_close(getattr(found, name), values, rtol=1e-12, atol=1e-12)
+            assert_near(getattr(found, name), values, TERMS, size=LOGIT / temperature)
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS, ROWS + 1])
@@ -72,7 +77,7 @@ def test_a_chunk_ends_where_it_should(rows):
     expected = direct(given["hidden"] @ given["head"].T + given["bias"], given["ids"])
     for found in both(given):
         for name, values in expected.items():
-            torch.testing.assert_close(getattr(found, name), values, rtol=1e-12, atol=1e-12)
+            assert_near(getattr(found, name), values, TERMS, size=LOGIT)
 
 
 def test_no_chunk_is_larger_than_the_limit(monkeypatch):
@@ -119,9 +124,7 @@ def test_gradients_are_those_of_the_definitions(name):
     found = getattr(token_signals_from_logits(logits, given["ids"], needs={name}, min_p=MIN_P), name)
     weights = torch.arange(1.0, 5.0)
     expected = torch.autograd.grad((direct(logits, given["ids"])[name] * weights).sum(), logits)[0]
-    torch.testing.assert_close(
-        torch.autograd.grad((found * weights).sum(), logits)[0], expected, rtol=1e-10, atol=1e-12
-    )
+    assert_near(torch.autograd.grad((found * weights).sum(), logits)[0], expected, TERMS, size=4 * LOGIT)
 
 
 def test_the_likeliest_token_carries_no_gradient():
@@ -178,7 +181,7 @@ def test_narrow_inputs_give_float32(dtype):
         )
         for name, values in expected.items():
             assert getattr(found, name).dtype == torch.float32
-            torch.testing.assert_close(getattr(found, name).double(), values, rtol=1e-5, atol=1e-5)
+            assert_near(getattr(found, name), values, TERMS, size=LOGIT)
 
 
 def test_wide_inputs_stay_wide():

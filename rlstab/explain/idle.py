@@ -55,12 +55,11 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, found = run.optimisation, []
-    if optimisation.optimizer_steps_per_rollout > 1 and not any(
-        one.writes & {"bounds", "gates"} for one in objective.acting()
-    ):
+    steps = optimisation.optimizer_steps_per_rollout
+    if steps > 1 and not any(one.writes & {"bounds", "gates"} for one in objective.acting()):
         found.append(
-            f"{optimisation.optimizer_steps_per_rollout} optimizer steps per rollout and no method with bounds or "
-            f"gates: nothing stops a token whose ratio has run away. Add clip_higher."
+            f"{steps} optimizer steps per rollout and no method with bounds or gates: nothing stops a token whose "
+            f"ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
         found.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

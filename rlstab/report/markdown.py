@@ -54,10 +54,10 @@ def _opening(comparison: Comparison, command: str | None) -> list[str]:
         f"baseline share, with Student's t intervals. P(higher) is the share of those seeds in which the method ends "
         f"above its baseline, ties half. Each interval is for itself alone; the verdicts in words hold at {percent} "
         f"for all methods of one setting and outcome together (Holm), not over several outcomes. *No visible "
-        f"difference* does not mean equal: the interval says how large a difference could have stayed hidden. Fewer than "
-        f"{MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations with "
-        f"normal values they contain the true value in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict "
-        f"rests on them."
+        f"difference* does not mean equal: the interval says how large a difference could have stayed hidden. Fewer "
+        f"than {MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations "
+        f"with normal values they contain the true value in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. "
+        f"No verdict rests on them."
     )
     outcomes = _list(f"{one.name}: {one.text}" for one in comparison.outcomes)
     return [*parts, f"Outcomes, each of finished runs:\n\n{outcomes}"]

@@ -138,7 +138,7 @@ def test_records_come_back_as_they_were_kept(tmp_path):
     assert found[0] == json.loads(json.dumps(run.records[0]))
     assert [one["case"] for one in found] == ["rlstab", "naive"]
     assert {"machine", "threads", "load", "versions", "commit", "seed", "date", "run"} <= found[0].keys()
-    assert found[0]["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(found[0]["versions"]["torch"])  # a package may leave "+cu128" out
 
 
 def test_no_file_is_no_record(tmp_path):

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+from rlstab.testing.tolerances import REORDERED
 from tests.conformance import record
 from tests.conformance.agreements import AGREEMENTS
 from tests.conformance.recorded import apart, load
@@ -33,8 +34,8 @@ def test_trl_still_gives_the_stored_numbers():
     for case, one in stored["cases"].items():
         other = now["cases"][case]
         assert {key: one[key] for key in CHOICES if key in one} == {key: other[key] for key in CHOICES if key in other}
-        assert apart(other["loss"], one["loss"]) < 1e-12, case
-        assert apart(other["gradient"], one["gradient"]) < 1e-12, case
+        assert apart(other["loss"], one["loss"]) <= REORDERED, case
+        assert apart(other["gradient"], one["gradient"]) <= REORDERED, case
     for scale, given in stored["advantages"].items():
         assert now["advantages"][scale]["advantages"] == pytest.approx(given["advantages"], abs=1e-3), scale
 

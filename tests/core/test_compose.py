@@ -21,6 +21,7 @@ from rlstab import (
 )
 from rlstab.core.objective import require_signals
 from rlstab.errors import Conflict, MissingSignal
+from rlstab.testing.tolerances import REORDERED, SINGLE
 from tests.core.compositions import FIVE
 from tests.core.methods import DropPunished, Exempt, Noise, Scale, Unweighted
 from tests.core.says import says
@@ -73,7 +74,7 @@ def test_composition_of_nothing_is_the_plain_policy_gradient():
     batch = batch_of(ROWS)
     policy, _ = live_of(batch, ROWS)
     expected = -(batch.advantages * (policy.logprobs - batch.old_logprobs).exp()).mean()
-    torch.testing.assert_close(compose()(batch, policy).loss, expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(compose()(batch, policy).loss, expected, rtol=REORDERED, atol=0)
 
 
 def test_equal_names_get_numbers():
@@ -233,7 +234,7 @@ def test_live_outputs_within_need_not_share_a_dtype():
     torch.testing.assert_close(
         objective(batch, mixed, state=objective.init_state()).loss,
         objective(batch, policy, state=objective.init_state()).loss,
-        rtol=1e-6,
+        rtol=SINGLE,
         atol=0,
     )
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rlstab import make_plan
+from rlstab.testing.tolerances import REORDERED
 from tests.core.compositions import COMPOSITIONS
 from tests.core.ranks import CUTS, EMPTY, LENGTHS, SEEDS, two_steps, worker
 from tests.core.steps import batch_of, random_rows, run_parts
 
-RELATIVE = 1e-12
 ROWS = random_rows(SEEDS[0], LENGTHS)
 WHOLE = [list(range(len(LENGTHS)))]
 
@@ -26,7 +26,7 @@ def random_cut(seed, rows):
 
 
 def assert_same(whole, cut):
-    close = {"rel": RELATIVE, "abs": RELATIVE}
+    close = {"rel": REORDERED, "abs": REORDERED}
     for one, other in zip(whole, cut, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], **close)
         assert other["kept"] == one["kept"]
@@ -35,7 +35,7 @@ def assert_same(whole, cut):
         for field, slopes in one["slopes"].items():
             largest = max(float(slope.abs().max()) for slope in slopes.values() if slope.numel())
             for row, slope in slopes.items():
-                torch.testing.assert_close(other["slopes"][field][row], slope, rtol=RELATIVE, atol=RELATIVE * largest)
+                torch.testing.assert_close(other["slopes"][field][row], slope, rtol=REORDERED, atol=REORDERED * largest)
 
 
 def flat(state, prefix=""):

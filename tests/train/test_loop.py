@@ -20,7 +20,7 @@ import rlstab
 from rlstab.presets import PRESETS
 from rlstab.tasks import Countdown, Example
 from rlstab.train import loop
-from tests.train.runs import go, largest_difference, small, weights, without_times
+from tests.train.runs import go, sampler_gap, small, trained_alike, weights, without_times
 
 
 class Fixed(Countdown):
@@ -70,23 +70,20 @@ STACK = [{"preset": "recommended"}, {"name": "lp_reg", "share": 0.2}, "kl", "ada
 @pytest.mark.parametrize("options", OPTIONS, ids=["live", "recompute", "refresh", "epochs"])
 def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
-    for size in (16, 3):
-        out = tmp_path / str(size)
-        go(small(out, STACK, optimisation__micro_batch_size=size, optimisation__lr=1e-4, **options))
-    # float32 sums in another order; AdamW turns a relative error of a tiny gradient into one of its step, lr
-    assert largest_difference(tmp_path / "16", tmp_path / "3") < 2e-5
-    whole, cut = without_times(tmp_path / "16"), without_times(tmp_path / "3")
-    for one, other in zip(whole, cut, strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    whole, cut = (
+        small(tmp_path / str(size), STACK, optimisation__micro_batch_size=size, optimisation__lr=1e-4, **options)
+        for size in (16, 3)
+    )
+    go(whole)
+    go(cut)
+    trained_alike(tmp_path / "16", tmp_path / "3")
 
 
 def test_live_means_a_ratio_of_exactly_one(tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
     records = go(small(tmp_path, "clip_higher")).records
     assert {one["ratio/mean"] for one in records} == {1.0}
-    assert all(one["sampler/largest_gap_live"] < 1e-4 for one in records)
+    assert all(one["sampler/largest_gap_live"] <= sampler_gap(torch.float32) for one in records)
 
 
 def test_stale_data_moves_the_ratio(tmp_path: Path, scorer: Any) -> None:
@@ -273,11 +270,14 @@ def test_other_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch: pytest
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_bf16_keeps_float32_weights_and_measures_the_gap(tmp_path: Path, scorer: Any) -> None:
+def test_bf16_rounds_what_it_computes_and_keeps_float32_weights(tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
-    records = go(small(tmp_path, optimisation__precision="bf16")).records
-    assert all(value.dtype == torch.float32 for value in weights(tmp_path).values())
-    assert all(0 < one["sampler/gap_live"] < 0.1 for one in records)
+    wide = go(small(tmp_path / "wide")).records
+    records = go(small(tmp_path / "narrow", optimisation__precision="bf16")).records
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path / "narrow").values())
+    assert records[0]["tokens/entropy"] != wide[0]["tokens/entropy"]
+    # not above 0: some kernels give each row of a batch the same bits as the row alone
+    assert all(one["sampler/largest_gap_live"] <= sampler_gap(torch.bfloat16) for one in records)
     assert {one["ratio/mean"] for one in records} == {1.0}
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlstab
+from rlstab.errors import CheckpointError, ConfigError, NonFinite, ShapeError
 from rlstab.tasks import Example
 from rlstab.train import Responses, train
 from rlstab.train.loop import group_advantages
 from rlstab.train.providers import Providers
 from rlstab.zoo import METHODS
 from tests.train.ranks import fading, places, weighing
-from tests.train.runs import largest_difference, quiet, small, weights, without_times
+from tests.train.runs import largest_difference, quiet, small, weights, weights_alike, without_times
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "signals-and-advantages.md"
 #: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
@@ -95,8 +95,8 @@ def test_advantages_by_token_pull_each_token_by_its_own(tmp_path: Path) -> None:
     train(weighing(small(tmp_path / "token", **options), ""), console=quiet(), advantages=mean_place)
     train(small(tmp_path / "flat", **options), console=quiet(), advantages=of_the_first_token)
     assert seen["mean"] > 1
-    # the same gradient in another order of float32 products; AdamW makes of it a part of its step, lr
-    assert largest_difference(tmp_path / "token", tmp_path / "flat") < 2e-5
+    # the same gradient in another order of float32 products
+    weights_alike(tmp_path / "token", tmp_path / "flat")
     token, response = without_times(tmp_path / "token")[0], without_times(tmp_path / "flat")[0]
     assert token["gradient/norm"] == pytest.approx(response["gradient/norm"], rel=1e-4)
     assert response["gradient/norm"] > 0
@@ -122,7 +122,7 @@ def test_a_resumed_run_has_the_same_signals_and_advantages(tmp_path: Path) -> No
     train(weighing(small(tmp_path / "whole", **CUT, optimisation__rollouts=4), "places"), **options)
     train(weighing(small(tmp_path / "parts", **CUT, optimisation__rollouts=2), "places"), **options)
     longer = weighing(small(tmp_path / "parts", **CUT, optimisation__rollouts=4), "places")
-    with pytest.raises(rlstab.CheckpointError, match=r"with the providers .*ranks\.fading.* Pass the same signals and"):
+    with pytest.raises(CheckpointError, match=r"with the providers .*ranks\.fading.* Pass the same signals and"):
         train(longer, resume=True, signals={"places": places}, console=quiet())
     train(longer, resume=True, **options)
     assert_same(tmp_path / "parts", tmp_path / "whole")
@@ -138,10 +138,26 @@ def responses_of(rows: int) -> Responses:
 
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
-    "rows": (torch.ones(2, 2), rlstab.ShapeError, "torch.float32 of (2, 2), expected a floating point tensor of {}."),
-    "integers": (torch.ones(3, 2).long(), rlstab.ShapeError, "torch.int64 of (3, 2), expected a floating point "),
-    "a list": ([1.0] * 3, rlstab.ShapeError, "list, expected a floating point tensor of {}. Change its function."),
-    "NaN": (torch.full((3, 2), torch.nan), rlstab.NonFinite, "5 values that are NaN or Inf on response tokens. Change"),
+    "rows": (
+        torch.ones(2, 2),
+        ShapeError,
+        "torch.float32 of (2, 2), expected a floating point tensor of {}.",
+    ),
+    "integers": (
+        torch.ones(3, 2).long(),
+        ShapeError,
+        "torch.int64 of (3, 2), expected a floating point ",
+    ),
+    "a list": (
+        [1.0] * 3,
+        ShapeError,
+        "list, expected a floating point tensor of {}. Change its function.",
+    ),
+    "NaN": (
+        torch.full((3, 2), torch.nan),
+        NonFinite,
+        "5 values that are NaN or Inf on response tokens. Change",
+    ),
 }
 
 
@@ -157,9 +173,7 @@ def test_what_a_function_returns_is_checked(name: str) -> None:
 
 def test_what_is_wrong_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
     run = weighing(small(tmp_path / "run"), "places")
-    with pytest.raises(
-        rlstab.ShapeError, match=r"^signals\['places'\] returned torch.float32 of \(16,\), expected a fl"
-    ):
+    with pytest.raises(ShapeError, match=r"^signals\['places'\] returned torch.float32 of \(16,\), expected a fl"):
         train(run, console=quiet(), signals={"places": lambda responses: places(responses).sum(-1)})
     assert without_times(tmp_path / "run") == []
 
@@ -175,9 +189,7 @@ def test_padding_may_be_anything_and_a_rank_without_responses_is_not_asked() -> 
 
 
 def test_a_signal_of_rlstab_cannot_be_replaced(tmp_path: Path) -> None:
-    with pytest.raises(
-        rlstab.ConfigError, match=r"^signals: 'entropies' is a signal of rlstab's own, which the trainer"
-    ):
+    with pytest.raises(ConfigError, match=r"^signals: 'entropies' is a signal of rlstab's own, which the trainer"):
         train(small(tmp_path / "run"), signals={"entropies": places})
     assert not (tmp_path / "run").exists()
 
@@ -191,7 +203,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = json.loads((tmp_path / "runs" / "novelty" / "run.json").read_text())
     assert about["providers"] == {"signals": {"novelty": "a_page.novelty"}, "advantages": "a_page.fading"}
     records = without_times(tmp_path / "runs" / "novelty")
-    assert [one["step"] for one in records] == [1, 2]
+    assert [one["rollout"] for one in records] == [1, 2]
     fields = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE.read_text(), flags=re.MULTILINE)))
     assert set(fields) == set(Responses.__dataclass_fields__)
     first = namespace["novelty"](

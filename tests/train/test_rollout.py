@@ -10,8 +10,11 @@ from rlstab.tasks import Countdown
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.rollout import Rollout, _invert, grouped, sample
 from rlstab.train.step import forward_signals
+from tests.tolerances import depth, rounding
 
 SIGNALS = {"logprobs", "entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"}
+#: Bound on the logits of the model on the prompts of the task.
+LOGIT = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,9 @@ def test_a_response_depends_on_its_identity_and_not_on_its_batch(policy: Policy)
 def test_signals_of_the_sampler_equal_those_of_a_forward(policy: Policy, temperature: float) -> None:
     rollout = draw(policy, prompts(4), torch.arange(16), temperature=temperature)
     again = forward_signals(policy, rollout.sequences, torch.arange(16), temperature, SIGNALS, {"min_p": 0.1})
+    close = rounding(torch.float32, LOGIT / temperature, depth(policy.model, 40))
     for name in SIGNALS:
-        torch.testing.assert_close(rollout.signals[name], again[name], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(rollout.signals[name], again[name], atol=close, rtol=0)
 
 
 def test_the_mask_ends_with_the_first_eos(policy: Policy) -> None:
@@ -85,7 +89,8 @@ def test_inversion_draws_each_token_with_its_probability() -> None:
     draws = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     chosen = _invert(probabilities.expand(count, -1), draws)
     shares = torch.bincount(chosen, minlength=6) / count
-    torch.testing.assert_close(shares, probabilities, atol=1e-3, rtol=0)
+    # each end of a token's interval lies between two draws, or by its rounding beside the next
+    torch.testing.assert_close(shares, probabilities, atol=4 / count, rtol=0)
     edges = _invert(probabilities.expand(2, -1), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
     assert edges.tolist() == [1, 4], "never a token of probability 0, at either end"
 

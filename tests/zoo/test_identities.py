@@ -16,7 +16,9 @@ from rlstab import (
     make_plan,
 )
 from rlstab.estimators import k1, k2, k3
+from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import batch_of, live_of, random_rows, token
+from tests.tolerances import assert_near
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
 REWARDED = [[{**one, "A": abs(one["A"])} for one in row] for row in ROWS]
@@ -86,9 +88,9 @@ def test_lp_reg_pulls_logits_by_policy_minus_proxy(seed, min_p):
     punished = batch.advantages < 0
     assert torch.equal(plan.live_rows(batch)["log_kept_mass"], punished)
     expected = torch.where(punished[:, None], 2.0 / 6 * (probs - proxy), 0.0)
-    torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=1e-15)
+    assert_near(logits.grad, expected, 50 + 8, size=24.0)  # 50 tokens in the vocabulary, logits below 12 apart
     divergence = torch.where(kept, proxy * (proxy.log() - probs.log()), 0.0).sum(-1)
-    assert out.report["lp_reg/value"].value == pytest.approx(divergence[punished].mean().item(), rel=1e-12)
+    assert out.report["lp_reg/value"].value == pytest.approx(divergence[punished].mean().item(), rel=REORDERED)
 
 
 @pytest.mark.parametrize(("estimator", "value", "slope"), [(k1, 0.6931, 1.0), (k2, 0.2402, 0.6931), (k3, 0.1931, 0.5)])

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from rlstab import available, compose, make_plan
 from rlstab.core.comm import LocalComm
+from rlstab.testing.tolerances import REORDERED
 from rlstab.zoo import METHODS
 from tests.core.steps import batch_of, gradients, live_of, number, random_rows, token
 from tests.oracles import outcome
-
-RELATIVE = 1e-12
 
 
 def grid(name, **choices):
@@ -109,7 +108,7 @@ def rows_drawn():
 
 
 def agree(value, parts):
-    return math.isclose(value, math.fsum(parts), rel_tol=RELATIVE, abs_tol=RELATIVE * math.fsum(map(abs, parts)))
+    return math.isclose(value, math.fsum(parts), rel_tol=REORDERED, abs_tol=REORDERED * math.fsum(map(abs, parts)))
 
 
 def check(methods, rows, state=None, memories=None, live_ratio=False):
@@ -140,7 +139,7 @@ def check(methods, rows, state=None, memories=None, live_ratio=False):
         for place, slope in enumerate(slopes.tolist()):
             assert agree(slope, expected.slopes[place][field]), (field, place, slope, expected.slopes[place][field])
     for name, memory in memories.items():
-        assert plan.state[name] == pytest.approx(memory or {}, rel=RELATIVE)
+        assert plan.state[name] == pytest.approx(memory or {}, rel=REORDERED)
     return plan.state, memories
 
 

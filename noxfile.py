@@ -1,0 +1,97 @@
+"""`make test-matrix`: the tests on every Python, torch and processor that README promises, on one machine.
+
+Every two values of two columns of ``MATRIX`` meet at least once, in as few runs of the suite as that takes. The
+configurations of one Python and one torch share an environment in `.nox`. torch comes from where pip is told to look:
+its CPU builds are enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import nox
+
+#: Python, torch, instructions, threads
+MATRIX = [
+    ("3.11", "2.9", "sse4", 1),
+    ("3.12", "2.13", "sse4", 2),
+    ("3.11", "2.13", "avx2", 1),
+    ("3.12", "2.9", "avx2", 2),
+    ("3.11", "2.13", "avx512", 2),
+    ("3.12", "2.9", "avx512", 1),
+]
+#: What an x86 processor without the later instructions makes of torch, MKL and oneDNN. The last has all of its own.
+INSTRUCTIONS = {
+    "sse4": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "MKL_ENABLE_INSTRUCTIONS": "AVX512", "ONEDNN_MAX_CPU_ISA": "DEFAULT"},
+}
+#: What a torch needs otherwise than constraints.txt says: numpy 2.4 refuses what the interpreter of Triton 3.5 does.
+OTHERWISE = {"2.9": ["numpy<2.4"]}
+CAPABILITY = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+SEEN = """
+import platform, torch
+seen = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+print(f"Python {platform.python_version()}, torch {torch.__version__}, {seen}")
+"""
+
+nox.options.error_on_missing_interpreters = True
+nox.options.download_python = "never"
+
+
+def environment(python: str, torch: str) -> str:
+    """Name of the environment of a Python and a torch."""
+    return f"py{python}-torch{torch}".replace(".", "")
+
+
+def install(python: str, torch: str) -> None:
+    """Declare the session that builds an environment."""
+
+    @nox.session(name=environment(python, torch), python=python, reuse_venv=True, default=False)
+    def build(session: nox.Session) -> None:
+        # the pinned versions, but for torch and what its version decides
+        pins = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
+        own = [f"torch=={torch}.*", *OTHERWISE.get(torch, [])]
+        free = {re.split("[=<]", one)[0] for one in [*own, "triton"]}
+        constraints = Path(session.create_tmp()) / "constraints.txt"
+        constraints.write_text("\n".join(one for one in pins if one.split("==")[0] not in free), encoding="utf-8")
+        try:
+            session.install("-c", str(constraints), *own, "-e", ".[dev,tasks,tensorboard]")
+        except nox.command.CommandFailed:
+            session.error(f"pip found no torch {torch} for Python {python}, or not what it needs: see above")
+
+    build.__doc__ = f"The environment of Python {python} and torch {torch}."
+
+
+def test(python: str, torch: str, instructions: str, threads: int) -> None:
+    """Declare the session that runs the tests under one configuration."""
+    built = environment(python, torch)
+
+    @nox.session(name=f"{built}-{instructions}-{threads}", venv_backend="none", requires=[built])
+    def run(session: nox.Session) -> None:
+        interpreter = session.cache_dir.parent / built / "bin" / "python"
+        own = {name: None for one in INSTRUCTIONS.values() for name in one}
+
+        def ask(code: str, env: dict[str, str | None]) -> str:
+            return str(
+                session.run(str(interpreter), "-c", code, env=env, silent=True, external=True, log=False)
+            ).strip()
+
+        has, wanted = ask(CAPABILITY, own), INSTRUCTIONS[instructions]["ATEN_CPU_CAPABILITY"].upper()
+        order = ["DEFAULT", "AVX2", "AVX512"]
+        if has not in order or order.index(has) < order.index(wanted):
+            session.skip(f"this processor has no {instructions}: torch runs its {has} kernels")
+        env = {**INSTRUCTIONS[instructions], "OMP_NUM_THREADS": str(threads)}
+        session.log(ask(SEEN, env))
+        workers = max(1, (os.cpu_count() or 1) // threads)
+        session.run(str(interpreter), "-m", "pytest", "-n", str(workers), *session.posargs, env=env, external=True)
+
+    run.__doc__ = f"The tests on Python {python}, torch {torch}, {instructions} instructions, {threads} thread(s)."
+
+
+for chosen in dict.fromkeys(one[:2] for one in MATRIX):
+    install(*chosen)
+for chosen in MATRIX:
+    test(*chosen)

@@ -1,0 +1,74 @@
+"""How far apart two computations of one number may be: from its dtype, its size and the roundings on the way.
+
+Kernels of another processor, or of another shape on the same one, add in another order and fuse other products. What a
+test says of the product bit for bit needs none of this. Those of the law kit:
+`rlstab/testing/tolerances.py`. Not here: statistical errors, digits that a document prints, the truncation of finite
+differences, one error as a share of another, the bounds that docs/conformance.md publishes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def rounding(dtype: torch.dtype, magnitude: float, terms: int) -> float:
+    """The largest absolute difference between two computations of one number.
+
+    One rounding is off by at most u = eps / 2 of what it rounds, which is at most ``magnitude``. The worst that
+    ``terms`` of them do to each of two computations is ``2 terms u magnitude``. Of many roundings, that never comes:
+    even in +-u they have a standard deviation of u / sqrt(3), independent they add up as a random walk, and the
+    difference of two walks has one of ``sqrt(2 terms / 3) u magnitude``; ``4 sqrt(terms) u magnitude`` is five of
+    these (one comparison in two million would fail). The smaller of the two is the bound.
+
+    Args:
+        dtype: in which it is computed; the narrower of two.
+        magnitude: bound on all numbers on the way: for a sum, of the absolute values of what is added.
+        terms: roundings on the longest way from an input to the result: n for a sum or a product of n terms.
+    """
+    return 2 * min(terms, 2 * terms**0.5) * torch.finfo(dtype).eps / 2 * magnitude
+
+
+def assert_near(
+    found: torch.Tensor, expected: torch.Tensor, terms: int, *, size: float = 1.0, dtype: torch.dtype | None = None
+) -> None:
+    """Two tensors are within ``rounding`` of each other.
+
+    Args:
+        found: in any dtype.
+        expected: of the same shape.
+        terms: see ``rounding``.
+        size: bound on what is rounded on the way, where it is larger than all that is expected: logits, a weight.
+        dtype: in which ``found`` was computed, where it is not its own.
+    """
+    magnitude = max(size, float(expected.detach().abs().max())) if expected.numel() else size
+    close = rounding(dtype or found.dtype, magnitude, terms)
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=close)
+
+
+def depth(model: PreTrainedModel, positions: int) -> int:
+    """Roundings on the way from the tokens to the log-probs of a decoder, for ``rounding``.
+
+    Each layer sums over its width in two norms, in the queries and keys, in the output of the attention and into the
+    MLP, over a head and over the positions in the attention, and over the MLP's width; a norm, the head and the softmax
+    end it.
+    """
+    size = model.config
+    heads = size.hidden_size // size.num_attention_heads
+    inner = getattr(size, "intermediate_size", None) or 4 * size.hidden_size
+    layer = 5 * size.hidden_size + heads + positions + inner
+    return size.num_hidden_layers * layer + 2 * size.hidden_size + size.vocab_size
+
+
+def drift(terms: int) -> float:
+    """How far apart AdamW takes nine weights in ten, in steps of lr, where float32 gradients differ by rounding.
+
+    A weight with gradient x moves by about x / |x|: an error e of x takes it e / |x| apart. ``rounding`` is five
+    standard deviations of e in units of the typical gradient. The quotient of two centred normal numbers is Cauchy
+    distributed: nine in ten are below tan(0.45 pi) = 6.3 times the quotient of their deviations.
+    """
+    return 6.3 * rounding(torch.float32, 1.0, terms) / 5
