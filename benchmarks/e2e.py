@@ -1,4 +1,4 @@
-"""Forward and backward of a whole model under a mask that leaves a fifth of the tokens alive.
+"""Forward and backward of a whole model under a mask that leaves a fifth of the tokens live.
 
     python -m benchmarks e2e --batch 4x128 --live 0.2 --against trl,trl-logits,naive --json
 

@@ -7,7 +7,7 @@ Modes: `fwd` signals without gradient (log-probs, entropies; ours the largest lo
 more (ours), `bwd` our backward alone, `fwdbwd` both, entropies without gradient, `fwdbwd-entropy` entropy in the loss,
 `frozen` a head without gradient, `memory` the peak of `fwdbwd` in a fresh process, `error` the gradient's distance from
 float64. `G` is a time over that of a bare product of hidden states and weight in the same run: a dense pass that keeps
-its logits needs 3, one that makes them again 4, and one that leaves out silent rows 1 + 3 * live.
+its logits needs 3, one that makes them again 4, and one that leaves out rows without gradient 1 + 3 * live.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def weigh(run: Run, preset: str, problem: Problem, heads: list[str], live: float
                 "head": head,
                 "tokens": problem.tokens,
                 "width": problem.width,
-                "words": problem.words,
+                "vocab": problem.vocab,
                 "dtype": str(problem.dtype).removeprefix("torch."),
                 "live": live,
                 "frozen": False,

@@ -19,17 +19,17 @@ ENTROPY_PRICE = 0.01
 
 @dataclass(frozen=True)
 class Problem:
-    """``tokens`` x ``width`` hidden states and ``words`` x ``width`` weights."""
+    """``tokens`` x ``width`` hidden states and ``vocab`` x ``width`` weights."""
 
     tokens: int
     width: int
-    words: int
+    vocab: int
     dtype: torch.dtype
 
     @property
     def shape(self) -> list[int]:
         """As a record holds it."""
-        return [self.tokens, self.width, self.words]
+        return [self.tokens, self.width, self.vocab]
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def inputs(problem: Problem, *, frozen: bool = False) -> Inputs:
     """Of a mean entropy of 3 to 4 nats."""
     draw = torch.Generator().manual_seed(SEED)
     hidden = torch.randn(problem.tokens, problem.width, generator=draw) * 4 / math.sqrt(problem.width)
-    weight = torch.randn(problem.words, problem.width, generator=draw)
-    ids = torch.randint(problem.words, (problem.tokens,), generator=draw)
+    weight = torch.randn(problem.vocab, problem.width, generator=draw)
+    ids = torch.randint(problem.vocab, (problem.tokens,), generator=draw)
     return Inputs(hidden.to(problem.dtype).requires_grad_(), weight.to(problem.dtype).requires_grad_(not frozen), ids)
 
 

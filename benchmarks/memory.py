@@ -43,7 +43,7 @@ def peak(head: str, problem: Problem, live: float, *, frozen: bool = False) -> d
 def main() -> None:
     asked = json.loads(sys.argv[1])
     torch.set_num_threads(asked["threads"])
-    problem = Problem(asked["tokens"], asked["width"], asked["words"], getattr(torch, asked["dtype"]))
+    problem = Problem(asked["tokens"], asked["width"], asked["vocab"], getattr(torch, asked["dtype"]))
     print(json.dumps(peak(asked["head"], problem, asked["live"], frozen=asked["frozen"])))
 
 

@@ -139,8 +139,8 @@ def main() -> None:
     run = Run("modules", options.json)
     run.say()
     rows, length = map(int, options.tokens.split("x"))
-    tokens, width, words = map(int, options.head.split("x"))
-    problem = Problem(tokens, width, words, torch.float32)
+    tokens, width, vocab = map(int, options.head.split("x"))
+    problem = Problem(tokens, width, vocab, torch.float32)
     made = Step(rows, length)
     objectives = chosen(listed(options.modules), run.console.print)
     given, ones, law = inputs(problem), weights_of(problem, 1.0), HEADS["rlstab"].load()
@@ -156,7 +156,7 @@ def main() -> None:
         extra = {} if name in ("plain", "head") else {"share_of_head": values["cpu_s"] / head}
         run.add(
             name,
-            shape=[tokens, width, words] if name == "head" else [rows, length],
+            shape=[tokens, width, vocab] if name == "head" else [rows, length],
             dtype="float32",
             live=1.0,
             mode="fwdbwd",

@@ -48,7 +48,7 @@ class Case:
 
 @dataclass
 class Times:
-    """Seconds of one case, an entry a repetition."""
+    """Seconds of one case, an entry per repetition."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
@@ -246,7 +246,7 @@ def parser(about: str | None, *, repeat: int) -> argparse.ArgumentParser:
         type=Path,
         nargs="?",
         const=RESULTS,
-        help=f"append a line a case to this file (without a name: {RESULTS.relative_to(ROOT)})",
+        help=f"append a line per case to this file (without a name: {RESULTS.relative_to(ROOT)})",
     )
     return made
 

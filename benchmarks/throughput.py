@@ -39,7 +39,7 @@ LINES = 512
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, how much of it a step."""
+    """What is trained, how much of it per step."""
 
     model: str
     task: dict[str, Any]
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def samples(self) -> int:
-        """Responses a step."""
+        """Responses per step."""
         return self.prompts * self.group
 
 
@@ -90,11 +90,11 @@ JOBS = {
 
 def coins(path: Path) -> None:
     """A file of coin flips to continue."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(LINES):
-            seen = ", ".join(dice.choice(("heads", "tails")) for _ in range(8))
-            file.write(json.dumps({"prompt": f"Coin flips: {seen},", "answer": dice.choice(("heads", "tails"))}) + "\n")
+            seen = ", ".join(rng.choice(("heads", "tails")) for _ in range(8))
+            file.write(json.dumps({"prompt": f"Coin flips: {seen},", "answer": rng.choice(("heads", "tails"))}) + "\n")
 
 
 def settings(job: Job, folder: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def train_ours(job: Job, folder: Path) -> dict[str, float]:
         **marks.per_step(job),
         "mean_tokens": statistics.mean(one["response/length"] for one in records),
         "mean_reward": statistics.mean(one["reward/mean"] for one in records),
-        "dead_groups": statistics.mean(one["reward/dead_groups"] for one in records),
+        "zero_std_groups": statistics.mean(one["reward/zero_std_groups"] for one in records),
     }
 
 
@@ -188,7 +188,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
     examples = [task.example("train", index) for index in range(job.prompts * steps)]
     lengths: list[float] = []
     rewards: list[float] = []
-    dead: list[float] = []
+    equal: list[float] = []
 
     def reward(completion_ids: list[list[int]], place: list[int], **_: Any) -> list[float]:
         texts = [tokenizer.decode(ids, skip_special_tokens=not task.keeps_special_tokens) for ids in completion_ids]
@@ -196,7 +196,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
         groups = [values[start : start + job.group] for start in range(0, len(values), job.group)]
         lengths.append(statistics.mean(map(len, completion_ids)))
         rewards.append(statistics.mean(values))
-        dead.append(statistics.mean(float(len(set(group)) == 1) for group in groups))
+        equal.append(statistics.mean(float(len(set(group)) == 1) for group in groups))
         return values
 
     arguments = GRPOConfig(
@@ -242,7 +242,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
         **marks.per_step(job),
         "mean_tokens": statistics.mean(lengths[job.warmup :]),
         "mean_reward": statistics.mean(rewards[job.warmup :]),
-        "dead_groups": statistics.mean(dead[job.warmup :]),
+        "zero_std_groups": statistics.mean(equal[job.warmup :]),
     }
 
 
@@ -250,19 +250,19 @@ TRAINERS = {"rlstab": (train_ours, "rlstab"), "trl": (train_trl, "trl")}
 
 
 def compare(run: Run, name: str, job: Job, trainers: list[str], repeat: int, threads: int) -> None:
-    """Processes in turns; one record a trainer, of its least CPU-seconds a step."""
+    """Processes in turns; one record per trainer, of its least CPU-seconds per step."""
     found: dict[str, list[dict[str, float]]] = {trainer: [] for trainer in trainers}
     for _ in range(repeat):
         for trainer in trainers:
             one = child("benchmarks.throughput", {"trainer": trainer, "job": asdict(job), "threads": threads})
             found[trainer].append(one)
             run.console.print(
-                f"{name}, {trainer}: {one['cpu_s']:.3f} CPU-s a step, {one['mean_tokens']:.1f} tokens a response, "
-                f"mean reward {one['mean_reward']:.2f}, {one['dead_groups']:.0%} of groups without spread",
+                f"{name}, {trainer}: {one['cpu_s']:.3f} CPU-s per step, {one['mean_tokens']:.1f} tokens per response, "
+                f"mean reward {one['mean_reward']:.2f}, {one['zero_std_groups']:.0%} zero-variance groups",
                 highlight=False,
             )
-    drawn = Table("trainer", title=f"{name}: {job.samples} responses a step, at most {job.new_tokens} tokens")
-    for title in ("CPU s a step", "samples / CPU s", "tokens a response", "tokens / CPU s", "groups without spread"):
+    drawn = Table("trainer", title=f"{name}: {job.samples} responses per step, at most {job.new_tokens} tokens")
+    for title in ("CPU s per step", "samples / CPU s", "tokens per response", "tokens / CPU s", "zero-variance groups"):
         drawn.add_column(title, justify="right")
     for trainer, several in found.items():
         cpu = min(one["cpu_s"] for one in several)
@@ -273,7 +273,7 @@ def compare(run: Run, name: str, job: Job, trainers: list[str], repeat: int, thr
             "samples_per_cpu_s": job.samples / cpu,
             "tokens_per_cpu_s": job.samples * tokens / cpu,
             "mean_tokens": tokens,
-            "dead_groups": statistics.mean(one["dead_groups"] for one in several),
+            "zero_std_groups": statistics.mean(one["zero_std_groups"] for one in several),
             "ratio_to": {
                 other: statistics.median(b["cpu_s"] / a["cpu_s"] for a, b in zip(several, theirs, strict=True))
                 for other, theirs in found.items()
@@ -295,7 +295,7 @@ def compare(run: Run, name: str, job: Job, trainers: list[str], repeat: int, thr
             f"{values['samples_per_cpu_s']:.2f}",
             f"{tokens:.1f}",
             f"{values['tokens_per_cpu_s']:.0f}",
-            f"{values['dead_groups']:.0%}",
+            f"{values['zero_std_groups']:.0%}",
         )
     run.console.print(drawn)
 

@@ -55,7 +55,7 @@ RECIPES = {
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token a character of `ALPHABET`, padding on the left, `$` as end of text.
+    """Return a tokenizer with one token per character of `ALPHABET`, padding on the left, `$` as end of text.
 
     Encoding and decoding give back the text exactly. `$` is a special token: decode with
     `skip_special_tokens=False` to keep it. A character outside the alphabet raises.
@@ -113,10 +113,10 @@ def warm_start(
         out: the folder to make; it appears only when it is complete.
         task: a name in `RECIPES`.
         steps: optimizer steps, by default the recipe's; the learning rate falls to 0 over them along a cosine.
-        batch_size: demonstrations a step.
+        batch_size: demonstrations per step.
         lr: the first learning rate of AdamW.
         seed: of the first weights, the problems and the noise. torch's own random state is left as it was.
-        log: called after every step with the step (from 1) and the loss (nats a token of the answer).
+        log: called after every step with the step (from 1) and the loss (nats per token of the answer).
 
     Returns:
         The folder.
@@ -166,7 +166,7 @@ def _batches(
             answers.append(task.demonstration(example, random.Random(f"demonstration {seed} {index}")))
         texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         batch = tokenizer(texts, padding=True, return_tensors="pt")
-        # one token a character and padding on the left: an answer is the last len(answer) tokens of its row
+        # one token per character and padding on the left: an answer is the last len(answer) tokens of its row
         lengths = torch.tensor([len(answer) for answer in answers])
         from_end = torch.arange(batch.input_ids.shape[1], 0, -1)
         labels = batch.input_ids.masked_fill(from_end > lengths[:, None], -100)

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="compare methods: settings x methods x seeds of a YAML file")
     bench.add_argument("file", help="bench file")
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
-    bench.add_argument("--workers", type=int, help="runs at a time, one thread each (one a CPU)")
+    bench.add_argument("--workers", type=int, help="runs at a time, one thread each (one per CPU)")
     bench.add_argument(
         "--only", action="append", default=[], metavar="SETTING/METHOD", help="some of the runs; * stands for any"
     )

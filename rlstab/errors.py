@@ -23,7 +23,7 @@ class MissingSignal(RlstabError, LookupError):
 
 
 class MethodError(RlstabError, TypeError):
-    """A class is no method, or a method returns something else than the interface asks for."""
+    """A class is not a method, or a method returns something other than the interface asks for."""
 
 
 class OutOfRange(RlstabError, ValueError):

@@ -138,7 +138,7 @@ PRESETS: Mapping[str, Preset] = {
     "stapo": Preset(
         compose(ClipHigher(low=0.2, high=0.28, dual_clip=10.0), S2TMask(), TokenMean()),
         "grpo",
-        "STAPO: JustRL with spurious tokens silenced.",
+        "STAPO: JustRL with spurious tokens dropped.",
         {
             "clip_higher.low": "arXiv 2602.15620: 0.2",
             "clip_higher.high": "arXiv 2602.15620: 0.28",
@@ -149,7 +149,7 @@ PRESETS: Mapping[str, Preset] = {
     "recommended": Preset(
         compose(ClipHigher(low=0.2, high=0.28, dual_clip=10.0), within(S2TMask(), STARE(variant="O1")), TokenMean()),
         "grpo",
-        "Our stack: JustRL, spurious tokens silenced, and STARE's boost among the tokens that are left.",
+        "Our stack: JustRL, spurious tokens dropped, and STARE's boost among the tokens that are left.",
         {
             "clip_higher.low": "arXiv 2503.14476: 0.2",
             "clip_higher.high": "arXiv 2503.14476: 0.28",

@@ -22,9 +22,9 @@ from tests.test_signal_passes import DIFFERENTIABLE, MIN_P, Largest, dense, erro
 from tests.tolerances import assert_near
 
 #: No block, tile or slice divides these.
-ROWS, WIDTH, WORDS = 21, 19, 53
+ROWS, WIDTH, VOCAB = 21, 19, 53
 #: Roundings of a signal: a product, a softmax, and eight of single functions; of a gradient, the rows as well.
-TERMS = WIDTH + WORDS + 8 + ROWS
+TERMS = WIDTH + VOCAB + 8 + ROWS
 #: Bound on the logits, over the temperature.
 LOGIT = 30.0
 HEADS = {
@@ -59,8 +59,8 @@ def on(device, options):
     return {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
 
 
-def drawn(device, dtype=torch.float32, rows=ROWS, words=WORDS):
-    hidden, weight, bias, ids = inputs(rows, WIDTH, words, torch.float64)
+def drawn(device, dtype=torch.float32, rows=ROWS, vocab=VOCAB):
+    hidden, weight, bias, ids = inputs(rows, WIDTH, vocab, torch.float64)
     return (hidden / 2).to(device, dtype), weight.to(device, dtype), bias.to(device, dtype), ids.to(device)
 
 
@@ -109,7 +109,7 @@ def sparse(device):
     assert hidden.grad.ne(0).any(-1).tolist() == (torch.arange(ROWS) % 5 == 1).tolist()
 
 
-def all_silent(device):
+def no_live_row(device):
     hidden, weight, bias, ids = drawn(device)
     given = leaves(hidden, weight, bias)
     (ours(*given, ids)["logprobs"] * 0).sum().backward()
@@ -125,7 +125,7 @@ def frozen_head(device):
     assert weight.grad is None
 
 
-def rows_alive_alone(device):
+def live_rows_alone(device):
     hidden, weight, _, ids = drawn(device)
     given = leaves(hidden, weight)
     found = ours(*given, None, ids)["logprobs"]
@@ -147,7 +147,7 @@ def nan_stays_visible(device):
 def forbidden_tokens(device):
     hidden, weight, bias, ids = drawn(device)
     bias[:33] = -math.inf  # whole slices of them, the first among them
-    bias[40] = bias[WORDS - 1] = -math.inf
+    bias[40] = bias[VOCAB - 1] = -math.inf
     ids = torch.full_like(ids, 37)
     _, weight, bias = compare(device, True, {}, given=(hidden, weight, bias, ids))
     assert (bias.grad[:33] == 0).all()
@@ -174,9 +174,9 @@ def any_strides(device):
     given = (hidden.T.contiguous().T, weight.T.contiguous().T, torch.stack([bias, bias], 1)[:, 0])
     assert not any(one.is_contiguous() for one in given)
     every = ids.repeat_interleave(2)[::2]
-    heat = torch.linspace(0.4, 2.0, 2 * ROWS, device=device)[::2]
-    mine = ours(*given, every, temperature=heat)
-    theirs = ours(hidden, weight, bias, ids, temperature=heat.contiguous())
+    temperature = torch.linspace(0.4, 2.0, 2 * ROWS, device=device)[::2]
+    mine = ours(*given, every, temperature=temperature)
+    theirs = ours(hidden, weight, bias, ids, temperature=temperature.contiguous())
     assert all(torch.equal(mine[name], theirs[name]) for name in SIGNAL_NAMES)
     strided = [one.detach().requires_grad_() for one in given]
     total(ours(*strided, every), SIGNAL_NAMES, MIX.to(device).float()).backward()
@@ -187,8 +187,8 @@ def any_strides(device):
 
 
 def ends(device):
-    for rows, words in ((0, 53), (1, 1), (16, 16), (17, 29)):
-        given = drawn(device, rows=rows, words=words)
+    for rows, vocab in ((0, 53), (1, 1), (16, 16), (17, 29)):
+        given = drawn(device, rows=rows, vocab=vocab)
         compare(device, True, {}, torch.ones(5, rows, dtype=torch.float64), given=given)
 
 
@@ -202,8 +202,8 @@ def half_precision(dtype):
 
 def compare_half(device, dtype):
     """No further from float64 than the plain path, which rounds the logits."""
-    rows, width, words = 40, 64, 300
-    hidden, weight, bias, ids = (one.to(device) for one in inputs(rows, width, words, torch.float32))
+    rows, width, vocab = 40, 64, 300
+    hidden, weight, bias, ids = (one.to(device) for one in inputs(rows, width, vocab, torch.float32))
     several = [one.to(dtype) for one in (hidden * 4 / math.sqrt(width), weight, bias)]
     mix = torch.randn(5, rows, generator=torch.Generator().manual_seed(5)).to(device)
     names = {"logprobs", "entropies"}
@@ -249,9 +249,9 @@ CASES = {
         case.__name__: case
         for case in (
             sparse,
-            all_silent,
+            no_live_row,
             frozen_head,
-            rows_alive_alone,
+            live_rows_alone,
             nan_stays_visible,
             forbidden_tokens,
             a_row_without_any_allowed_token,

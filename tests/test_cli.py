@@ -69,7 +69,7 @@ def test_check_says_what_a_method_does_reads_and_costs(rlstab_command):
         "max_prob=0.1, quantile=0.75, population='candidates' entropies keep",
         "needs entropies: entropy of the full next-token distribution, nats; free: the sampler has the logits",
         "needs ref_logprobs: ",
-        "a second model in memory and one more forward a rollout",
+        "a second model in memory and one more forward per rollout",
         "differentiates entropies of the live policy",
     ):
         assert text in out
@@ -77,7 +77,7 @@ def test_check_says_what_a_method_does_reads_and_costs(rlstab_command):
 
 def test_check_says_of_a_run_how_it_learns(rlstab_command):
     _, out, _ = rlstab_command("check", "f.yaml", f="objective: {preset: dr_grpo}\noptimisation: {epochs: 2}\n")
-    assert "advantage: dr_grpo; ratio against: recompute; 2 optimizer step(s) a rollout of 16 x 8 responses" in out
+    assert "advantage: dr_grpo; ratio against: recompute; 2 optimizer step(s) per rollout of 16 x 8 responses" in out
     loaded = load_run("f.yaml")
     assert f"objective {objective_hash(loaded.composition)}, run {run_hash(loaded)}: no conflict" in out
 
@@ -86,7 +86,7 @@ BOTH = "s2t and stare act in opposite directions"
 NOTES = {
     "a clip without a ratio": ("objective: clip_higher\nseed: 0", "clip_higher cannot act: with one optimizer step"),
     "s2t and stare": ("[s2t, stare]", BOTH),
-    "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy silences every token below its own entropy"),
+    "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy drops every token below its own entropy"),
     "stare and a bonus": ("[stare, entropy_bonus]", "entropy_bonus lifts the mean entropy"),
     "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "adaptive_entropy lifts the mean entropy"),
     "a mask and a fixed length": (
@@ -95,7 +95,7 @@ NOTES = {
     ),
     "inside within": (
         "{name: within, outer: s2t, inner: {name: within, outer: top_entropy, inner: stare}}",
-        "top_entropy silences every token below its own entropy",
+        "top_entropy drops every token below its own entropy",
     ),
 }
 
@@ -125,7 +125,7 @@ def test_list_names_every_method_and_preset(rlstab_command):
     assert (code, err) == (0, "")
     for name in [*rlstab.available(), *PRESETS]:
         assert f" {name} " in out
-    assert "STAPO: JustRL with spurious tokens silenced. clip_higher, s2t, token_mean" in out
+    assert "STAPO: JustRL with spurious tokens dropped. clip_higher, s2t, token_mean" in out
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["check", "f.yaml"]])
@@ -240,7 +240,7 @@ def test_a_timeout_is_some_seconds(rlstab_command, seconds):
 def test_set_is_checked_too(rlstab_command):
     code, out, _ = rlstab_command("check", "f.yaml", "--set", "optimisation.epochs=3", f="objective: s2t\n")
     assert code == 0
-    assert "3 optimizer step(s) a rollout" in out
+    assert "3 optimizer step(s) per rollout" in out
 
 
 def test_a_stop_from_the_keyboard_is_no_traceback(rlstab_command, monkeypatch):

@@ -43,7 +43,7 @@ from rlstab.core.settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
 from rlstab.explain.costs import costs, everywhere
 from rlstab.explain.hosts import HOSTS, hosts
-from rlstab.explain.idle import idle, inert, unsafe
+from rlstab.explain.idle import idle, idle_in_run, unsafe
 from rlstab.explain.interactions import interactions
 from rlstab.explain.page import explain, page
 from rlstab.explain.recipes import recipes
@@ -163,10 +163,10 @@ def test_a_share_in_percent() -> None:
 
 def drawn(seed: int = 0, **changes: Tensor) -> TokenBatch:
     """800 tokens of 20 responses, a tenth of them rare; half of the responses rewarded, mean entropy about 0.25."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(20, 40, generator=dice, dtype=torch.float64)
+        return low + (high - low) * torch.rand(20, 40, generator=rng, dtype=torch.float64)
 
     rare = uniform(0, 1) < 0.1
     logprobs = torch.where(rare, uniform(-9, -4), uniform(-2, 0))
@@ -410,12 +410,12 @@ def test_what_is_declared_of_a_pair_holds(claim: Callable[[TokenBatch], None], s
     claim(drawn(seed))
 
 
-def test_the_older_s2t_is_inert_only_up_to_the_share_that_top_entropy_drops() -> None:
+def test_the_older_s2t_is_idle_only_up_to_the_share_that_top_entropy_drops() -> None:
     for quantile, share, expected in [(0.8, 0.2, True), (0.7, 0.2, True), (0.9, 0.2, False)]:
         found = interactions(compose(S2TMask(population="all", quantile=quantile), TopEntropyMask(share=share)))
         ((kind, text),) = found
         assert kind == "redundant"
-        assert ("`top_entropy` silences every token that `s2t` would drop." in text) == expected
+        assert ("`top_entropy` drops every token that `s2t` would drop." in text) == expected
 
 
 def test_a_clip_on_policy_changes_nothing() -> None:
@@ -444,14 +444,14 @@ def test_who_acts_on_every_token_is_found(method: TokenObjective, expected: list
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (S2TMask(), "silenced by `s2t`,"),
-        (TopEntropyMask(denominator="all"), "silenced by `top_entropy`,"),
+        (S2TMask(), "dropped or given weight 0 by `s2t`,"),
+        (TopEntropyMask(denominator="all"), "dropped or given weight 0 by `top_entropy`,"),
         (STARE(variant="C2"), "(advantage 0, stopped"),
-        (STARE(variant="C2", damp=0.0), "silenced by `stare`,"),
+        (STARE(variant="C2", damp=0.0), "dropped or given weight 0 by `stare`,"),
     ],
     ids=repr,
 )
-def test_who_silences_tokens_is_found(method: TokenObjective, expected: str) -> None:
+def test_who_drops_tokens_is_found(method: TokenObjective, expected: str) -> None:
     assert expected in "\n".join(costs(compose(method), None))
 
 
@@ -550,14 +550,14 @@ def test_of_an_advantage_without_its_deviation_it_is_dr_grpo_that_is_told() -> N
 )
 def test_what_is_idle_in_a_run(objective: Any, optimisation: Any, expected: list[str]) -> None:
     run = run_of(objective, optimisation=optimisation)
-    found = inert(run.composition, run)
+    found = idle_in_run(run.composition, run)
     assert len(found) == len(expected)
     assert all(re.match(pattern, text) for pattern, text in zip(expected, found, strict=True))
 
 
 def test_a_group_of_one_and_settings_that_are_not_read() -> None:
     run = run_of(["s2t"], rollout={"group": 1}, advantage={"estimator": "rloo", "ddof": 0, "std": False})
-    first, *rest = inert(run.composition, run)
+    first, *rest = idle_in_run(run.composition, run)
     assert first.startswith("rollout.group = 1: ")
     assert [text.partition(":")[0] for text in rest] == ["advantage.std", "advantage.ddof"]
 
@@ -593,14 +593,18 @@ def test_settings_at_which_a_method_does_nothing() -> None:
 @pytest.mark.parametrize(
     ("optimisation", "expected"),
     [
-        ({}, ["Forward passes beyond sampling and the loss: one a rollout of the reference model.", "which learns"]),
+        ({}, ["Forward passes beyond sampling and the loss: one per rollout of the reference model.", "which learns"]),
         (
             {"epochs": 2, "mini_batches": 2},
-            ["4 optimizer steps a rollout of 16 x 8 responses", "one a rollout for the old log-probs", "it is older"],
+            [
+                "4 optimizer steps per rollout of 16 x 8 responses",
+                "one per rollout for the old log-probs",
+                "it is older",
+            ],
         ),
         (
             {"refresh": "step", "scope": "microbatch"},
-            ["one an optimizer step for fresh evidence", "at the start of each", "of each micro-batch alone"],
+            ["one per optimizer step for fresh evidence", "at the start of each", "of each micro-batch alone"],
         ),
     ],
 )
@@ -735,7 +739,7 @@ def test_a_bench_is_explained_method_by_method(shown: Any, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ("recommended", "stapo (STAPO: JustRL with spurious tokens silenced). This one adds stare."),
+        ("recommended", "stapo (STAPO: JustRL with spurious tokens dropped). This one adds stare."),
         ("s2t,stare,clip_higher", "instead of 10.0. As near: stapo."),
     ],
 )

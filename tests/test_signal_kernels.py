@@ -23,7 +23,8 @@ GIVEN = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
 POINTERS = {"hidden", "weight", "bias", "out"}
 NUMBERS = {"inner", "outer", "lowest", "floor"}
 COUNTS = {
-    "count", "size", "width", "row_step", "row_unit", "word_step", "word_unit", "slice_size", "first_word", "end_word",
+    "count", "size", "width", "row_step", "row_unit", "column_step", "column_unit", "slice_size",
+    "first_column", "end_column",
 }  # fmt: skip
 
 
@@ -71,9 +72,9 @@ def test_a_kernel_compiles_without_a_gpu(monkeypatch, tmp_path, name, capability
     from rlstab.signals import kernels, triton_head
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    rows, words, units = triton_head.BLOCK
+    rows, columns, units = triton_head.BLOCK
     function = getattr(kernels, name)
-    signature, constants = {}, {"ROWS": rows, "WORDS": words, "UNITS": units, "WIDEN": False}
+    signature, constants = {}, {"ROWS": rows, "COLUMNS": columns, "UNITS": units, "WIDEN": False}
     for one in function.arg_names:
         if one.isupper():
             signature[one], constants[one] = "constexpr", constants.get(one, True)

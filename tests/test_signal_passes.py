@@ -1,4 +1,4 @@
-"""The passes over the vocabulary: values, gradients, silent rows, precision and memory, whatever the tiles."""
+"""The passes over the vocabulary: values, gradients, live rows, precision and memory, whatever the tiles."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlstab.signals import SIGNAL_NAMES, tile, token_signals, token_signals_from
 from tests.tolerances import assert_near
 
 MIN_P = 0.3
-ROWS, WIDTH, WORDS = 7, 5, 23
+ROWS, WIDTH, VOCAB = 7, 5, 23
 #: Roundings of a signal: a product, a softmax, and eight of single functions; of a gradient, the rows as well.
-TERMS = WIDTH + WORDS + 8 + ROWS
+TERMS = WIDTH + VOCAB + 8 + ROWS
 #: Bounds on the logits, and on the logits over the smallest temperature.
 LOGIT, HOT = 20.0, 50.0
 DIFFERENTIABLE = sorted(SIGNAL_NAMES - {"max_logprobs"})
 SUBSETS = [set(some) for size in range(6) for some in combinations(sorted(SIGNAL_NAMES), size)]
-#: (rows, words) of a tile: one tile, several that do not divide, one that divides, a word each
+#: (rows, columns) of a tile: one tile, several that do not divide, one that divides, one column each
 TILES = [(1024, 4096), (3, 5), (7, 23), (4, 1)]
 
 
@@ -45,16 +45,16 @@ def dense(logits, ids, temperature=1.0):
     }
 
 
-def inputs(rows=ROWS, width=WIDTH, words=WORDS, dtype=torch.float64, seed=0):
+def inputs(rows=ROWS, width=WIDTH, vocab=VOCAB, dtype=torch.float64, seed=0):
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
 
-    hidden, weight, bias = normal(rows, width), normal(words, width), normal(words)
-    ids = torch.arange(rows) * 4 % words  # in many tiles, the first among them
+    hidden, weight, bias = normal(rows, width), normal(vocab, width), normal(vocab)
+    ids = torch.arange(rows) * 4 % vocab  # in many tiles, the first among them
     if rows > 1:
-        ids[-1] = words - 1
+        ids[-1] = vocab - 1
     return hidden, weight, bias, ids
 
 
@@ -168,11 +168,11 @@ def test_gradients_are_those_of_finite_differences(tiles, name):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 6])
-@pytest.mark.parametrize("words", [1, 4, 5, 6, 10, 11])
-def test_a_tile_ends_where_it_should(monkeypatch, rows, words):
+@pytest.mark.parametrize("vocab", [1, 4, 5, 6, 10, 11])
+def test_a_tile_ends_where_it_should(monkeypatch, rows, vocab):
     small(monkeypatch)
-    hidden, weight, bias, ids = inputs(rows, WIDTH, words)
-    ends = torch.tensor([0, words - 1, min(4, words - 1), min(5, words - 1), words - 1, 0])[:rows]
+    hidden, weight, bias, ids = inputs(rows, WIDTH, vocab)
+    ends = torch.tensor([0, vocab - 1, min(4, vocab - 1), min(5, vocab - 1), vocab - 1, 0])[:rows]
     mix = torch.arange(1.0, 5 * rows + 1, dtype=torch.float64).reshape(5, rows)
     one, other = leaves(hidden, weight, bias), leaves(hidden, weight, bias)
     for token in (ids, ends):
@@ -218,7 +218,7 @@ def test_silent_rows_get_nothing_and_the_others_what_they_had(tiles, name, live)
     assert (sides[1][0][torch.tensor(live) == 0] == 0).all()
 
 
-def test_the_rows_alive_are_those_of_any_signal(tiles):
+def test_the_live_rows_are_those_of_any_signal(tiles):
     hidden, weight, _, ids = inputs()
     given = leaves(hidden, weight)
     found = token_signals(*given, ids)
@@ -226,7 +226,7 @@ def test_the_rows_alive_are_those_of_any_signal(tiles):
     assert given[0].grad.ne(0).any(-1).nonzero().flatten().tolist() == [2, 5]
 
 
-def test_an_all_silent_batch_has_zeros_to_reduce(tiles):
+def test_a_batch_without_live_rows_has_zeros_to_reduce(tiles):
     hidden, weight, bias, ids = inputs()
     given = leaves(hidden, weight, bias)
     (token_signals(*given[:2], ids, bias=given[2]).logprobs * 0).sum().backward()
@@ -249,14 +249,14 @@ def test_a_nan_among_the_incoming_gradients_stays_visible(tiles):
     assert by_logits.isnan().any(-1).nonzero().flatten().tolist() == [3]
 
 
-def test_a_backward_works_on_the_rows_alive_alone(monkeypatch):
+def test_a_backward_works_on_the_live_rows_alone(monkeypatch):
     small(monkeypatch)
     hidden, weight, _, ids = inputs(60)
     given = leaves(hidden, weight)
     found = token_signals(*given, ids)
     with Largest() as seen:
         found.logprobs[7].backward()
-    # 23 words in tiles of 5: the logits again, and what they give to the hidden states and to the weight
+    # 23 columns in tiles of 5: the logits again, and what they give to the hidden states and to the weight
     assert seen.products == {shape for c in (5, 3) for shape in ((1, WIDTH, c), (1, c, WIDTH), (c, 1, WIDTH))}
 
 
@@ -292,7 +292,7 @@ def test_a_row_without_any_allowed_token_is_not_a_number(tiles):
 @pytest.mark.parametrize("spread", [1e-4, 1.0, 1e4])
 def test_big_and_tiny_logits(tiles, dtype, offset, spread):
     draw = torch.Generator().manual_seed(1)
-    logits = (torch.randn(ROWS, WORDS, generator=draw).double() * spread + offset).to(dtype)
+    logits = (torch.randn(ROWS, VOCAB, generator=draw).double() * spread + offset).to(dtype)
     ids = logits.argmax(-1)
     hidden, weight, bias = torch.eye(ROWS, dtype=dtype), logits.T.contiguous(), None
     g = torch.ones(5, ROWS, dtype=torch.float64)
@@ -309,13 +309,13 @@ def test_big_and_tiny_logits(tiles, dtype, offset, spread):
             assert_near(getattr(found, name), expected[name], TERMS)
         total(vars(found), SIGNAL_NAMES, g.to(dtype)).backward()
         gradient = leaf.grad.T if leaf is one else leaf.grad
-        assert_near(gradient, exact.grad, TERMS, size=math.log(WORDS))
+        assert_near(gradient, exact.grad, TERMS, size=math.log(VOCAB))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_likeliest_token_is_kept_however_its_logit_is_rounded_the_second_time(monkeypatch, dtype):
     small(monkeypatch)
-    hidden, weight, _, ids = inputs(40, 300, WORDS, dtype)
+    hidden, weight, _, ids = inputs(40, 300, VOCAB, dtype)
     hidden = hidden / 8
     for row in range(40):  # alone: another shape of product than the first time
         where = torch.arange(40) == row
@@ -339,8 +339,8 @@ def error(found, exact):
 
 @pytest.mark.parametrize("names", [{"logprobs"}, {"entropies"}, {"logprobs", "entropies", "sum_p_sq"}])
 def test_bfloat16_is_as_near_to_float64_as_the_plain_path(names):
-    rows, width, words = 200, 64, 9000
-    hidden, weight, _, ids = inputs(rows, width, words, torch.float32)
+    rows, width, vocab = 200, 64, 9000
+    hidden, weight, _, ids = inputs(rows, width, vocab, torch.float32)
     hidden, weight = (hidden * 4 / math.sqrt(width)).bfloat16(), weight.bfloat16()
     mix = torch.randn(5, rows, generator=torch.Generator().manual_seed(5))
 
@@ -424,8 +424,8 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_is_as_large_as_rows_times_vocabulary(monkeypatch, dtype, options):
     monkeypatch.setattr(signals, "ROWS", 16)
     monkeypatch.setattr(signals, "COLUMNS", 64)
-    rows, width, words = 150, 4, 700
-    hidden, weight, bias, ids = inputs(rows, width, words, dtype)
+    rows, width, vocab = 150, 4, 700
+    hidden, weight, bias, ids = inputs(rows, width, vocab, dtype)
     given = leaves(hidden, weight, bias)
     kept = []
 
@@ -436,8 +436,8 @@ def test_no_tensor_is_as_large_as_rows_times_vocabulary(monkeypatch, dtype, opti
     with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
         found = token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P, **options)
         total(vars(found), SIGNAL_NAMES, torch.ones(5, rows)).backward()
-    assert 16 * 64 <= seen.numel <= words * width
-    assert max(kept) <= words * width
+    assert 16 * 64 <= seen.numel <= vocab * width
+    assert max(kept) <= vocab * width
 
 
 def test_from_logits_nothing_but_their_gradient_is_as_large_as_they_are(monkeypatch):
@@ -446,7 +446,7 @@ def test_from_logits_nothing_but_their_gradient_is_as_large_as_they_are(monkeypa
     logits, ids = torch.randn(150, 700).requires_grad_(), torch.zeros(150, dtype=torch.int64)
     with torch.no_grad(), Largest() as seen:
         token_signals_from_logits(logits, ids, needs=SIGNAL_NAMES, min_p=MIN_P)
-    assert 700 <= seen.numel <= 16 * 64  # a row of 700 words is what fits
+    assert 700 <= seen.numel <= 16 * 64  # a row of 700 columns is what fits
 
 
 def test_autocast_reaches_the_head():

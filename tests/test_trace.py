@@ -87,7 +87,7 @@ def test_traces_agree_with_the_metrics() -> None:
     tokens = sum(len(batch) for batch, _ in traces)
     kept = sum(int(one.kept.sum()) for _, one in traces)
     for key, action, metric in (
-        ("s2t", "dropped", "s2t/silenced"),
+        ("s2t", "dropped", "s2t/dropped"),
         ("stare", "boosted", "stare/boosted"),
         ("stare", "damped", "stare/damped"),
         ("lp_reg", "regularised", "lp_reg/selected"),
@@ -171,7 +171,7 @@ def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
         for key in outer:
             assert not bool((where & one.methods[key].actions["dropped"]).any())
     tokens = sum(len(part) for part, _ in traces)
-    assert total(traces, "within_1/outer", "dropped") / tokens == pytest.approx(metrics["within_1/outer/silenced"])
+    assert total(traces, "within_1/outer", "dropped") / tokens == pytest.approx(metrics["within_1/outer/dropped"])
 
 
 @final
@@ -251,7 +251,7 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
         clipped = sum(len(one["methods"]["clip_higher"].get("clipped", [])) for one in here)
         kept = sum(sum(one["kept"]) for one in here)
         metrics = records[rollout]
-        assert dropped / tokens == pytest.approx(metrics["s2t/silenced"])
+        assert dropped / tokens == pytest.approx(metrics["s2t/dropped"])
         sides = metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"]
         assert clipped / kept == pytest.approx(sides)
         assert sum(one["reward"] for one in here) / len(here) == pytest.approx(metrics["reward/mean"])

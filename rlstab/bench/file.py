@@ -66,7 +66,7 @@ class BenchFile(Settings):
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
     seeds: Seeds = Field(5, description="how many, from 0; or a list")
-    workers: Positive | None = Field(None, description="runs at a time, one thread each; null is one a CPU")
+    workers: Positive | None = Field(None, description="runs at a time, one thread each; null is one per CPU")
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
         None, description="what to make of the stack; null is both"
@@ -302,7 +302,7 @@ def _seeds(document: Document, seeds: Any) -> tuple[int, ...]:
             text = f"expected a whole number of at least 0 and below 2^32, not {shown(seed)}."
             raise document.error(("seeds", index), text)
         if seed in seeds[:index]:
-            raise document.error(("seeds", index), f"the seed {seed} stands twice. Remove one of them.")
+            raise document.error(("seeds", index), f"the seed {seed} appears twice. Remove one of them.")
     return tuple(seeds)
 
 

@@ -17,7 +17,7 @@ class Follower:
     Attributes:
         rollout: rollouts completed.
         evaluation: the last evaluation's mean, or None.
-        pace: wall seconds a rollout, evaluations included, in those that were seen; None before the first.
+        pace: wall seconds per rollout, evaluations included, in those that were seen; None before the first.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -16,7 +16,7 @@ from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.status import read_record, update_record, write_record
 from rlstab.bench.worker import Order, last_lines
 
-#: One thread a run: two such runs side by side do more than one run on two threads.
+#: One thread per run: two such runs side by side do more than one run on two threads.
 ONE_THREAD = {
     f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "RAYON")
 } | {"TOKENIZERS_PARALLELISM": "false"}

@@ -130,7 +130,7 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         console.print(f"[red]failed[/] {one.name}: {escape(why)}", highlight=False, soft_wrap=True)
     if failed:
         again = f"{command(bench)} --retry"
-        text = f"Each reason stands in full in {bench.out}/runs/.../{FILE}. Run them again with: {again}"
+        text = f"The reasons in full are in {bench.out}/runs/.../{FILE}. Run them again with: {again}"
         console.print(escape(text), highlight=False, soft_wrap=True)
     _say_unnamed(bench, console)
     console.print(escape(f"{bench.out}: {_summary(runs)}"), highlight=False, soft_wrap=True)

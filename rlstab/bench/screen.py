@@ -1,4 +1,4 @@
-"""What a person sees of a bench: a live table on a terminal, a line a run elsewhere."""
+"""What a person sees of a bench: a live table on a terminal, a line per run elsewhere."""
 
 from __future__ import annotations
 

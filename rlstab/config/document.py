@@ -82,7 +82,7 @@ class Document:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}). Save the file as UTF-8.") from error
         except ValueError as error:  # a path with a null character
-            raise ConfigError(f"{str(path)!r} is no path: {error}. Give the path of a YAML file.") from error
+            raise ConfigError(f"{str(path)!r} is not a path: {error}. Give the path of a YAML file.") from error
         return cls.parse(text, str(path))
 
     @classmethod
@@ -157,7 +157,7 @@ class Document:
         """Validate a part of the document.
 
         Raises:
-            ConfigError: one line a mistake, each with file and line, unknown keys with a did-you-mean.
+            ConfigError: one line per mistake, each with file and line, unknown keys with a did-you-mean.
         """
         try:
             return model.model_validate(data)
@@ -228,7 +228,7 @@ def dump(data: Any) -> str:
 
 
 def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:
-    """Place and line of every node: a value in a mapping stands on the line of its key."""
+    """Place and line of every node: a value in a mapping is on the line of its key."""
     stack: list[tuple[Place, yaml.Node, int]] = [((), root, root.start_mark.line + 1)]
     count = 0
     while stack:
@@ -244,10 +244,10 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
             for key, value in node.value:
                 label, line = str(key.value), key.start_mark.line + 1
                 if not isinstance(key, yaml.ScalarNode):
-                    raise ConfigError(f"{name}:{line}: a list or mapping stands where a key should. A key is text.")
+                    raise ConfigError(f"{name}:{line}: a list or mapping is used as a key. A key is text.")
                 _check(loader, key, name, _PLAIN | {_MERGE})
                 if label in seen:
-                    raise ConfigError(f"{name}:{line}: the key '{label}' stands twice. Remove one of them.")
+                    raise ConfigError(f"{name}:{line}: the key '{label}' appears twice. Remove one of them.")
                 seen.add(label)
                 stack.append(((*place, label), value, line))
         elif isinstance(node, yaml.SequenceNode):

@@ -88,7 +88,7 @@ def build_objective(document: Document) -> Composition:
 
 
 def presets_of(data: Any) -> list[Preset]:
-    """The presets that an objective names, in the order in which they stand."""
+    """The presets that an objective names, in order."""
     items = data if isinstance(data, list | tuple) else [data]
     mappings = [item for item in items if isinstance(item, Mapping)]
     named = [item["preset"] for item in mappings if "preset" in item]

@@ -1,4 +1,4 @@
-"""Names that changed: an error says what an old setting is called now, and old runs are read under the new names."""
+"""Names that changed. An error tells the new name of an old setting; old runs are read under the new names."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ RECORDS = {
     "step": "rollout",
     "steps/refused": "optimizer_steps/refused",
     "steps/skipped": "optimizer_steps/skipped",
+    "reward/dead_groups": "reward/zero_std_groups",
 }
+#: What the last part of such a key is called now; what stands before it is the place of ``s2t`` in the objective.
+LAST_PARTS = {"silenced": "dropped"}
 
 
 def new_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record under the names of now."""
-    return {RECORDS.get(key, key): value for key, value in record.items()}
+    """A record under its current names."""
+    return {_new_key(key): value for key, value in record.items()}
+
+
+def _new_key(key: str) -> str:
+    place, slash, last = key.rpartition("/")
+    return f"{place}/{LAST_PARTS[last]}" if slash and last in LAST_PARTS else RECORDS.get(key, key)
 
 
 def new_settings(config: Any, owner: str = "") -> Any:
-    """A resolved run, or a part of one that belongs to ``owner``, under the names of now."""
+    """A resolved run, or a part of one that belongs to ``owner``, under its current names."""
     if isinstance(config, list):
         return [new_settings(one, owner) for one in config]
     if not isinstance(config, Mapping):
@@ -37,7 +45,7 @@ def new_settings(config: Any, owner: str = "") -> Any:
 
 
 def old_settings(config: Any, owner: str = "", place: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path and new name of each setting of a resolved run that stands there under its old name."""
+    """Dotted path and new name of each setting of a resolved run that is there under its old name."""
     if isinstance(config, list):
         for index, one in enumerate(config):
             yield from old_settings(one, owner, f"{place}{index}.")

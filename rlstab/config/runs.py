@@ -65,7 +65,7 @@ class ReasoningGymSettings(Settings):
 
 
 class JsonlSettings(Settings):
-    """A file of prompts and answers, one JSON object a line."""
+    """A file of prompts and answers, one JSON object per line."""
 
     name: Literal["jsonl"] = "jsonl"
     path: str
@@ -87,14 +87,14 @@ TaskSettings = Annotated[
 class RolloutSettings(Settings):
     """How responses are sampled. No top-k and no top-p: log-probs are those of the whole distribution."""
 
-    prompts: Positive = Field(16, description="prompts a rollout, over all ranks")
-    group: Positive = Field(8, description="responses a prompt")
+    prompts: Positive = Field(16, description="prompts per rollout, over all ranks")
+    group: Positive = Field(8, description="responses per prompt")
     max_new_tokens: Positive = 24
     temperature: Annotated[float, Field(gt=0)] = Field(
         1.0, description="divides logits everywhere: sampling, loss, signals"
     )
     batch_size: Positive = Field(128, description="responses sampled at a time on one rank")
-    stop: str | None = Field(None, description="text that ends a response beside EOS, for example a newline")
+    stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
 
 
@@ -112,7 +112,7 @@ class OptimisationSettings(Settings):
 
     rollouts: Positive = Field(200, description="of the run; each gives epochs times mini_batches optimizer steps")
     epochs: Positive = Field(1, description="passes over a rollout")
-    mini_batches: Positive = Field(1, description="optimizer steps a pass; divides the prompts")
+    mini_batches: Positive = Field(1, description="optimizer steps per pass; divides the prompts")
     micro_batch_size: Positive = Field(
         128, description="responses in one forward and backward; does not change the loss"
     )
@@ -152,13 +152,13 @@ class EvaluationSettings(Settings):
 
     every: int = Field(50, ge=0, description="rollouts between evaluations, the start and the end included; 0 is never")
     prompts: Positive = 256
-    samples: Positive = Field(4, description="responses a prompt for the mean and pass@k")
+    samples: Positive = Field(4, description="responses per prompt for the mean and pass@k")
     pass_at: tuple[Positive, ...] = Field((4,), strict=False)
     greedy: bool = True
 
 
 class TrackingSettings(Settings):
-    """Where a run is kept and who is told."""
+    """Where a run is stored, and where its metrics go."""
 
     out: str = Field("runs/run", description="folder of the run")
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
@@ -211,7 +211,7 @@ class RunConfig(Settings):
         if optimisation.old_logprobs == "live" and optimisation.optimizer_steps_per_rollout > 1:
             raise _unfit(
                 ("optimisation", "old_logprobs"),
-                f"live needs one optimizer step a rollout, and epochs x mini_batches is "
+                f"live needs one optimizer step per rollout, and epochs x mini_batches is "
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
@@ -219,7 +219,7 @@ class RunConfig(Settings):
             if k > most:
                 raise _unfit(
                     ("evaluation", "pass_at", place),
-                    f"pass@{k} needs at least {k} samples a prompt, and evaluation.samples is {most}. Raise it, or "
+                    f"pass@{k} needs at least {k} samples per prompt, and evaluation.samples is {most}. Raise it, or "
                     f"lower this.",
                 )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:

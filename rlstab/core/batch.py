@@ -1,4 +1,4 @@
-"""Evidence, packed at the door: padding does not exist inside the library."""
+"""Evidence, packed on entry: padding does not exist inside the library."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TokenBatch(SequenceArithmetic):
 
     Three policies have three names. ``rollout_logprobs`` is the one that sampled, as the sampler reported it;
     ``old_logprobs`` is the one that the ratio divides by; ``logprobs`` is the one at the start of this optimizer step.
-    The first two are one where nothing was recomputed, the last two where a rollout makes one optimizer step.
+    The first two are the same where nothing was recomputed, the last two where a rollout makes one optimizer step.
 
     Attributes:
         old_logprobs: the policy that the ratio divides by.
@@ -74,7 +74,7 @@ class TokenBatch(SequenceArithmetic):
         group_ids: ``(S,)`` int64, the prompt's group.
         live_ratio: True makes the live policy its own denominator: the ratio is exactly 1, its gradient that of
             the log-prob. Right when the whole rollout makes one optimizer step.
-        index: int64, where each token stood in the flattened padded tensors.
+        index: int64, index of each token in the flattened padded tensors.
         padded_shape: ``(B, T)`` of those tensors.
     """
 
@@ -112,7 +112,7 @@ class TokenBatch(SequenceArithmetic):
         if self.sequence_ids.shape != self.group_ids.shape:
             raise ShapeError(
                 f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
-                f"{tuple(self.group_ids.shape)}. Both are (S,), one entry a sequence."
+                f"{tuple(self.group_ids.shape)}. Both are (S,), one entry per sequence."
             )
         for one in fields(self):
             values = getattr(self, one.name)
@@ -141,7 +141,7 @@ class TokenBatch(SequenceArithmetic):
         group_ids: Tensor | None = None,
         live_ratio: bool = False,
     ) -> TokenBatch:
-        """Pack ``(B, T)`` tensors. What stands where the mask is False is never read, be it 0, NaN or Inf.
+        """Pack ``(B, T)`` tensors. Values where the mask is False are never read, be they 0, NaN or Inf.
 
         Args:
             response_mask: ``(B, T)``, 1 or True on tokens that count (up to and including EOS; tool output is 0).
@@ -154,11 +154,11 @@ class TokenBatch(SequenceArithmetic):
             max_logprobs: ``(B, T)``.
             log_kept_mass: ``(B, T)``.
             sum_p_sq: ``(B, T)``.
-            extra: further ``(B, T)`` signals by name, for methods of your own.
-            sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when a step
-                comes in parts and a method uses randomness.
+            extra: further ``(B, T)`` signals by name, for your own methods.
+            sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
+                optimizer step comes in parts and a method uses randomness.
             group_ids: ``(B,)`` integers, the prompt of each row; None makes every row of this batch a group of its own.
-                Give them when a step comes in parts and a method measures by group.
+                Give them when an optimizer step comes in parts and a method measures by group.
             live_ratio: see the class.
 
         Raises:

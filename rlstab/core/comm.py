@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Comm(Protocol):
-    """The collectives of a plan. Every rank calls them in the same order, a rank without tokens too."""
+    """The collectives of a plan. Every rank calls them in the same order, including a rank without tokens."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Elementwise sum over ranks of a float64 tensor whose shape is the same on every rank."""

@@ -41,7 +41,7 @@ class Composition(TokenObjective, combinator=True):
 
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
-        """Members by key: the label, with a number where one label stands several times."""
+        """Members by key: the label, numbered where a label occurs several times."""
         several = {label for label, count in Counter(one.label for one in self.members).items() if count > 1}
         labels = {one.label for one in self.members}
         keyed: dict[str, TokenObjective] = {}
@@ -101,10 +101,10 @@ class Composition(TokenObjective, combinator=True):
         state: State | None = None,
         anchor: PolicyOutputs | None = None,
     ) -> LossOutput:
-        """The loss of a whole optimizer step in one batch. For a step in parts, `make_plan`.
+        """The loss of a whole optimizer step in one batch. For one in parts, see `make_plan`.
 
         Args:
-            batch: the evidence of the step.
+            batch: the evidence of the optimizer step.
             policy: live outputs for its tokens.
             state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards. Needed where
                 a member has state or scales the learning rate, which the output carries as ``lr_scale``.
@@ -125,7 +125,7 @@ class Composition(TokenObjective, combinator=True):
         return out
 
     def _require_no_state(self) -> None:
-        """A state that nobody carries on stays the first one for ever, without a word."""
+        """A state that nobody carries over silently stays the first one forever."""
         for key, one in self.keyed.items():
             stateful = _has_leaf(one.init_state())
             if stateful or "lr_scale" in one.writes:
@@ -229,7 +229,7 @@ def compose(*methods: TokenObjective) -> Composition:
     importance-weighted policy gradient, averaged over tokens.
 
     Raises:
-        MethodError: something given is no method, with what to write instead.
+        MethodError: something given is not a method; the message says what to write instead.
         Conflict: two methods own one slot, disagree about a signal, or exclude each other.
     """
     return Composition(methods)
@@ -238,7 +238,7 @@ def compose(*methods: TokenObjective) -> Composition:
 def within(outer: TokenObjective, inner: TokenObjective) -> Within:
     """The explicit exception to free order: ``inner`` measures and touches only tokens that ``outer`` keeps.
 
-    ``within(S2TMask(), STARE())`` takes STARE's top share among the tokens that S2T left alive.
+    ``within(S2TMask(), STARE())`` takes STARE's top share among the tokens that S2T keeps.
 
     Raises:
         Conflict: ``inner`` owns a slot, or ``outer`` never drops a token.

@@ -1,6 +1,6 @@
-"""What a method has to be, checked when its class is made and when it answers, without waiting for a device.
+"""What a method has to be, checked when its class is created and when it returns, without waiting for a device.
 
-Each error names the method and ends with the cure. The laws of :mod:`rlstab.testing` check what only a run can show.
+Each error names the method and ends with the fix. The laws of :mod:`rlstab.testing` check what only a run can show.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_class(cls: type) -> None:
     """Refuse a class that cannot be a method.
 
     Raises:
-        MethodError: it has no name, or what it declares is no set of known words.
+        MethodError: it has no name, or a declaration is not a set of known names.
     """
     who, name = cls.__qualname__, getattr(cls, "name", None)
     if not (isinstance(name, str) and name):
@@ -61,7 +61,7 @@ def check_class(cls: type) -> None:
 
 
 def check_declared(who: str, attribute: str, value: object) -> None:
-    """Refuse a declaration that is no set of names, or that names what does not exist.
+    """Refuse a declaration that is not a set of names, or that names something unknown.
 
     Raises:
         MethodError: with the nearest known name.

@@ -1,4 +1,4 @@
-"""The docstring of a class and its first line, also where Python was told to forget docstrings."""
+"""The docstring of a class and its first line, also where Python runs without docstrings."""
 
 from __future__ import annotations
 

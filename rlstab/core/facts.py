@@ -23,7 +23,7 @@ class Limit:
 
     Attributes:
         settings: a method with these values is the identity, whatever its other settings are, and they fit any other
-            settings. Empty: it always is. None: no setting makes it so, but some steps do.
+            settings. Empty: it always is. None: no setting makes it so, but some optimizer steps do.
         why: the reason, one sentence without its full stop.
     """
 
@@ -35,7 +35,7 @@ class Limit:
         return dataclasses.replace(method, **(self.settings or {}))  # type: ignore[type-var]  # a dataclass
 
     def reached(self, method: object) -> bool:
-        """Whether the settings of a method, and not only a step, make it the identity."""
+        """Whether the settings of a method, and not only an optimizer step, make it the identity."""
         return self.settings is not None and all(getattr(method, name) == one for name, one in self.settings.items())
 
 
@@ -78,6 +78,6 @@ class Interaction:
 EVERY_TOKEN = Interaction(
     "beside",
     MASK,
-    "{own} acts on every token, also on those that {other} drops: penalties follow no mask.",
+    "{own} acts on every token, also on those that {other} drops: penalties ignore masks.",
     nested=False,
 )

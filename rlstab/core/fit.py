@@ -12,7 +12,7 @@ from rlstab.errors import Conflict, MethodError, kind_of
 
 
 def check_methods(caller: str, given: Sequence[object]) -> None:
-    """Refuse what is no method.
+    """Refuse what is not a method.
 
     Raises:
         MethodError: with what to write instead.
@@ -43,7 +43,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
     """Check members that act side by side.
 
     Raises:
-        Conflict: two own one slot, define one signal otherwise, or exclude each other; names both, and the cure.
+        Conflict: two own one slot, define one signal differently, or exclude each other; names both, and the fix.
     """
     owner: dict[str, str] = {}
     for key, method in keyed.items():
@@ -67,7 +67,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
 
 
 def check_complete(objective: TokenObjective) -> None:
-    """Check that what members require is there: when a loss is made, for a composition may grow until then.
+    """Check that what members require is there: when a loss is made, because a composition may grow until then.
 
     Raises:
         Conflict: names the method, what it lacks, and why.

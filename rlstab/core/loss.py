@@ -31,7 +31,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """The loss of one part of the step.
+    """The loss of one part of the optimizer step.
 
     Attributes:
         loss: scalar; sums over parts and ranks to the whole-batch loss.
@@ -48,7 +48,7 @@ class LossOutput:
     lr_scale: float = 1.0
 
     def metrics(self) -> dict[str, float]:
-        """The report as numbers, without what nothing was counted for."""
+        """The report as numbers, without metrics that counted nothing."""
         return {name: one.value for name, one in self.report.items() if float(one.count)}
 
 
@@ -152,7 +152,7 @@ class Part:
 def loss_of_part(
     part: Part, policy: PolicyOutputs, anchor: PolicyOutputs | None, kept: Totals, everything: Totals
 ) -> LossOutput:
-    """The loss of one part, from its terms and the counts of the whole step.
+    """The loss of one part, from its terms and the counts of the whole optimizer step.
 
     Args:
         part: with its terms.

@@ -34,7 +34,7 @@ State: TypeAlias = Mapping[str, Any]
 
 
 class TokenObjective(ABC):
-    """A method: what it asks for, given the evidence, the statistics of the step and its state.
+    """A method: what it asks for, given the evidence, the statistics of the optimizer step and its state.
 
     A method is a final frozen dataclass; its fields are its settings. Only :meth:`terms` is required. Everything runs
     without gradient: what a method returns are decisions, and gradients live only in the functions inside
@@ -142,7 +142,7 @@ class TokenObjective(ABC):
         return {}
 
     def measure(self, batch: TokenBatch) -> Stat:
-        """Mergeable summaries of one part of the step; an empty batch gives empty summaries of the same names."""
+        """Mergeable summaries of one part of the optimizer step; those of an empty batch have the same names."""
         return NOTHING
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
@@ -161,7 +161,7 @@ class TokenObjective(ABC):
         """What this method asks for on one part of the step."""
 
     def settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        """Statistics of the whole step and the state with which it is made.
+        """Statistics of the whole optimizer step and the state with which it is made.
 
         Methods leave this alone; combinators override it, because what they contain may need several rounds of
         measuring. The empty batch makes a rank without parts know the names, so that all join the same collectives.
@@ -205,7 +205,7 @@ class TokenObjective(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """What one method asks for on one part of a step, beside the others.
+    """What one method asks for on one part of an optimizer step, beside the others.
 
     Attributes:
         name: of the method.

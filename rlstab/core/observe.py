@@ -24,7 +24,7 @@ from rlstab.errors import Conflict
 class Observe(TokenObjective, combinator=True):
     """``method`` without effect. Make it with :func:`observe`.
 
-    Its metrics stand under ``observe_NAME/``: those of the method, and the shares ``would_drop``, ``would_boost``,
+    Its metrics are under ``observe_NAME/``: those of the method, and the shares ``would_drop``, ``would_boost``,
     ``would_damp``, ``would_exempt`` and ``would_penalise`` of all tokens, the mean ``would_add`` to the advantage,
     ``would_scale_lr``, and for a trust region the mean of its gate and the share that it would stop, of the tokens that
     pull. Statistics and state are those that it would have.

@@ -33,7 +33,7 @@ class Plan:
     """All decisions of one optimizer step. Made by :func:`make_plan`.
 
     A part is named by its number in the list that the plan was made from, or by its batch itself. A host that builds
-    its batches anew for the backward pass names the number.
+    its batches again for the backward pass names the number.
 
     Attributes:
         state: what the objective carries into the next optimizer step.
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def silent(self) -> bool:
-        """Nothing in this step has a gradient. Skip it: an optimizer with momentum would move the weights."""
+        """Nothing in this optimizer step has a gradient. Skip it: an optimizer with momentum would move the weights."""
         return self.live_tokens == 0 and self.penalised == 0
 
     def part(self, which: int | TokenBatch) -> Part:
@@ -123,7 +123,7 @@ def make_plan(
         objective: usually a composition.
         parts: all micro-batches of this rank in this optimizer step; empty on a rank without sequences.
         state: of the last plan; None is the initial one.
-        comm: the ranks that share the step; None is this process alone.
+        comm: the ranks that share the optimizer step; None is this process alone.
         scope: ``step`` is the optimizer step. ``microbatch`` takes thresholds and means from each part of this rank
             alone, as much published code does. It exists only to reproduce such code: the loss then depends on how it
             is cut.
@@ -182,7 +182,7 @@ def make_plan(
 
 
 def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
-    """The terms of each method of a plan on one of its parts, before they are merged; made anew at each call.
+    """The terms of each method of a plan on one of its parts, before they are merged; computed again at each call.
 
     Keys are the prefixes of the methods' metrics: those of a composition, inside :func:`within` followed by ``/outer``
     and ``/inner``.
@@ -266,7 +266,7 @@ def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], co
     if found:
         listed = ", ".join(f"{count} in '{name}'" for name, count in found.items())
         raise NonFinite(
-            f"the evidence of this step has NaN or Inf values: {listed}. The step was refused and nothing was changed. "
-            f"A log-prob of -inf comes from a sampler that filtered its own token (top-k, top-p); NaN from weights or "
-            f"rewards that are NaN."
+            f"the evidence of this optimizer step has NaN or Inf values: {listed}. It was refused and nothing "
+            f"was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, top-p); NaN "
+            f"from weights or rewards that are NaN."
         )

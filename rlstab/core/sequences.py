@@ -1,6 +1,6 @@
 """Arithmetic per sequence: sums, means, quantiles and running sums over the tokens of each response.
 
-A sequence is never cut across batches, so what is computed here never depends on how a step was cut.
+A sequence is never cut across batches, so what is computed here never depends on how an optimizer step was cut.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class SequenceArithmetic:
-    """For a batch of ``n`` tokens in ``S`` sequences. Sums are float64; tokens may stand in any order.
+    """For a batch of ``n`` tokens in ``S`` sequences. Sums are float64; tokens may be in any order.
 
     Attributes:
         sequence: ``(n,)`` int64, index of the token's sequence, in ``[0, S)``.

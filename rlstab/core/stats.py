@@ -46,7 +46,7 @@ class Mean:
 
     @classmethod
     def scalar(cls, value: float) -> Mean:
-        """A number of the step, the same in every part."""
+        """A number of the optimizer step, the same in every part."""
         return cls(torch.tensor(value, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))
 
     def merge(self, other: Mean) -> Mean:

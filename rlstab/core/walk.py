@@ -15,7 +15,7 @@ class Leaf:
     """A method in its place.
 
     Attributes:
-        method: neither a composition nor a `within`; an `observe` stands for what it observes.
+        method: neither a composition nor a `within`; an `observe` represents what it observes.
         around: the methods whose kept tokens are all that it sees, from the outside.
     """
 
@@ -35,7 +35,7 @@ class Leaf:
 def walk(objective: TokenObjective, around: tuple[Leaf, ...] = (), *, observed: bool = False) -> Iterator[Leaf]:
     """The methods of an objective in its order, those inside `within` too.
 
-    With ``observed`` also the methods that are only observed; without it a leaf of its own stands for each.
+    With ``observed`` also the methods that are only observed; without it each of them is a leaf of its own.
     """
     if isinstance(objective, Composition):
         for one in objective.members:

@@ -22,7 +22,7 @@ from rlstab.zoo import METHODS
 MARK = "<!-- Written by `rlstab cards` from the class"
 _RUN_SETTINGS = (
     "Two settings of a run change what is measured here. `refresh: rollout | step`: the evidence is that of the policy "
-    "that sampled, or is made anew at the start of each optimizer step. `scope: step | microbatch`: statistics are "
+    "that sampled, or is recomputed at the start of each optimizer step. `scope: step | microbatch`: statistics are "
     "taken over the whole optimizer step, or over each micro-batch alone, which only reproduces published code."
 )
 

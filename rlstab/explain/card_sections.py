@@ -12,7 +12,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import RlstabError, did_you_mean
 
-#: The sections of a card, in the order in which they stand.
+#: The sections of a card, in order.
 SECTIONS = (
     "Problem",
     "Equation",
@@ -63,7 +63,7 @@ class Card:
         cls: the method.
         summary: what it does to tokens, one line.
         sections: text by name, dedented, in the order of :data:`SECTIONS`.
-        parameters: the section of that name, one a field.
+        parameters: the section of that name, one per field.
     """
 
     cls: type[TokenObjective]
@@ -110,7 +110,7 @@ def card(cls: type[TokenObjective]) -> Card:
                 raise CardError(f"{who}: the card has two sections '{current}'. Merge them.")
             texts[current] = []
         elif current and line and not line.startswith("    "):
-            raise CardError(f"{who}: under '{current}' stands {line!r}, which is not indented. Indent it by 4.")
+            raise CardError(f"{who}: the line {line!r} under '{current}' is not indented. Indent it by 4.")
         else:
             texts[current].append(line[4:] if current else line)
     sections = {name: "\n".join(text).strip("\n") for name, text in texts.items()}
@@ -133,7 +133,7 @@ def _check_sections(who: str, summary: str, present: list[str], empty: list[str]
         )
     for stands, belongs in zip(present, SECTIONS, strict=True):
         if stands != belongs:
-            raise CardError(f"{who}: the section '{stands}' stands where '{belongs}' belongs. Order: {_listed()}.")
+            raise CardError(f"{who}: the section '{stands}' is where '{belongs}' belongs. Order: {_listed()}.")
     if empty:
         raise CardError(f"{who}: the section '{empty[0]}' of the card is empty. Write 'none' if there is nothing.")
     if not summary or "\n" in summary:
@@ -159,7 +159,7 @@ def _parameters(cls: type[TokenObjective], text: str) -> tuple[Parameter, ...]:
             raise CardError(f"{who}: {item!r} does not begin with ``name``: or ``name`` (symbol):.")
         if head[1] not in settings:
             known = f"{did_you_mean(head[1], settings)}" if settings else "The class has no field."
-            raise CardError(f"{who}: '{head[1]}' is no field of the class. {known}")
+            raise CardError(f"{who}: '{head[1]}' is not a field of the class. {known}")
         heads.append((head[1], head[2] or "", head[3]))
     names = [name for name, _, _ in heads]
     for name, setting in settings.items():
@@ -169,7 +169,7 @@ def _parameters(cls: type[TokenObjective], text: str) -> tuple[Parameter, ...]:
                 f"where the default comes from."
             )
     if names != list(settings):
-        raise CardError(f"{who}: they stand as {', '.join(names)}, the fields as {', '.join(settings)}.")
+        raise CardError(f"{who}: the card lists {', '.join(names)}, the class {', '.join(settings)}.")
     if not settings and text != "none":
         raise CardError(f"{who}: the class has no field, and the section says {text!r}. Write 'none'.")
     found = []

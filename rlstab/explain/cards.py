@@ -47,7 +47,7 @@ def comparison() -> str:
             table(header, rows),
             f"The signals beyond the basics; live means that a penalty differentiates it:\n\n{signals}",
             "## Presets",
-            "An empty cell: not part of the recipe. Where each value comes from stands in `rlstab/presets.py`.",
+            "An empty cell: not part of the recipe. The source of each value is in `rlstab/presets.py`.",
             _presets([one.cls for one in cards]),
         ]
     )
@@ -77,7 +77,7 @@ def _place(leaf: Leaf) -> str:
 
 
 def pages() -> dict[str, str]:
-    """File name to text: one page a method, and ``index.md``."""
+    """File name to text: one page per method, and ``index.md``."""
     cards = [card(cls) for cls in shipped()]
     names = [one.cls.name for one in cards]
     found = {f"{one.cls.name}.md": markdown(one, names) for one in cards}

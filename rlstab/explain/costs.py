@@ -23,7 +23,7 @@ COSTS = {
     "log_kept_mass": "one more reduction over the vocabulary",
     "sum_p_sq": "one more reduction over the vocabulary",
     "rollout_logprobs": "free: the sampler has it",
-    "ref_logprobs": "a second model in memory and one more forward a rollout",
+    "ref_logprobs": "a second model in memory and one more forward per rollout",
 }
 #: What it costs the trainer that ships to differentiate an output of the live policy.
 _LIVE_COSTS = {
@@ -73,14 +73,14 @@ def listed(names: Iterable[str]) -> str:
 def _passes(objective: Composition, run: RunConfig) -> str:
     optimisation, found = run.optimisation, []
     if optimisation.old_logprobs == "recompute":
-        found.append("one a rollout for the old log-probs")
+        found.append("one per rollout for the old log-probs")
     if "ref_logprobs" in objective.needs:
-        found.append("one a rollout of the reference model")
+        found.append("one per rollout of the reference model")
     if optimisation.refresh == "step":
-        found.append("one an optimizer step for fresh evidence")
+        found.append("one per optimizer step for fresh evidence")
     beyond = "; ".join(found) or "none"
     steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
-    taken = f"{steps} optimizer step{'s' * (steps != 1)} a rollout of {rollout}"
+    taken = f"{steps} optimizer step{'s' * (steps != 1)} per rollout of {rollout}"
     return f"- {taken}. Forward passes beyond sampling and the loss: {beyond}."
 
 
@@ -92,8 +92,8 @@ def _rows(objective: Composition) -> str:
             f"also one that is dropped: the backward through the vocabulary head skips no row (`head/live_fraction` is "
             f"1)."
         )
-    silencing = listed(leaf.name for leaf in walk(objective) if _silences(leaf.method))
-    who = f", silenced by {silencing}" if silencing else ""
+    dropping = listed(leaf.name for leaf in walk(objective) if _drops(leaf.method))
+    who = f", dropped or given weight 0 by {dropping}" if dropping else ""
     return (
         f"- A token without a gradient (advantage 0{who}, stopped by the trust region; and under no penalty) has no "
         f"row in the backward through the vocabulary head where that starts from hidden states "
@@ -103,7 +103,7 @@ def _rows(objective: Composition) -> str:
     )
 
 
-def _silences(method: TokenObjective) -> bool:
+def _drops(method: TokenObjective) -> bool:
     """It drops tokens, or gives some the weight 0."""
     return "keep" in method.writes or any(
         one.weight is not None and bool((one.weight == 0).any()) for one in _tried(method)
@@ -127,13 +127,13 @@ def everywhere(objective: Composition) -> list[str]:
 def _tried(method: TokenObjective) -> Iterator[Terms]:
     """What a method asks for in three steps whose entropy is so low that controllers act."""
     count = 64
-    dice = torch.Generator().manual_seed(0)
-    values = {name: 1e-6 * torch.rand(8, 8, generator=dice) for name in {"entropies", *method.needs}}
+    rng = torch.Generator().manual_seed(0)
+    values = {name: 1e-6 * torch.rand(8, 8, generator=rng) for name in {"entropies", *method.needs}}
     known: dict[str, Any] = {name: values[name] for name in values if name in SIGNALS}
     batch = TokenBatch.from_padded(
         response_mask=torch.ones(8, 8),
         advantages=torch.tensor([1.0, -1.0]).repeat(4),
-        old_logprobs=-9 * torch.rand(count, generator=dice).view(8, 8),
+        old_logprobs=-9 * torch.rand(count, generator=rng).view(8, 8),
         extra={name: values[name] for name in values if name not in SIGNALS},
         **known,
     )

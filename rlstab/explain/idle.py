@@ -15,7 +15,7 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """Methods that do nothing at their settings or in the run, and what makes the run unsafe."""
     found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) if run else [])]
     if run:
-        found += [f"- {text}" for text in inert(objective, run)]
+        found += [f"- {text}" for text in idle_in_run(objective, run)]
     elif "live" in objective.reads_drift:
         found.append("- The trust region acts only with several optimizer steps per rollout: with one the ratio is 1.")
     for leaf in walk(objective):
@@ -24,7 +24,7 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     return found or ["Nothing is known to be idle or unsafe."]
 
 
-def inert(objective: Composition, run: RunConfig) -> list[str]:
+def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
     """Methods and settings that cannot act in a run, each with the reason."""
     optimisation, found = run.optimisation, []
     one_step = optimisation.optimizer_steps_per_rollout == 1

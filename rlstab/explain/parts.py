@@ -10,7 +10,7 @@ from rlstab.zoo.token_mean import TokenMean
 
 
 def parts(objective: TokenObjective) -> dict[str, Leaf]:
-    """Methods by name, numbered where one stands several times.
+    """Methods by name, numbered where one occurs several times.
 
     A composition without an owner of the aggregation is a token mean, so that is one of its parts.
     """

@@ -18,7 +18,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.explain.costs import COSTS
-from rlstab.explain.idle import inert, unsafe
+from rlstab.explain.idle import idle_in_run, unsafe
 from rlstab.explain.interactions import interactions
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
@@ -37,7 +37,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         optimisation = run.optimisation
         console.print(
             f"advantage: {run.advantage.estimator}; ratio against: {optimisation.old_logprobs}; "
-            f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) a rollout of {run.rollout.prompts} x "
+            f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) per rollout of {run.rollout.prompts} x "
             f"{run.rollout.group} responses"
         )
     for note in notes(objective, run):
@@ -60,7 +60,7 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
 
 
 def describe(objective: Composition) -> RenderableType:
-    """A table: one row a method, with its effect, settings, what it reads and what that costs."""
+    """A table: one row per method, with its effect, settings, what it reads and what that costs."""
     table = Table(show_lines=True)
     for column in ("method", "what it does to tokens", "settings", "reads", "writes"):
         table.add_column(column, overflow="fold")
@@ -77,7 +77,7 @@ def describe(objective: Composition) -> RenderableType:
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
-    of_run = [*unsafe(objective, run), *inert(objective, run)] if run else []
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
     return of_run + [text.replace("`", "") for text in pulling]
 

@@ -1,1 +1,1 @@
-"""Reading finished runs: records, statistics with intervals, collapse, inert methods, and the pages made of them."""
+"""Reading finished runs: records, statistics with intervals, collapse, idle methods, and the pages made of them."""

@@ -1,12 +1,11 @@
 """Has a run collapsed? Detectors with stated definitions, on bins of ten rollouts.
 
-The thresholds are choices, made before any benchmark was run with them. What they react to was seen in trials of the
-tiny countdown policy: plain GRPO loses two thirds of its entropy in 500 rollouts while it still improves; a learning
-rate that is too high ends in a reward near 0, dead groups and a gradient near 0, while entropy stays or *rises*; only
-without a trust region did gradient norms spike, at forty times their mean. So no single curve tells a collapse, and
-each detector stands for itself. ``collapsed`` in tables and sweeps is the fall of the reward, or a run that ended
-because the trainer refused its optimizer steps for NaN or Inf; one that failed for another reason says nothing of its
-method.
+The thresholds are choices, made before any benchmark was run with them. They rest on trials of the tiny countdown
+policy. Plain GRPO loses two thirds of its entropy in 500 rollouts while it still improves. A learning rate that is too
+high ends in a reward near 0, zero-variance groups and a gradient near 0, while entropy stays or *rises*. Only without
+a trust region did gradient norms spike, at forty times their mean. So no single curve shows a collapse, and each
+detector stands for itself. ``collapsed`` in tables and sweeps is the fall of the reward, or a run that ended because
+the trainer refused its optimizer steps for NaN or Inf; one that failed for another reason says nothing of its method.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rlstab.report.outcomes import last_tenth
 
 #: Entropy has collapsed below this share of its first ten rollouts: well beyond the 0.3 that plain GRPO came to.
 ENTROPY_FLOOR = 0.25
-#: ... or below so many nats a token: nearly all tokens are then certain, whatever the start was.
+#: ... or below so many nats per token: nearly all tokens are then certain, whatever the start was.
 ENTROPY_LEAST = 0.02
 #: Entropy has blown up above this multiple of its first ten rollouts; where the learning rate was fatal it rose by 1.3.
 ENTROPY_CEILING = 1.5
@@ -33,8 +32,8 @@ REWARD_KEPT = 0.7
 REWARD_NOISE = 3.0
 #: A norm above so many times the median so far is a spike; clipping at 1.0 hides it from the weights, not from here.
 SPIKE = 10.0
-#: Groups are dead if this share has no spread; ordinary runs stay at half.
-DEAD = 0.9
+#: More zero-variance groups than this share leave next to no gradient; ordinary runs stay at half.
+ZERO_STD = 0.9
 #: ... unless the reward is so high that the groups are solved instead.
 SOLVED = 0.9
 #: Responses are cut off if fewer than this share end by themselves ...
@@ -75,8 +74,8 @@ DEFINITIONS = {
     ),
     "entropy_blow_up": f"token entropy of ten rollouts above {ENTROPY_CEILING} x that of the first ten",
     "gradient_spikes": f"a gradient norm above {SPIKE:g} x the median so far of the mean norm of ten rollouts",
-    "dead_groups": (
-        f"more than {DEAD} of the groups without any spread of reward over the last tenth, at a reward below {SOLVED}"
+    "zero_std_groups": (
+        f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, at a reward below {SOLVED}"
     ),
     "truncation": (
         f"fewer than {ENDED} of the responses end by themselves over the last tenth, {ENDED_DROP} less than at first"
@@ -90,7 +89,7 @@ TITLES = {
     "entropy_floor": "entropy floor",
     "entropy_blow_up": "entropy blow-up",
     "gradient_spikes": "gradient spikes",
-    "dead_groups": "dead groups",
+    "zero_std_groups": "zero-variance groups",
     "truncation": "truncation",
     "refused_steps": "refused optimizer steps",
     "below_start": "ends below start",
@@ -168,19 +167,19 @@ def gradient_spikes(run: RunRecord) -> Detection:
     return Detection("gradient_spikes", bool(high.any()), _first(ends, high), float(multiples.max()), text)
 
 
-def dead_groups(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["dead_groups"]``. The rollout is the first from which the share stays above."""
-    ends, values = binned(run, "reward/dead_groups")
-    end, reward = last_tenth(run, "reward/dead_groups"), last_tenth(run, "reward/mean")
+def zero_std_groups(run: RunRecord) -> Detection:
+    """See ``DEFINITIONS["zero_std_groups"]``. The rollout is the first from which the share stays above."""
+    ends, values = binned(run, "reward/zero_std_groups")
+    end, reward = last_tenth(run, "reward/zero_std_groups"), last_tenth(run, "reward/mean")
     if len(values) < MIN_BINS or end is None or reward is None:
-        return _unknown("dead_groups", "reward/dead_groups", len(values))
-    fired = end > DEAD and reward < SOLVED
-    below = np.flatnonzero(values <= DEAD)
+        return _unknown("zero_std_groups", "reward/zero_std_groups", len(values))
+    fired = end > ZERO_STD and reward < SOLVED
+    below = np.flatnonzero(values <= ZERO_STD)
     since = ends[min(int(below[-1]) + 1, len(ends) - 1)] if len(below) else ends[0]
     text = f"{end:.2f} of the groups at the end, at reward {reward:.3g}"
-    if end > DEAD and not fired:
+    if end > ZERO_STD and not fired:
         text += ": solved"
-    return Detection("dead_groups", fired, int(since) if fired else None, end, text)
+    return Detection("zero_std_groups", fired, int(since) if fired else None, end, text)
 
 
 def truncation(run: RunRecord) -> Detection:
@@ -223,7 +222,7 @@ DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {
     "entropy_floor": entropy_floor,
     "entropy_blow_up": entropy_blow_up,
     "gradient_spikes": gradient_spikes,
-    "dead_groups": dead_groups,
+    "zero_std_groups": zero_std_groups,
     "truncation": truncation,
     "refused_steps": refused_steps,
     "below_start": below_start,

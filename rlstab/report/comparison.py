@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.collapse import DETECTORS, Detection, collapsed, detect
-from rlstab.report.inert import Inert, inert_methods
+from rlstab.report.idle import Idle, idle_methods
 from rlstab.report.model import Loaded, RunRecord
 from rlstab.report.outcomes import Outcome, chosen_outcomes, outcome_of
 from rlstab.report.overlap import Overlap, overlaps_of
@@ -90,8 +90,8 @@ class Comparison:
         loaded: runs, what was left out, notes on what was read.
         baseline: asked for by name; None where each bench's own baseline, or the first method, is taken.
         outcomes: the columns, the main one first.
-        tables: one a setting of a bench, swept settings by their value.
-        inert: methods that never acted.
+        tables: one per setting of a bench, swept settings by their value.
+        idle: methods that never acted.
         overlaps: tokens that several methods touched, where traces exist.
         sweeps: of benches whose settings differ in one number.
         notes: on reading, and on what is missing in the tables.
@@ -101,7 +101,7 @@ class Comparison:
     baseline: str | None
     outcomes: list[Outcome]
     tables: list[Table]
-    inert: list[Inert]
+    idle: list[Idle]
     overlaps: list[Overlap]
     sweeps: list[Sweep]
     notes: list[str]
@@ -135,7 +135,7 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
         baseline=baseline,
         outcomes=outcomes,
         tables=tables,
-        inert=inert_methods(loaded.runs),
+        idle=idle_methods(loaded.runs),
         overlaps=overlaps,
         sweeps=sweeps,
         notes=[*loaded.notes, *(note for table in tables for note in table.notes), *unread],

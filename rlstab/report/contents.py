@@ -20,13 +20,13 @@ from rlstab.report.tables import about, collapse_table, overlap_table, result_ta
 HOW_TABLES = (
     "The interquartile mean leaves out the lowest and the highest quarter of the seeds; its interval is a BCa "
     "bootstrap over seeds. Differences are paired by seed: their mean, with Student's t interval. P(higher) is the "
-    "share of seeds won. Intervals are at 95 %, each for itself; the words hold for all methods of one table together "
-    "(Holm), not over several tables. No visible difference does not mean equal: the interval says how large a "
-    "difference could have stayed hidden. Higher says nothing about better."
+    "share of seeds won. Intervals are at 95 %, each for itself alone; the verdicts in words hold for all methods of "
+    "one table together (Holm), not over several tables. No visible difference does not mean equal: the interval says "
+    "how large a difference could have stayed hidden. Higher says nothing about better."
 )
 HOW_CURVES = (
-    "Mean over seeds. Where runs have stopped the mean is over those that go on, and ends where fewer than half do. "
-    "Sampled metrics are means over {width} rollouts a point; evaluations are drawn as measured."
+    "Mean over seeds. Where runs have stopped the mean is over those that continue, and ends where fewer than half do. "
+    "Sampled metrics are means over {width} rollouts per point; evaluations are drawn as measured."
 )
 HOW_OVERLAP = (
     "1: the two touched the very same tokens; 0: no token in common. In brackets: tokens touched. From the token "
@@ -77,7 +77,7 @@ def contents(comparison: Comparison, command: str | None = None) -> dict[str, An
             "shares": _titled(panels.shares),
             "own": [{"name": name, "metrics": _own(name, metrics)} for name, metrics in panels.own.items()],
         },
-        "inert": _inert(comparison, tables),
+        "idle": _idle(comparison, tables),
         "sweeps": [sweep_table(one, look_of) for one in comparison.sweeps],
         "overlaps": [
             {"setting": _place(tables, one.bench, one.setting), **overlap_table(one)} for one in comparison.overlaps
@@ -200,7 +200,7 @@ def _what(comparison: Comparison, methods: int) -> str:
         counted(len(comparison.tables), "setting"),
         counted(len(seeds), "seed"),
         f"{counted(len(runs), 'run')} ({', '.join(counts)})",
-        f"{length} rollouts a run",
+        f"{length} rollouts per run",
     ]
     return " · ".join(parts)
 
@@ -232,9 +232,9 @@ def _own(method: str, metrics: Sequence[str]) -> list[dict[str, str]]:
     return [{"name": name, "title": own_title(name, method)} for name in metrics]
 
 
-def _inert(comparison: Comparison, tables: Mapping[str, Table]) -> list[dict[str, str]]:
+def _idle(comparison: Comparison, tables: Mapping[str, Table]) -> list[dict[str, str]]:
     found: dict[tuple[str, str, str], list[str]] = {}
-    for one in comparison.inert:
+    for one in comparison.idle:
         some = "" if len(one.seeds) == one.runs else f" ({len(one.seeds)} of {one.runs} runs)"
         key = _place(tables, one.bench, one.setting)
         found.setdefault((key, one.part, one.why), []).append(one.method + some)

@@ -228,7 +228,7 @@ def _trajectory(methods: _Methods) -> Figure:
             axes.plot(
                 x[there][-1], y[there][-1], methods.marker(method), color=style["color"], markersize=8, label=name
             )
-    axes.set(xlabel="entropy, nats a token", ylabel="reward, sampled")
+    axes.set(xlabel="entropy, nats per token", ylabel="reward, sampled")
     axes.set_title("Reward over entropy, means of three points; large markers at the end")
     axes.legend(fontsize=8)
     return figure
@@ -244,7 +244,7 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -> Figure:
-    """The paired differences with their intervals, an outcome a panel."""
+    """The paired differences with their intervals, an outcome per panel."""
     others = [name for name in table.methods if name != table.baseline]
     columns = min(len(outcomes), 3)
     rows = math.ceil(len(outcomes) / columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rlstab.report.comparison import Comparison, Table
-from rlstab.report.inert import Inert
+from rlstab.report.idle import Idle
 from rlstab.report.numbers import counted, estimate, setting
 from rlstab.report.outcomes import Outcome
 from rlstab.report.statistics import Verdict
@@ -30,7 +30,7 @@ def findings(comparison: Comparison) -> list[str]:
     found += _beside(judged, others)
     found += _sweeps(comparison)
     found += _collapses(comparison)
-    return found + _inert(comparison)
+    return found + _idle_methods(comparison)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -215,10 +215,10 @@ def _told(counts: Iterable[tuple[str, int, int]]) -> str:
     return listed(some) if some else ""
 
 
-def _inert(comparison: Comparison) -> list[str]:
+def _idle_methods(comparison: Comparison) -> list[str]:
     benches = {table.bench for table in comparison.tables}
-    groups: dict[tuple[str | None, str, str], dict[str, list[Inert]]] = {}
-    for one in comparison.inert:
+    groups: dict[tuple[str | None, str, str], dict[str, list[Idle]]] = {}
+    for one in comparison.idle:
         groups.setdefault((one.bench, one.part, one.why), {}).setdefault(one.method, []).append(one)
     told = []
     for (bench, part, why), methods in groups.items():
@@ -228,7 +228,7 @@ def _inert(comparison: Comparison) -> list[str]:
     return [" ".join(told)] if told else []
 
 
-def _idle(method: str, some: Sequence[Inert], comparison: Comparison) -> str:
+def _idle(method: str, some: Sequence[Idle], comparison: Comparison) -> str:
     """A method with the settings in which a part of it was idle, unless it was so in every run."""
     bench = some[0].bench
     settings = [table.setting for table in comparison.tables if table.bench == bench and method in table.methods]

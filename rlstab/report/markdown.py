@@ -17,8 +17,8 @@ FRAME = {
     "task.name": "task {}",
     "model.name": "model {}",
     "optimisation.rollouts": "rollouts {}",
-    "rollout.prompts": "prompts a rollout {}",
-    "rollout.group": "responses a prompt {}",
+    "rollout.prompts": "prompts per rollout {}",
+    "rollout.group": "responses per prompt {}",
     "optimisation.epochs": "epochs {}",
     "optimisation.mini_batches": "mini-batches {}",
     "optimisation.lr": "learning rate {}",
@@ -38,7 +38,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         parts += _table(comparison, table)
     for sweep in comparison.sweeps:
         parts += _sweep(sweep)
-    parts += _inert(comparison) + _overlaps(comparison) + _missing(comparison) + _again(comparison)
+    parts += _idle(comparison) + _overlaps(comparison) + _missing(comparison) + _again(comparison)
     return "\n\n".join(parts) + "\n"
 
 
@@ -52,12 +52,12 @@ def _opening(comparison: Comparison, command: str | None) -> list[str]:
         f"How to read it. Values are interquartile means over seeds (the lowest and highest quarter cut off, in whole "
         f"seeds), with {percent} bootstrap intervals. Differences are means over the seeds that a method and its "
         f"baseline share, with Student's t intervals. P(higher) is the share of those seeds in which the method ends "
-        f"above its baseline, ties half. Intervals are each for itself; what stands in words holds at {percent} for "
-        f"all methods of one setting and outcome together (Holm), not over several outcomes. *No visible difference* "
-        f"does not mean equal: the interval says how large a difference could have stayed hidden. Fewer than "
-        f"{MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations with "
-        f"normal values they hold the truth in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. No verdict rests "
-        f"on them."
+        f"above its baseline, ties half. Each interval is for itself alone; the verdicts in words hold at {percent} "
+        f"for all methods of one setting and outcome together (Holm), not over several outcomes. *No visible "
+        f"difference* does not mean equal: the interval says how large a difference could have stayed hidden. Fewer "
+        f"than {MIN_SEEDS} seeds give no interval, and bootstrap intervals of few are too narrow: in simulations "
+        f"with normal values they contain the true value in 72 % of cases with 3 seeds, 88 % with 5, 93 % with 12. "
+        f"No verdict rests on them."
     )
     outcomes = _list(f"{one.name}: {one.text}" for one in comparison.outcomes)
     return [*parts, f"Outcomes, each of finished runs:\n\n{outcomes}"]
@@ -121,7 +121,7 @@ def _digits(estimates: Iterable[Estimate]) -> int:
 
 
 def _in_words(comparison: Comparison, table: Table) -> Iterable[str]:
-    """One sentence an outcome, from the verdicts; plain text."""
+    """One sentence per outcome, from the verdicts; plain text."""
     for outcome in comparison.outcomes:
         said: dict[str, list[str]] = {}
         for method in table.methods:
@@ -150,11 +150,11 @@ def _sweep(sweep: Sweep) -> list[str]:
     ]
 
 
-def _inert(comparison: Comparison) -> list[str]:
-    if not comparison.inert:
+def _idle(comparison: Comparison) -> list[str]:
+    if not comparison.idle:
         return []
     found: dict[tuple[str, str], list[str]] = {}
-    for one in comparison.inert:
+    for one in comparison.idle:
         where = ", ".join(part for part in (one.bench, one.setting) if part)
         found.setdefault((one.text, where), []).append(one.method)
     told = (f"{text}. So in {where}: {', '.join(methods)}." for (text, where), methods in found.items())

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 _TITLES = {
     "reward/mean": "reward, sampled",
-    "reward/dead_groups": "groups without an advantage, share",
+    "reward/zero_std_groups": "zero-variance groups, share",
     "eval/mean": "held out, sampled mean",
     "eval/greedy": "held out, greedy",
-    "eval/entropy": "held out, entropy in nats a token",
-    "eval/length": "held out, tokens a response",
+    "eval/entropy": "held out, entropy in nats per token",
+    "eval/length": "held out, tokens per response",
     "eval/ended": "held out, responses that ended, share",
-    "tokens/entropy": "entropy, nats a token",
+    "tokens/entropy": "entropy, nats per token",
     "tokens/kept": "tokens kept, share",
     "tokens/live": "live tokens, share",
-    "response/length": "tokens a response",
+    "response/length": "tokens per response",
     "response/ended": "responses that ended, share",
     "gradient/norm": "gradient norm, mean",
     "gradient/largest_norm": "gradient norm, largest",
@@ -43,7 +43,7 @@ FIRST = (
     "eval/length",
     "response/ended",
     "eval/ended",
-    "reward/dead_groups",
+    "reward/zero_std_groups",
     "tokens/live",
     "tokens/kept",
     "gradient/norm",
@@ -55,7 +55,7 @@ FIRST = (
 _OWN = {
     "threshold": "nats",
     "gate": "share of optimizer steps open",
-    **dict.fromkeys(("candidates", "silenced", "dropped", "selected", "boosted", "damped"), "share of tokens"),
+    **dict.fromkeys(("candidates", "dropped", "selected", "boosted", "damped"), "share of tokens"),
 }
 
 
@@ -84,7 +84,7 @@ def own_title(metric: str, method: str = "") -> str:
 
 
 def in_order(metrics: set[str]) -> list[str]:
-    """Those a reader looks for first stand first; ``pass@4`` before ``pass@16``."""
+    """Those a reader looks for first come first; ``pass@4`` before ``pass@16``."""
 
     def place(name: str) -> tuple[int, int, str]:
         stem, at, _ = name.partition("@")

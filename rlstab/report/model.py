@@ -43,7 +43,7 @@ class RunRecord:
         metrics: curves by name, without ``eval/*`` and ``seconds/*``.
         bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
         largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
-        seconds_by_phase: mean wall seconds a rollout.
+        seconds_by_phase: mean wall seconds per rollout.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
         remarks: what of this run could not be read, and why.
@@ -72,7 +72,7 @@ class RunRecord:
 
     @property
     def objective(self) -> list[str]:
-        """Names of the methods; one that stands several times is numbered, as in its metrics."""
+        """Names of the methods; one that occurs several times is numbered, as in its metrics."""
         return objective_names(self.config)
 
     @property
@@ -123,7 +123,7 @@ class Loaded:
 
 
 def objective_names(config: Mapping[str, Any]) -> list[str]:
-    """Names of the methods of a resolved run, numbered where one stands several times."""
+    """Names of the methods of a resolved run, numbered where one occurs several times."""
     items = config.get("objective")
     if not isinstance(items, list):
         return []

@@ -1,4 +1,4 @@
-"""What a run is judged by: one number a run, each with its definition."""
+"""What a run is judged by: one number per run, each with its definition."""
 
 from __future__ import annotations
 

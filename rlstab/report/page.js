@@ -131,7 +131,7 @@
       });
       said.push(`${method.name} ends at entropy ${number(x[end])}, reward ${number(y[end])}`);
     }
-    return { traces, layout: { ...layout({ title: { text: "entropy, nats a token", standoff: 6 }, showgrid: true }, { title: { text: "reward, sampled", standoff: 8 } }), hovermode: "closest" }, said };
+    return { traces, layout: { ...layout({ title: { text: "entropy, nats per token", standoff: 6 }, showgrid: true }, { title: { text: "reward, sampled", standoff: 8 } }), hovermode: "closest" }, said };
   }
   function sweep(panel) {
     const one = data.sweeps[Number(panel.dataset.sweep)], traces = [], said = [], logs = one.log, outcome = data.outcomes[state.outcome] ?? "";

@@ -24,7 +24,7 @@ _LEARNING = ("reward/mean", "eval/mean", "tokens/entropy", "eval/pass@", "respon
 
 @dataclass(frozen=True)
 class Panels:
-    """Names of metrics, by the figure that they stand in.
+    """Names of metrics, by the figure that shows them.
 
     Attributes:
         choices: every metric that a reader can choose for a learning curve, the usual ones first.

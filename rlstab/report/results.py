@@ -1,4 +1,4 @@
-"""Results files: one JSON line a run, small enough to commit, complete enough to make every statistic again."""
+"""Results files: one JSON line per run, small enough to commit, complete enough to make every statistic again."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _plain(data: Any) -> Any:
 
 
 class _Curves(BaseModel):
-    """``width`` and ``rollout``, and beside them one list a metric, null where a bin has none."""
+    """``width`` and ``rollout``, and beside them one list per metric, null where a bin has none."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, list[float | None]]

@@ -72,7 +72,7 @@ def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
 
 
 def swept_key(runs: Sequence[RunRecord]) -> str | None:
-    """The dotted path in which settings differ, if it is exactly one, holds numbers, and is one number a setting."""
+    """The dotted path in which settings differ, if it is exactly one, holds numbers, and is one number per setting."""
     by_setting: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         if run.config:

@@ -185,8 +185,8 @@ def about(comparison: Comparison) -> list[tuple[str, str]]:
         ("machine", "machine"),
         ("cpu", "processor"),
         ("device", "device"),
-        ("processes", "processes a run"),
-        ("threads", "threads a run"),
+        ("processes", "processes per run"),
+        ("threads", "threads per run"),
     ):
         values = dict.fromkeys(str(run.about[key]) for run in runs if key in run.about)
         if values:

@@ -38,7 +38,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Sample:
-    """One response in one optimizer step. Lists have one entry a token; an empty one was not in the file.
+    """One response in one optimizer step. Lists have one entry per token; an empty one was not in the file.
 
     Attributes:
         rollout: from 1; what prime-rl calls a step.

@@ -121,7 +121,7 @@ def _digest(text: str) -> str:
 
 
 def _inert(data: Any) -> str:
-    """JSON that can stand in a script element: no text in it ends the element or opens a comment."""
+    """JSON that is safe in a script element: no text in it ends the element or opens a comment."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for one in "<>&\u2028\u2029":
         text = text.replace(one, f"\\u{ord(one):04x}")

@@ -3,7 +3,7 @@
 The only place where a vocabulary is touched. Everything downstream sees ``(N,)`` float32 fields.
 
 One chunked pass finds what is asked for and nothing else. The backward reads off the incoming gradients which rows
-are alive, and makes the logits of those alone: a method that silences 80 % of the tokens pays for 20 %.
+are live, and computes the logits of those alone: a method that drops 80 % of the tokens pays for 20 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlstab.signals.tile import wide
 
 __all__ = ["COLUMNS", "ROWS", "SIGNAL_NAMES", "TokenSignals", "token_signals", "token_signals_from_logits"]
 
-#: The largest tile of logits that is held: rows, and words of the vocabulary.
+#: The largest tile of logits that is held: rows, and columns of the vocabulary.
 ROWS = 1024
 COLUMNS = 4096
 
@@ -45,7 +45,7 @@ def token_signals(
 ) -> TokenSignals:
     """Signals from hidden states and the weight of the vocabulary head, without ever holding ``(N, V)`` logits.
 
-    Sums over the vocabulary are float32 (float64 for float64 inputs). There is a first derivative only.
+    Sums over the vocabulary are float32 (float64 for float64 inputs). Only first derivatives exist.
 
     Args:
         hidden: ``(N, d)``, differentiable.
@@ -84,12 +84,12 @@ def token_signals(
             f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
-    ask, heat = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows)
+    ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows)
     if backend != "torch":
         _check_backend(backend, hidden)
         ask = replace(ask, backend=backend)
     found = HeadSignals.apply(  # type: ignore[no-untyped-call]
-        hidden, head_weight, bias, token_ids, heat, float(logit_scale), softcap, ask
+        hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
     return _record(found, rows or {})
 
@@ -103,11 +103,11 @@ def token_signals_from_logits(
     min_p: float | None = None,
     rows: Mapping[str, Tensor] | None = None,
 ) -> TokenSignals:
-    """Signals from ``(N, V)`` logits that somebody already made, which are left alone. See :func:`token_signals`."""
+    """Signals from ``(N, V)`` logits that already exist; they are not modified. See :func:`token_signals`."""
     if logits.ndim != 2:
         raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
-    ask, heat = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows)
-    found = LogitsSignals.apply(logits, token_ids, heat, ask)  # type: ignore[no-untyped-call]
+    ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows)
+    found = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]
     return _record(found, rows or {})
 
 
@@ -122,7 +122,7 @@ def _autocast(*inputs: Any) -> tuple[Any, ...]:
 
 def _ask(
     source: Tensor,
-    words: int,
+    vocab: int,
     token_ids: Tensor,
     temperature: float | Tensor,
     needs: Set[str],
@@ -147,10 +147,10 @@ def _ask(
         raise OutOfRange(f"temperature = {temperature!r}, expected a number above 0.")
     if "log_kept_mass" in needs and not (min_p is not None and 0 < min_p <= 1):
         raise OutOfRange(f"log_kept_mass needs min_p in (0, 1], not {min_p!r}.")
-    if "logprobs" in needs and not bool(((token_ids >= 0) & (token_ids < words)).all()):
-        raise OutOfRange(f"a token id is not in [0, {words}), the vocabulary. Leave out the rows without a token.")
-    heat = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
-    return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), ROWS, COLUMNS), heat
+    if "logprobs" in needs and not bool(((token_ids >= 0) & (token_ids < vocab)).all()):
+        raise OutOfRange(f"a token id is not in [0, {vocab}), the vocabulary. Leave out the rows without a token.")
+    temperature = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
+    return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), ROWS, COLUMNS), temperature
 
 
 def _check_backend(backend: str, hidden: Tensor) -> None:
@@ -167,7 +167,7 @@ def _check_backend(backend: str, hidden: Tensor) -> None:
 
 
 def _record(found: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> TokenSignals:
-    """The record, with the signals that are needed on some rows silenced on the others, and their gradients too."""
+    """The record. A signal that is needed on some rows is 0 on the others, and so is its gradient."""
     return TokenSignals(
         **{
             name: torch.where(rows[name], one, 0.0) if name in rows else one

@@ -1,7 +1,7 @@
 """The pass from hidden states and the weight of the vocabulary head, which never holds ``(N, V)`` of anything.
 
 Forward: tiles of the vocabulary outside, rows inside, with a running maximum and sums relative to it. Backward: the
-logits of the rows alive are made again a tile at a time, so it costs their share of a dense one. As the vocabulary is
+logits of the live rows are made again a tile at a time, so it costs their share of a dense one. As the vocabulary is
 outside, each tile of the weight's gradient is written once.
 """
 
@@ -20,9 +20,9 @@ from rlstab.signals.tile import (
     Buffers,
     Rows,
     Slope,
-    alive,
     incoming,
     kept,
+    live_rows,
     once,
     settle,
     spans,
@@ -58,7 +58,7 @@ class HeadSignals(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *arrived: Tensor | None) -> Any:
-        """Over the rows alive; nothing is computed for an input that needs no gradient."""
+        """Over the live rows; nothing is computed for an input that needs no gradient."""
         hidden, weight, bias, ids, top, log_sum, *values = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             found = _backward(
@@ -78,17 +78,17 @@ def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
         from rlstab.signals import triton_head  # Triton need not be installed
 
         return triton_head.running_pass(head, hidden, ids, ask)
-    words = head.weight.shape[0]
-    pass_over = _short_pass if words <= ask.columns else _running_pass
-    return pass_over(head, hidden, ids, ask, Buffers(hidden, min(ask.rows, hidden.shape[0]) * min(ask.columns, words)))
+    vocab = head.weight.shape[0]
+    pass_over = _short_pass if vocab <= ask.columns else _running_pass
+    return pass_over(head, hidden, ids, ask, Buffers(hidden, min(ask.rows, hidden.shape[0]) * min(ask.columns, vocab)))
 
 
 def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
     """A vocabulary of one tile: the rows are there in whole."""
     found = Rows.empty(hidden.shape[0], ask.needs, hidden)
     for span in spans(hidden.shape[0], ask.rows):
-        words = slice(0, head.weight.shape[0])
-        whole_rows(found, span, head.logits(hidden, span, words, buffers), ids[span], ask)
+        columns = slice(0, head.weight.shape[0])
+        whole_rows(found, span, head.logits(hidden, span, columns, buffers), ids[span], ask)
     return found
 
 
@@ -97,11 +97,11 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
     found = Rows.empty(hidden.shape[0], ask.needs, hidden)
     top = found.top.fill_(torch.finfo(found.top.dtype).min)  # finite: a tile may hold forbidden tokens alone
     total, moment, squares, own = (torch.zeros_like(top) for _ in range(4))
-    for words in head.tiles(ask.columns):
+    for columns in head.tiles(ask.columns):
         for span in spans(hidden.shape[0], ask.rows):
-            x = head.logits(hidden, span, words, buffers)
+            x = head.logits(hidden, span, columns, buffers)
             if "logprobs" in ask.needs:
-                place, inside = within(ids[span], words.start, x.shape[1])
+                place, inside = within(ids[span], columns.start, x.shape[1])
                 own[span] = torch.where(inside, x.gather(1, place).squeeze(1), own[span])
             new = torch.maximum(top[span], x.amax(1))
             grown = top[span] - new
@@ -127,9 +127,9 @@ def _kept_pass(head: Head, hidden: Tensor, found: Rows, ask: Ask, buffers: Buffe
     index = (everywhere if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1)
     some, few, top = head.pick(index), hidden[index], found.top[index]
     mass = torch.zeros_like(top)
-    for words in head.tiles(ask.columns):
+    for columns in head.tiles(ask.columns):
         for span in spans(index.numel(), ask.rows):
-            shifted = some.logits(few, span, words, buffers).sub_(top[span].unsqueeze(1))
+            shifted = some.logits(few, span, columns, buffers).sub_(top[span].unsqueeze(1))
             near = kept(shifted, top[span], ask.min_p or 1.0)
             mass[span] += shifted.exp_().mul_(near).sum(1)
     # the likeliest token is kept by definition, and its own share of the sum is 1
@@ -145,9 +145,9 @@ def _backward(
     rows: Rows,
     ask: Ask,
 ) -> list[Tensor | None]:
-    count, live = hidden.shape[0], alive(grads, hidden.shape[0], hidden.device)
+    count, live = hidden.shape[0], live_rows(grads, hidden.shape[0], hidden.device)
     dense = live.numel() == count
-    if not dense:  # silent rows leave here, and with them their share of every product below
+    if not dense:  # rows without gradient leave here, and with them their share of every product below
         head, few, ids = head.pick(live), hidden[live], ids[live]
         rows = Rows({name: one[live] for name, one in rows.values.items()}, rows.top[live], rows.log_sum[live])
         grads = {name: one[live] for name, one in grads.items()}
@@ -157,18 +157,18 @@ def _backward(
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     buffers = Buffers(hidden, min(ask.rows, few.shape[0]) * min(ask.columns, head.weight.shape[0]))
     tiles = _tiles(ask.backend, head, few, ids, slope, buffers, summed=wanted[2])
-    # zeros, not None, where every row is silent: each rank of a data-parallel group must have something to reduce
+    # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
     by_hidden = torch.zeros_like(few, dtype=rows.top.dtype) if wanted[0] else None
     by_weight = torch.zeros_like(head.weight) if wanted[1] else None
     by_bias = torch.zeros_like(head.bias, dtype=rows.top.dtype) if wanted[2] and head.bias is not None else None
-    for words in head.tiles(ask.columns) if few.shape[0] else ():
-        share = None if by_weight is None else _Sum(by_weight[words])
+    for columns in head.tiles(ask.columns) if few.shape[0] else ():
+        share = None if by_weight is None else _Sum(by_weight[columns])
         for span in spans(few.shape[0], ask.rows):
-            g = tiles.of_tile(span, words)
+            g = tiles.of_tile(span, columns)
             if by_bias is not None:
-                by_bias[words] += g.sum(0)
+                by_bias[columns] += g.sum(0)
             if by_hidden is not None:
-                _add_product(by_hidden[span], g, head.weight[words])
+                _add_product(by_hidden[span], g, head.weight[columns])
             if share is not None:
                 share.add(g.to(few.dtype).t(), few[span])
         if share is not None:
@@ -184,8 +184,8 @@ def _backward(
 class Tiles(Protocol):
     """Gradients with respect to what the head multiplies out, a tile at a time."""
 
-    def of_tile(self, span: slice, words: slice) -> Tensor:
-        """``(rows, words)``, in a buffer that the next tile overwrites."""
+    def of_tile(self, span: slice, columns: slice) -> Tensor:
+        """``(rows, columns)``, in a buffer that the next tile overwrites."""
         ...
 
 
@@ -209,9 +209,9 @@ class _TorchTiles:
     slope: Slope
     buffers: Buffers
 
-    def of_tile(self, span: slice, words: slice) -> Tensor:
-        x = self.head.logits(self.hidden, span, words, self.buffers)
-        g = self.slope[span].of_tile(x, self.ids[span], words.start, self.buffers.take("e", *x.shape))
+    def of_tile(self, span: slice, columns: slice) -> Tensor:
+        x = self.head.logits(self.hidden, span, columns, self.buffers)
+        g = self.slope[span].of_tile(x, self.ids[span], columns.start, self.buffers.take("e", *x.shape))
         return g if self.head.softcap is None else g.mul_(self.buffers.take("bend", *x.shape))
 
 

@@ -10,13 +10,14 @@ import triton.language as tl
 
 @triton.jit
 def _logits(
-    hidden, weight, bias, heat, rows, words, count, size, width, row_step, row_unit, word_step, word_unit, inner, outer,
+    hidden, weight, bias, temperature, rows, columns, count, size, width,
+    row_step, row_unit, column_step, column_unit, inner, outer,
     BIASED: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
-    ROWS: tl.constexpr, WORDS: tl.constexpr, UNITS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """A tile of logits, -inf beyond the vocabulary; second, the bend of the soft cap."""
-    x = tl.zeros((ROWS, WORDS), tl.float32)
-    here, there = rows.to(tl.int64) * row_step, words.to(tl.int64) * word_step
+    x = tl.zeros((ROWS, COLUMNS), tl.float32)
+    here, there = rows.to(tl.int64) * row_step, columns.to(tl.int64) * column_step
     for start in range(0, width, UNITS):
         unit = start + tl.arange(0, UNITS)
         h = tl.load(
@@ -25,15 +26,15 @@ def _logits(
             other=0.0,
         )
         w = tl.load(
-            weight + there[None, :] + unit[:, None] * word_unit,
-            mask=(words < size)[None, :] & (unit < width)[:, None],
+            weight + there[None, :] + unit[:, None] * column_unit,
+            mask=(columns < size)[None, :] & (unit < width)[:, None],
             other=0.0,
         )
         if WIDEN:  # the interpreter has no product of half precision; this one is exact in the same way
             h, w = h.to(tl.float32), w.to(tl.float32)
         x = tl.dot(h, w, x, input_precision="ieee")
     if BIASED:
-        x += tl.load(bias + words, mask=words < size, other=0.0).to(tl.float32)[None, :]
+        x += tl.load(bias + columns, mask=columns < size, other=0.0).to(tl.float32)[None, :]
     x *= inner
     bend = x
     if CAPPED:  # tanh, by an exponential that cannot overflow
@@ -41,21 +42,21 @@ def _logits(
         bend = 4.0 * e / ((1.0 + e) * (1.0 + e))
         t = (1.0 - e) / (1.0 + e)
         x = tl.where(x < 0, -t, t) * outer
-    x = x / heat[:, None]
-    return tl.where((words < size)[None, :], x, float("-inf")), bend
+    x = x / temperature[:, None]
+    return tl.where((columns < size)[None, :], x, float("-inf")), bend
 
 
 @triton.jit
 def sums(
-    hidden, weight, bias, heats, ids, tops, totals, moments, squares, owns,
-    count, size, width, row_step, row_unit, word_step, word_unit, inner, outer, slice_size, lowest, floor,
+    hidden, weight, bias, temperatures, ids, tops, totals, moments, squares, owns,
+    count, size, width, row_step, row_unit, column_step, column_unit, inner, outer, slice_size, lowest, floor,
     BIASED: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     OWN: tl.constexpr, MOMENT: tl.constexpr, SQUARES: tl.constexpr,
-    ROWS: tl.constexpr, WORDS: tl.constexpr, UNITS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """The running sums of a block of rows over a slice of the vocabulary, which is a multiple of WORDS wide."""
+    """The running sums of a block of rows over a slice of the vocabulary, which is a multiple of COLUMNS wide."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    heat = tl.load(heats + rows, mask=rows < count, other=1.0)
+    temperature = tl.load(temperatures + rows, mask=rows < count, other=1.0)
     token = tl.load(ids + rows, mask=rows < count, other=-1)
     top = tl.zeros((ROWS,), tl.float32) + lowest  # finite: a tile may hold forbidden tokens alone
     total = tl.zeros((ROWS,), tl.float32)
@@ -63,14 +64,15 @@ def sums(
     square = tl.zeros((ROWS,), tl.float32)
     own = tl.zeros((ROWS,), tl.float32)
     first = tl.program_id(1) * slice_size
-    for start in range(first, min(first + slice_size, size), WORDS):
-        words = start + tl.arange(0, WORDS)
+    for start in range(first, min(first + slice_size, size), COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
         x, _ = _logits(
-            hidden, weight, bias, heat, rows, words, count, size, width, row_step, row_unit, word_step, word_unit,
-            inner, outer, BIASED, CAPPED, WIDEN, ROWS, WORDS, UNITS,
+            hidden, weight, bias, temperature, rows, columns, count, size, width,
+            row_step, row_unit, column_step, column_unit, inner, outer,
+            BIASED, CAPPED, WIDEN, ROWS, COLUMNS, UNITS,
         )  # fmt: skip
         if OWN:
-            own += tl.sum(tl.where(words[None, :] == token[:, None], x, 0.0), 1)
+            own += tl.sum(tl.where(columns[None, :] == token[:, None], x, 0.0), 1)
         new = tl.maximum(top, tl.max(x, 1))
         grown = top - new
         carry = tl.exp(grown)
@@ -92,23 +94,24 @@ def sums(
 
 @triton.jit
 def mass(
-    hidden, weight, bias, heats, tops, bounds, masses,
-    count, size, width, row_step, row_unit, word_step, word_unit, inner, outer, slice_size,
+    hidden, weight, bias, temperatures, tops, bounds, masses,
+    count, size, width, row_step, row_unit, column_step, column_unit, inner, outer, slice_size,
     BIASED: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
-    ROWS: tl.constexpr, WORDS: tl.constexpr, UNITS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """The sum of e over the kept words of a slice."""
+    """The sum of e over the kept columns of a slice."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    heat = tl.load(heats + rows, mask=rows < count, other=1.0)
+    temperature = tl.load(temperatures + rows, mask=rows < count, other=1.0)
     top = tl.load(tops + rows, mask=rows < count, other=0.0)
     bound = tl.load(bounds + rows, mask=rows < count, other=0.0)
     mass = tl.zeros((ROWS,), tl.float32)
     first = tl.program_id(1) * slice_size
-    for start in range(first, min(first + slice_size, size), WORDS):
-        words = start + tl.arange(0, WORDS)
+    for start in range(first, min(first + slice_size, size), COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
         x, _ = _logits(
-            hidden, weight, bias, heat, rows, words, count, size, width, row_step, row_unit, word_step, word_unit,
-            inner, outer, BIASED, CAPPED, WIDEN, ROWS, WORDS, UNITS,
+            hidden, weight, bias, temperature, rows, columns, count, size, width,
+            row_step, row_unit, column_step, column_unit, inner, outer,
+            BIASED, CAPPED, WIDEN, ROWS, COLUMNS, UNITS,
         )  # fmt: skip
         y = x - top[:, None]
         mass += tl.sum(tl.where(y >= bound[:, None], tl.exp(y), 0.0), 1)
@@ -117,24 +120,25 @@ def mass(
 
 @triton.jit
 def slopes(
-    hidden, weight, bias, heats, ids, tops, consts, linears, squares, kepts, targets, bounds, out,
-    count, size, first_word, end_word, width, row_step, row_unit, word_step, word_unit, inner, outer, floor,
+    hidden, weight, bias, temperatures, ids, tops, consts, linears, squares, kepts, targets, bounds, out,
+    count, size, first_column, end_column, width, row_step, row_unit, column_step, column_unit, inner, outer, floor,
     BIASED: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     LINEAR: tl.constexpr, SQUARE: tl.constexpr, KEPT: tl.constexpr, TARGET: tl.constexpr,
-    ROWS: tl.constexpr, WORDS: tl.constexpr, UNITS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of logits before the soft cap, less the factor that the coefficients carry."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    words = first_word + tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    columns = first_column + tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = rows < count
-    heat = tl.load(heats + rows, mask=there, other=1.0)
+    temperature = tl.load(temperatures + rows, mask=there, other=1.0)
     x, bend = _logits(
-        hidden, weight, bias, heat, rows, words, count, size, width, row_step, row_unit, word_step, word_unit,
-        inner, outer, BIASED, CAPPED, WIDEN, ROWS, WORDS, UNITS,
+        hidden, weight, bias, temperature, rows, columns, count, size, width,
+        row_step, row_unit, column_step, column_unit, inner, outer,
+        BIASED, CAPPED, WIDEN, ROWS, COLUMNS, UNITS,
     )  # fmt: skip
     y = x - tl.load(tops + rows, mask=there, other=0.0)[:, None]
     e = tl.exp(y)
-    factor = tl.zeros((ROWS, WORDS), tl.float32) + tl.load(consts + rows, mask=there, other=0.0)[:, None]
+    factor = tl.zeros((ROWS, COLUMNS), tl.float32) + tl.load(consts + rows, mask=there, other=0.0)[:, None]
     if LINEAR:
         factor += tl.load(linears + rows, mask=there, other=0.0)[:, None] * tl.maximum(y, floor)
     if SQUARE:
@@ -145,9 +149,9 @@ def slopes(
     g = e * factor
     if TARGET:
         token = tl.load(ids + rows, mask=there, other=-1)
-        g += tl.where(words[None, :] == token[:, None], tl.load(targets + rows, mask=there, other=0.0)[:, None], 0.0)
+        g += tl.where(columns[None, :] == token[:, None], tl.load(targets + rows, mask=there, other=0.0)[:, None], 0.0)
     if CAPPED:
         g *= bend
-    columns = end_word - first_word
-    place = rows.to(tl.int64)[:, None] * columns + (words - first_word)[None, :]
-    tl.store(out + place, g.to(out.dtype.element_ty), mask=there[:, None] & (words < end_word)[None, :])
+    row_length = end_column - first_column
+    place = rows.to(tl.int64)[:, None] * row_length + (columns - first_column)[None, :]
+    tl.store(out + place, g.to(out.dtype.element_ty), mask=there[:, None] & (columns < end_column)[None, :])

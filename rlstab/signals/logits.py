@@ -1,4 +1,4 @@
-"""The pass from logits that somebody already made: a few rows at a time, and a backward over the rows alive."""
+"""The pass from logits that somebody already made: a few rows at a time, and a backward over the live rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab.signals.fields import Ask
-from rlstab.signals.tile import Buffers, Rows, Slope, alive, incoming, once, spans, whole_rows, wide
+from rlstab.signals.tile import Buffers, Rows, Slope, incoming, live_rows, once, spans, whole_rows, wide
 
 
 class LogitsSignals(torch.autograd.Function):
@@ -48,7 +48,7 @@ def _gradient(
 ) -> Tensor:
     gradient = torch.zeros_like(logits)
     height = _height(logits, ask)
-    live = alive(grads, logits.shape[0], logits.device)
+    live = live_rows(grads, logits.shape[0], logits.device)
     buffers = Buffers(logits, min(height, live.numel()) * logits.shape[1])
     for index in (live[span] for span in spans(live.numel(), height)):
         part = Rows({}, rows.top[index], rows.log_sum[index])

@@ -36,7 +36,7 @@ class Head:
         """The derivative of a logit with respect to ``h W' + b``, less the bend of the soft cap."""
         return self.scale / self.temperature
 
-    def logits(self, hidden: Tensor, rows: slice, words: slice, buffers: Buffers) -> Tensor:
+    def logits(self, hidden: Tensor, rows: slice, columns: slice, buffers: Buffers) -> Tensor:
         """One wide tile, in a buffer; the bend of the soft cap, d capped / d not capped, is left in another."""
         by_row = isinstance(self.temperature, Tensor)
         inner = self.scale if self.softcap is None else self.scale / self.softcap
@@ -45,8 +45,8 @@ class Head:
             outer /= self.temperature
         if self.softcap is None:  # nothing lies between: one factor, in the product's own epilogue
             inner, outer = inner * outer, 1.0
-        weight = self.weight[words]
-        bias = None if self.bias is None else self.bias[words]
+        weight = self.weight[columns]
+        bias = None if self.bias is None else self.bias[columns]
         x = buffers.take("logits", hidden[rows].shape[0], weight.shape[0])
         if hidden.dtype == x.dtype:
             torch.addmm(

@@ -28,7 +28,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass
 class Rows:
-    """What a forward finds: the signals by name, and the two numbers a row that let a backward make ``p`` again."""
+    """What a forward finds: the signals by name, and the two numbers per row that let a backward make ``p`` again."""
 
     values: dict[str, Tensor]
     top: Tensor
@@ -107,7 +107,7 @@ def lowest_kept(top: Tensor, min_p: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Slope:
-    """The gradient with respect to the logits, of whatever signals: one polynomial a row.
+    """The gradient with respect to the logits, of whatever signals: one polynomial per row.
 
     ``e * (const + linear * y + square * e + kept * [y is kept]) + target * [the row's own token]``. Another signal is
     another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary.
@@ -197,8 +197,8 @@ def within(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
     return local.clamp(0, width - 1).unsqueeze(1), (local >= 0) & (local < width)
 
 
-def alive(grads: Mapping[str, Tensor], count: int, device: torch.device) -> Tensor:
-    """Numbers of the rows with any gradient to hand on. NaN is a gradient too: it must stay visible."""
+def live_rows(grads: Mapping[str, Tensor], count: int, device: torch.device) -> Tensor:
+    """Indices of the rows with a gradient to pass on. NaN is a gradient too: it must stay visible."""
     live = torch.zeros(count, dtype=torch.bool, device=device)
     for one in grads.values():
         live |= one != 0

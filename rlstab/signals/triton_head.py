@@ -2,7 +2,7 @@
 
 Forward: a program has a block of rows and a slice of the vocabulary, makes its logits a tile at a time and keeps
 running sums; no logit is written. Slices merge by the law of the running sums. Backward: a product with the row
-polynomial behind it writes the gradient of a tile of logits, for the rows alive; the two products with it that follow
+polynomial behind it writes the gradient of a tile of logits, for the live rows; the two products with it that follow
 are those of the torch backend, summed in float32.
 
 Held to float64 under Triton's interpreter; not tuned, and not measured on a GPU. Import it where Triton is installed.
@@ -23,7 +23,7 @@ from rlstab.signals.fields import Ask
 from rlstab.signals.projection import Head
 from rlstab.signals.tile import FLOOR, Buffers, Rows, Slope, lowest_kept, settle, spans
 
-#: Rows, words and hidden units of the tile that one program multiplies; powers of 2, at least 16.
+#: Rows, columns of the vocabulary and hidden units of the tile that one program multiplies; powers of 2, at least 16.
 BLOCK = (64, 128, 32)
 #: Rows of one launch of the forward, which bounds what the slices of the vocabulary leave to be merged.
 LAUNCH = 8192
@@ -56,7 +56,7 @@ class Launcher:
 
     head: Head
     hidden: Tensor
-    heat: Tensor
+    temperature: Tensor
 
     @classmethod
     def of(cls, head: Head, hidden: Tensor) -> Launcher:
@@ -66,12 +66,12 @@ class Launcher:
 
     def at(self, span: slice) -> Launcher:
         """For some of the rows."""
-        return Launcher(self.head, self.hidden[span], self.heat[span])
+        return Launcher(self.head, self.hidden[span], self.temperature[span])
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         weight = self.head.weight
-        return self.hidden, weight, weight if self.head.bias is None else self.head.bias.contiguous(), self.heat
+        return self.hidden, weight, weight if self.head.bias is None else self.head.bias.contiguous(), self.temperature
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -85,18 +85,18 @@ class Launcher:
 
     @property
     def flags(self) -> dict[str, Any]:
-        rows, words, units = BLOCK
+        rows, columns, units = BLOCK
         return {
             "BIASED": self.head.bias is not None,
             "CAPPED": self.head.softcap is not None,
             "WIDEN": INTERPRETED,
             "ROWS": rows,
-            "WORDS": words,
+            "COLUMNS": columns,
             "UNITS": units,
         }
 
     def slices(self, columns: int) -> tuple[tuple[int, int], int]:
-        """Programs by blocks of rows and slices of the vocabulary; words of a slice, about ``columns``."""
+        """Programs by blocks of rows and slices of the vocabulary; the columns of a slice, about ``columns``."""
         width = triton.cdiv(columns, BLOCK[1]) * BLOCK[1]
         return (triton.cdiv(self.hidden.shape[0], BLOCK[0]), triton.cdiv(self.head.weight.shape[0], width)), width
 
@@ -162,18 +162,18 @@ class Gradients:
     buffers: Buffers
     dtype: torch.dtype
 
-    def of_tile(self, span: slice, words: slice) -> Tensor:
-        """``(rows, words)``, in a buffer."""
+    def of_tile(self, span: slice, columns: slice) -> Tensor:
+        """``(rows, columns)``, in a buffer."""
         slope, some = self.slope[span], self.every.at(span)
-        count, columns = some.hidden.shape[0], words.stop - words.start
-        out = self.buffers.take("gradient", count, columns, self.dtype)
+        count, width = some.hidden.shape[0], columns.stop - columns.start
+        out = self.buffers.take("gradient", count, width, self.dtype)
         terms = (slope.linear, slope.square, slope.kept, slope.target)
         linear, square, kept, target = (slope.top if one is None else one for one in terms)
         bounds = slope.top if slope.kept is None else lowest_kept(slope.top, slope.min_p)
         with torch.cuda.device_of(out):
-            kernels.slopes[triton.cdiv(count, BLOCK[0]), triton.cdiv(columns, BLOCK[1])](
+            kernels.slopes[triton.cdiv(count, BLOCK[0]), triton.cdiv(width, BLOCK[1])](
                 *some.inputs, self.ids[span], slope.top, slope.const, linear, square, kept, target, bounds, out,
-                count, some.head.weight.shape[0], words.start, words.stop, *some.strides, *some.factors, FLOOR,
+                count, some.head.weight.shape[0], columns.start, columns.stop, *some.strides, *some.factors, FLOOR,
                 LINEAR=slope.linear is not None, SQUARE=slope.square is not None, KEPT=slope.kept is not None,
                 TARGET=slope.target is not None, **some.flags,
             )  # fmt: skip

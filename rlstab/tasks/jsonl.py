@@ -14,7 +14,7 @@ from rlstab.tasks.task import Example, Split
 
 
 class Jsonl:
-    r"""One JSON object a line, with a prompt and its answer.
+    r"""One JSON object per line, with a prompt and its answer.
 
     Training goes through the file again and again, each time in a new order that depends on the seed alone.
 

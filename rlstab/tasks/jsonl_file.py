@@ -29,7 +29,7 @@ def read_examples(path: Path, prompt_field: str, answer_field: str, template: Pr
         ) from error
     if not examples:
         raise DataError(
-            f"{path}: has no examples. Write one JSON object a line, such as {_sample(prompt_field, answer_field)}."
+            f"{path}: has no examples. Write one JSON object per line, such as {_sample(prompt_field, answer_field)}."
         )
     return examples
 

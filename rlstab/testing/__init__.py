@@ -1,4 +1,4 @@
-"""Laws that every method is held to, public: hold your own to them.
+"""The laws that every method must obey, public so that you can check your own methods.
 
 ``print(check_objective(MyMethod()))`` is a readable report; ``parametrize_laws`` is the same under pytest.
 ``check_objective(MyMethod(), processes=2)`` runs ranks as real processes, for what threads share and processes do not.

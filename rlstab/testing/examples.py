@@ -43,14 +43,14 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
 
 def random_compositions(count: int, seed: int) -> list[Composition]:
     """Different compositions of two and three methods that do not conflict, drawn by ``seed``."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     everything = [one for several in EXAMPLES.values() for one in several]
     chosen: dict[str, Composition] = {}
     for size in itertools.cycle((2, 3)):
         if len(chosen) >= count:
             return list(chosen.values())
         try:
-            one = compose(*dice.sample(everything, size))
+            one = compose(*rng.sample(everything, size))
         except Conflict:
             continue
         chosen[repr(one)] = one

@@ -36,7 +36,7 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What a law is checked on: two steps in a row, a number to be random with, processes for ranks or threads."""
+    """What a law is checked on: two optimizer steps in a row, a seed, and processes for ranks or threads."""
 
     first: Step
     second: Step
@@ -109,20 +109,20 @@ def detached(method: TokenObjective, case: Case) -> None:
 
 def split(method: TokenObjective, case: Case) -> None:
     """Any cut into 1 to 12 parts over 1 to 3 ranks, empty parts and ranks among them, over two steps with state."""
-    dice = random.Random(case.seed)
-    world = case.processes.count if case.processes else dice.randint(1, 3)
+    rng = random.Random(case.seed)
+    world = case.processes.count if case.processes else rng.randint(1, 3)
     over = case.processes.run_ranks if case.processes else run_ranks
     whole = cut = ranked = None
     for number, step in enumerate((case.first, case.second)):
         rows = list(range(len(step.sequence_ids)))
-        dice.shuffle(rows)
-        parts: list[list[int]] = [[] for _ in range(dice.randint(1, 12))]
+        rng.shuffle(rows)
+        parts: list[list[int]] = [[] for _ in range(rng.randint(1, 12))]
         for row in rows:
-            dice.choice(parts).append(row)
+            rng.choice(parts).append(row)
         ranks: list[list[list[int]]] = [[] for _ in range(world)]
-        for part in parts:  # in the second step one of several ranks has none
-            dice.choice(ranks[number:] or ranks).append(part)
-        dice.shuffle(ranks)
+        for part in parts:  # in the second optimizer step one of several ranks has none
+            rng.choice(ranks[number:] or ranks).append(part)
+        rng.shuffle(ranks)
         whole = run_whole(method, step, whole.state if whole else None)
         cut = run_parts(method, step, parts, cut.state if cut else None)
         found = over(method, step, ranks, ranked.state if ranked else None)
@@ -165,7 +165,7 @@ def replication(method: TokenObjective, case: Case) -> None:
 
 
 def packed(method: TokenObjective, case: Case) -> None:
-    """What stands in padding, and how much of it there is, changes nothing, bit for bit."""
+    """The content and amount of padding change nothing, bit for bit."""
     outcomes = []
     for fill, extra in ((0.0, 0), (1e9, 3), (math.nan, 1), (-math.inf, 5)):
         batch, policy, leaves = case.first.padded(fill, extra)
@@ -300,7 +300,7 @@ def monoid(method: TokenObjective, case: Case) -> None:
 
 
 def serialises(method: TokenObjective, case: Case) -> None:
-    """``repr`` and YAML give an equal method, the state survives JSON, and the run goes on as it would have."""
+    """``repr`` and YAML give an equal method, the state survives JSON, and the run continues as it would have."""
     classes = {type(leaf).__name__: type(leaf) for leaf in _methods(method)}
     text = repr(method)
     for cls in classes.values():  # a class made inside a function calls itself by a path that is no Python
@@ -333,7 +333,7 @@ def precision(method: TokenObjective, case: Case) -> None:
 
 
 def limits(method: TokenObjective, case: Case) -> None:
-    """Each method is the identity at each of its limits that settings give, whatever its other settings are."""
+    """Each method is the identity at each of its limits given by settings, whatever its other settings are."""
     limited = [one.at(leaf.method) for leaf in walk(method) for one in leaf.method.limits if one.settings is not None]
     if not limited:
         raise NotHere("it declares no settings at which it is the identity")
@@ -410,7 +410,7 @@ def _policy_part(plan: Plan, leaves: dict[str, Tensor]) -> None:
 
 
 def _near_a_kink(terms: Terms, batch: TokenBatch, step: Step) -> bool:
-    """A ratio within a difference step of a bound, or of the clamp: there the derivative jumps."""
+    """A ratio within one finite-difference step of a bound, or of the clamp: there the derivative jumps."""
     ratio = (step.live["logprobs"] - batch.old_logprobs).exp()
     edges: list[Any] = []
     if terms.bounds is not None:

@@ -1,4 +1,4 @@
-"""Checking a method against all laws, with a report that one can read, or under pytest."""
+"""Checks a method against all laws, with a readable report or under pytest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlstab.testing.outcome import run_whole
 from rlstab.testing.processes import Processes
 from rlstab.testing.steps import steps
 
-#: The loss of a step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
+#: The loss of an optimizer step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
 Oracle = Callable[[list[list[dict[str, float]]]], float]
 
 
@@ -45,7 +45,7 @@ class Report:
 
     Attributes:
         method: ``repr`` of what was checked.
-        results: one a law.
+        results: one per law.
     """
 
     method: str
@@ -82,18 +82,18 @@ def check_objective(
     shrink: bool = True,
     processes: int | Processes | None = None,
 ) -> Report:
-    """Hold a method or a composition to every law.
+    """Check a method or a composition against every law.
 
     Args:
         method: any :class:`~rlstab.TokenObjective`.
-        oracle: the loss of the first step computed independently; adds the law *oracle*.
-        examples: drawn steps a law.
-        shrink: look for a small step where a law is broken, which takes seconds.
+        oracle: the loss of the first optimizer step, computed independently; adds the law *oracle*.
+        examples: optimizer steps drawn per law.
+        shrink: look for a small optimizer step where a law is broken, which takes seconds.
         processes: run the ranks of the law *split* as this many real processes, which start in seconds; without, as
             threads. :class:`~rlstab.testing.Processes` serves several calls. The report says how many took part.
 
     Returns:
-        A report. The draws are the same in every call, so a failure can be looked into.
+        A report. The draws are the same in every call, so a failure can be reproduced.
 
     Raises:
         ProcessError: a process died or did not answer within its timeout, or the method cannot be sent to it.
@@ -109,7 +109,7 @@ def parametrize_laws(
     examples: int = 20,
     processes: int | Processes | None = None,
 ) -> Callable[[Any], Any]:
-    """A pytest decorator: one test a law and method.
+    """A pytest decorator: one test per law and method.
 
     ::
 
@@ -120,7 +120,7 @@ def parametrize_laws(
     Args:
         methods: what to check.
         oracles: by the name of a method.
-        examples: drawn steps a law.
+        examples: optimizer steps drawn per law.
         processes: as in :func:`check_objective`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Running a step: whole, in parts, or in parts over several ranks."""
+"""Running an optimizer step: whole, in parts, or in parts over several ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlstab.testing.steps import Step
 
 @dataclass
 class Outcome:
-    """What one step gave.
+    """What one optimizer step gave.
 
     Attributes:
         loss: summed over parts and ranks.
         gradients: by live output, in the order of the step's tokens.
         report: merged.
-        state: for the next step.
-        lr_scale: of the step.
+        state: for the next optimizer step.
+        lr_scale: of the optimizer step.
     """
 
     loss: float
@@ -37,12 +37,12 @@ class Outcome:
 
     @property
     def scale(self) -> float:
-        """The size of what was summed: errors are relative to it, for a loss may cancel to nothing."""
+        """The size of what was summed: errors are relative to it, because a loss may cancel to nothing."""
         return 1.0 + abs(self.loss) + sum(float(one.abs().sum()) for one in self.gradients.values())
 
 
 def run_whole(objective: TokenObjective, step: Step, state: State | None = None) -> Outcome:
-    """The step in one batch."""
+    """The optimizer step in one batch."""
     return run_parts(objective, step, [list(range(len(step.sequence_ids)))], state)
 
 
@@ -53,7 +53,7 @@ def run_parts(
     state: State | None = None,
     comm: Comm | None = None,
 ) -> Outcome:
-    """The step in parts, each a list of sequence numbers."""
+    """The optimizer step in parts, each a list of sequence numbers."""
     pieces = [step.rows(part) for part in parts]
     batches = [piece.batch() for piece in pieces]
     plan = make_plan(objective, batches, state, comm)
@@ -103,7 +103,7 @@ class _ThreadComm:
 def run_ranks(
     objective: TokenObjective, step: Step, ranks: Sequence[Sequence[Sequence[int]]], state: State | None = None
 ) -> list[Outcome]:
-    """What each rank found on its parts of the step, one thread each; a rank may be empty.
+    """What each rank found on its parts of the optimizer step, one thread each; a rank may be empty.
 
     :meth:`rlstab.testing.Processes.run_ranks` is the same in real processes.
     """

@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingPackage('rlstab.testing needs hypothesis: pip install "rlstab[testing]".') from error
 
-#: Shapes of a step that have broken methods before.
+#: Shapes of an optimizer step that have broken methods before.
 KINDS = (
     "mixed",
     "tied",
@@ -96,7 +96,7 @@ class Step:
         return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
 
     def twice(self) -> Step:
-        """The step with every sequence again, under new ids."""
+        """The optimizer step with every sequence twice, the copies under new ids."""
         rows = len(self.sequence_ids)
         shift = int(self.sequence_ids.max()) + 1 if rows else 0
         return Step(
@@ -113,7 +113,7 @@ class Step:
         return self.given(advantages=torch.zeros_like(self.evidence["advantages"]))
 
     def given(self, **evidence: Tensor) -> Step:
-        """The same step with some of the evidence replaced."""
+        """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})
 
     def cast(self, dtype: torch.dtype) -> Step:
@@ -134,7 +134,7 @@ class Step:
         return found
 
     def padded(self, fill: float, extra: int) -> tuple[TokenBatch, PolicyOutputs, dict[str, Tensor]]:
-        """The step through the door: ``(S, T)`` tensors, ``extra`` columns wider, ``fill`` where there is no token."""
+        """The optimizer step as ``(S, T)`` tensors, ``extra`` columns wider, ``fill`` where there is no token."""
         lengths = torch.bincount(self.sequence, minlength=len(self.sequence_ids))
         shape = (len(self.sequence_ids), int(lengths.max()) + extra if len(lengths) else extra)
         column = torch.zeros_like(self.sequence)
@@ -177,7 +177,7 @@ _BASICS = ("old_logprobs", "logprobs", "advantages")
 
 @st.composite
 def steps(draw: st.DrawFn, extra: Sequence[str] = (), *, extreme: bool = False) -> Step:
-    """Steps of 0 to about 60 tokens.
+    """Optimizer steps of 0 to about 60 tokens.
 
     Args:
         draw: hypothesis gives it.
@@ -197,17 +197,17 @@ def steps(draw: st.DrawFn, extra: Sequence[str] = (), *, extreme: bool = False) 
 def make_step(
     kind: str, lengths: Sequence[int], group: int, seed: int, extra: Sequence[str], *, extreme: bool = False
 ) -> Step:
-    """One step of a kind; a pure function of its arguments."""
-    dice = torch.Generator().manual_seed(seed)
+    """One optimizer step of a kind; a pure function of its arguments."""
+    rng = torch.Generator().manual_seed(seed)
     count, rows = sum(lengths), len(lengths)
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(count, generator=dice, dtype=torch.float64)
+        return low + (high - low) * torch.rand(count, generator=rng, dtype=torch.float64)
 
     def normal(scale: float) -> Tensor:
-        return scale * torch.randn(count, generator=dice, dtype=torch.float64)
+        return scale * torch.randn(count, generator=rng, dtype=torch.float64)
 
-    rare = torch.rand(count, generator=dice) < 0.4
+    rare = torch.rand(count, generator=rng) < 0.4
     deepest = -80.0 if extreme else -8.0
     logprobs = torch.where(rare, uniform(deepest, -4.0), uniform(-2.0, -0.01))
     if kind == "no rare token":
@@ -216,12 +216,12 @@ def make_step(
     if kind == "tied":
         logprobs, entropies = (logprobs * 2).round() / 2, (entropies * 4).round() / 4
     if extreme:
-        entropies = torch.where(torch.rand(count, generator=dice) < 0.3, torch.zeros_like(entropies), entropies)
-        entropies = torch.where(torch.rand(count, generator=dice) < 0.1, entropies + 12.4, entropies)
+        entropies = torch.where(torch.rand(count, generator=rng) < 0.3, torch.zeros_like(entropies), entropies)
+        entropies = torch.where(torch.rand(count, generator=rng) < 0.1, entropies + 12.4, entropies)
     drift, lag = normal(30.0 if extreme else 0.3), normal(0.1)
     sequence = torch.repeat_interleave(torch.arange(rows), torch.tensor(list(lengths), dtype=torch.int64))
-    per_row = torch.randn(rows, generator=dice, dtype=torch.float64)
-    per_row[torch.rand(rows, generator=dice) < 0.2] = 0.0
+    per_row = torch.randn(rows, generator=rng, dtype=torch.float64)
+    per_row[torch.rand(rows, generator=rng) < 0.2] = 0.0
     advantages = normal(1.0) if kind == "per token" else per_row[sequence]
     advantages = {
         "all rewarded": advantages.abs() + 0.1,

@@ -9,7 +9,7 @@ CONTEXT = 8
 
 
 def token_texts(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
-    """One text a token; joined they are the text of the whole, as far as the tokenizer decodes piece by piece.
+    """One text per token; joined they are the text of the whole, as far as the tokenizer decodes piece by piece.
 
     A token that holds only the first bytes of a character has the empty text; the one that completes it has the
     character. Bytes that never become a character stand with the last token as U+FFFD.

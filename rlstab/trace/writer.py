@@ -1,4 +1,4 @@
-"""Writes ``tokens.jsonl``: one line a traced response and optimizer step, for ``rlstab view``."""
+"""Writes ``tokens.jsonl``: one line per traced response and optimizer step, for ``rlstab view``."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Tracer:
 
         Args:
             rollout: its number, from 1.
-            prompts: one a group.
+            prompts: one per group.
             sequence_ids: ``(R,)`` of this rank, groups of ``group`` in a row.
             rewards: ``(R,)``.
             advantages: ``(R,)``.
-            group: responses a prompt.
+            group: responses per prompt.
         """
         self._rollout, self._traced = rollout, {}
         every = self.settings.trace_every

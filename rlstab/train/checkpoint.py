@@ -107,7 +107,7 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, object
     if owner != objective:
         raise CheckpointError(
             f"{path} belongs to the objective {owner}, the configuration describes {objective}. A checkpoint holds the "
-            f"state of its own objective. Resume with the config.yaml of that run, or start anew in another "
+            f"state of its own objective. Resume with the config.yaml of that run, or start over in another "
             f"tracking.out."
         )
     parameters = dict(policy.model.named_parameters())

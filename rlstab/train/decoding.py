@@ -30,9 +30,9 @@ def require_decoding(policy: Policy, name: str) -> None:
     """
     embeddings = policy.model.get_input_embeddings().weight
     assert isinstance(embeddings, Tensor)
-    words = embeddings.shape[0]
+    vocab = embeddings.shape[0]
     sizes = [PROMPTS[0], RESPONSE, PROMPTS[1], RESPONSE]
-    ids = torch.split(torch.arange(sum(sizes), device=policy.device) % words, sizes)
+    ids = torch.split(torch.arange(sum(sizes), device=policy.device) % vocab, sizes)
     try:
         expected = [
             policy.model(input_ids=torch.cat(one).unsqueeze(0), use_cache=False).logits[0, -RESPONSE:]

@@ -362,10 +362,10 @@ class _Loop:
         metrics.mean("reward/mean", float(rewards.sum()), len(rewards))
         metrics.mean("response/length", float(lengths.sum()), len(rewards))
         metrics.mean("response/ended", float(ended.sum()), len(rewards))
-        dead = sum(
+        equal = sum(
             int((rewards[group_ids == group] == rewards[group_ids == group][0]).all()) for group in group_ids.unique()
         )
-        metrics.mean("reward/dead_groups", dead, len(group_ids.unique()))
+        metrics.mean("reward/zero_std_groups", equal, len(group_ids.unique()))
 
     def _evaluate(self) -> dict[str, float]:
         start = time.perf_counter()
@@ -459,7 +459,7 @@ def _same_names(started: Any, path: Path) -> None:
         names = ", ".join(f"{old} is called '{now}' now" for old, now in found.items())
         cure = "Use the new names there to continue the run."
         if any(old.startswith("objective.") for old in found):  # its checkpoints bear the hash of the old names
-            cure = "Continue the run with the version of rlstab that wrote it, or start anew in another tracking.out."
+            cure = "Continue the run with the version of rlstab that wrote it, or start over in another tracking.out."
         raise CheckpointError(f"{path} was written under older names: {names}. {cure}")
 
 
@@ -472,7 +472,7 @@ def _same_run(before: Any, now: Any, out: Path, place: str = "") -> None:
     elif before != now:
         raise CheckpointError(
             f"{out} was started with {place} = {before!r}, the configuration says {now!r}. A run continues as it "
-            f"began. Resume with {out / 'config.yaml'}, or start anew in another tracking.out."
+            f"began. Resume with {out / 'config.yaml'}, or start over in another tracking.out."
         )
 
 
@@ -483,7 +483,7 @@ def _same_providers(out: Path, providers: Providers) -> None:
     if before is not None and before != providers.in_words():
         raise CheckpointError(
             f"{out} was started with the providers {before}, this call has {providers.in_words()}. A run continues as "
-            f"it began. Pass the same signals and advantages to train, or start anew in another tracking.out."
+            f"it began. Pass the same signals and advantages to train, or start over in another tracking.out."
         )
 
 

@@ -26,7 +26,7 @@ def draw(records: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     reward.set(xlabel="rollout", ylabel="mean reward", title="reward")
     _curve(entropy, records, "tokens/entropy", "tab:purple", "training prompts")
     _points(entropy, records, "eval/entropy", "tab:orange", "held out", "o-")
-    entropy.set(xlabel="rollout", ylabel="nats a token", title="policy entropy")
+    entropy.set(xlabel="rollout", ylabel="nats per token", title="policy entropy")
     for axes in (reward, entropy):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)

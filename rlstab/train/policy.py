@@ -152,8 +152,8 @@ class Policy:
     ) -> TokenSignals:
         """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows.
 
-        From the hidden states where :attr:`head` is known, so that no logits are held and silenced tokens cost no
-        backward through the vocabulary; else from the model's logits.
+        From the hidden states where :attr:`head` is known, so that no logits are held and tokens without gradient cost
+        no backward through the vocabulary; else from the model's logits.
         """
         mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
         length = sequences.response_ids.shape[1]

@@ -14,7 +14,7 @@ class Progress:
     """A progress bar with the numbers one looks at; nothing where the console is not a terminal.
 
     Args:
-        console: where it stands.
+        console: where it is printed.
         total: rollouts of the run.
         done: of them, before this process.
         shown: False on all ranks but one.
@@ -80,7 +80,7 @@ def summary_table(records: Sequence[dict[str, Any]]) -> Table:
         total = sum(one.get(name, 0) for one in rollouts)
         if total:
             table.add_row(name, "", str(int(total)))
-    table.add_row("seconds a rollout", "", f"{seconds / max(1, len(rollouts)):.2f}")
+    table.add_row("seconds per rollout", "", f"{seconds / max(1, len(rollouts)):.2f}")
     return table
 
 

@@ -18,7 +18,7 @@ class Scores:
 
     Attributes:
         rewards: ``(R,)`` float64.
-        errors: what raised, one text a sample that got 0 for it.
+        errors: what raised, one text per sample that got 0 for it.
     """
 
     rewards: Tensor
@@ -38,7 +38,7 @@ def score(
 
     Args:
         task: whose scorer is asked.
-        examples: one a text.
+        examples: one per text.
         texts: the responses.
         stop: once set, nobody waits for the rest any more, which is left out.
     """

@@ -59,7 +59,7 @@ def sample(
 
     Args:
         policy: the model to sample from.
-        prompts: one text a response; repeat a prompt for a group.
+        prompts: one text per response; repeat a prompt for a group.
         sequence_ids: ``(R,)`` int64, identities of the responses.
         settings: length, temperature, batch size, stop text.
         seed: of the run or of the evaluation.
@@ -83,7 +83,7 @@ def sample(
         span = slice(start, start + settings.batch_size)
         part = draws.batch(ids, mask, prompt[span], sequence_ids[span])
         parts.append(part)
-        kept = zip(part.tokens.cpu(), part.alive.cpu(), strict=True)
+        kept = zip(part.tokens.cpu(), part.mask.cpu(), strict=True)
         fresh = [policy.decode(row[keep].tolist(), skip_special_tokens=skip_special_tokens) for row, keep in kept]
         texts += fresh
         if on_texts is not None:
@@ -99,7 +99,7 @@ def sample(
         ids[of],
         mask[of],
         join([one.tokens for one in parts], policy.pad_id).long(),
-        join([one.alive for one in parts]).bool(),
+        join([one.mask for one in parts]).bool(),
     )
     signals = {name: join([one.signals[name] for one in parts]) for name in draws.names}
     ended = torch.cat([one.ended for one in parts]) if parts else torch.zeros(0, dtype=torch.bool)
@@ -111,7 +111,7 @@ class _Sampled:
     """``(R, T)`` tokens, which of them count, and signals; ``(R,)`` which responses ended by themselves."""
 
     tokens: Tensor
-    alive: Tensor
+    mask: Tensor
     signals: dict[str, Tensor]
     ended: Tensor
 
@@ -167,10 +167,10 @@ class _Draws:
                     if left.numel() <= RETIRE * rows.numel():
                         cache.reorder_cache(left)  # type: ignore[arg-type]  # it asks for the LongTensor of old
                         rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
-        length = int(out.alive.any(0).sum())
+        length = int(out.mask.any(0).sum())
         return _Sampled(
             out.tokens[:, :length],
-            out.alive[:, :length],
+            out.mask[:, :length],
             {name: one[:, :length] for name, one in out.signals.items()},
             out.ended,
         )
@@ -179,22 +179,22 @@ class _Draws:
         self, logits: Tensor, number: Tensor, place: int, out: _Sampled, rows: Tensor, growing: Tensor
     ) -> Tensor:
         """Draw the token at ``place`` of some rows, and write it and its signals down where a row still grows."""
-        heat = self.settings.temperature
+        temperature = self.settings.temperature
         if self.greedy:
             chosen = logits.argmax(-1)
         else:
-            chosen = _invert(torch.softmax(logits / heat, dim=-1), number)
+            chosen = _invert(torch.softmax(logits / temperature, dim=-1), number)
         signals = token_signals_from_logits(
-            logits, chosen, temperature=heat, needs=set(self.names), min_p=self.options.get("min_p")
+            logits, chosen, temperature=temperature, needs=set(self.names), min_p=self.options.get("min_p")
         )
-        out.alive[rows, place] = growing
+        out.mask[rows, place] = growing
         out.tokens[rows, place] = torch.where(growing, chosen, self.policy.pad_id)
         for name in self.names:
             out.signals[name][rows, place] = torch.where(growing, getattr(signals, name), 0.0)
         return chosen
 
 
-#: Words of the vocabulary that are summed first, when a token is drawn.
+#: Columns of the vocabulary that are summed first, when a token is drawn.
 BLOCK = 256
 
 
@@ -203,8 +203,8 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
 
     Sums of blocks find the block, then the tokens of that block alone are summed one by one.
     """
-    words = probabilities.shape[-1]
-    padded = torch.nn.functional.pad(probabilities, (0, -words % BLOCK))
+    vocab = probabilities.shape[-1]
+    padded = torch.nn.functional.pad(probabilities, (0, -vocab % BLOCK))
     blocks = rearrange(padded, "r (b w) -> r b w", w=BLOCK)
     edges = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     target = draw.unsqueeze(-1) * edges[:, -1:]
@@ -214,7 +214,7 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     # the sum of a block may round below its edge: then its last token of positive probability is meant
     last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
     token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
-    return (block * BLOCK + token).squeeze(-1).clamp(max=words - 1)
+    return (block * BLOCK + token).squeeze(-1).clamp(max=vocab - 1)
 
 
 def _stopped(policy: Policy, tokens: Tensor, stop: str) -> Tensor:

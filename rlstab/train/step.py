@@ -154,7 +154,7 @@ class Learner:
         device = self.policy.device
         # what is logged stays on the device until the step is done: reading it earlier would wait for the kernels
         total, nonfinite = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
-        alive = torch.zeros((), dtype=torch.int64, device=device)
+        with_gradient = torch.zeros((), dtype=torch.int64, device=device)
         reports: list[Mapping[str, Mean]] = []  # a step that is refused reports nothing: it may hold NaN
         gaps: list[Tensor] = []
         for sequences, batch in parts:
@@ -167,7 +167,7 @@ class Learner:
                 out.loss.backward()
                 # a live output that every term holds constant has no gradient
                 reached = [one.grad != 0 for one in outputs if one.grad is not None]
-                alive += torch.stack(reached).any(0).count_nonzero()
+                with_gradient += torch.stack(reached).any(0).count_nonzero()
             total += out.loss.detach()
             nonfinite += out.nonfinite
             reports.append(out.report)
@@ -175,7 +175,7 @@ class Learner:
                 self.tracer.part(plan, batch, live, wanted, sequences.response_ids, self.optimizer_steps)
             if compare_live and batch.rollout_logprobs is not None and outputs:
                 gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[wanted].abs())
-        tally = torch.stack([total.double(), nonfinite.double(), alive.double()]).cpu()
+        tally = torch.stack([total.double(), nonfinite.double(), with_gradient.double()]).cpu()
         loss, bad, live_rows = self.comm.sum(tally).tolist()
         self._sum_gradients()
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.max_grad_norm))

@@ -15,7 +15,7 @@ from rlstab.config.runs import RunConfig
 
 
 class JsonLinesTracker(GeneralTracker):
-    """One JSON object a rollout in ``metrics.jsonl``, flushed at once. For the main process alone.
+    """One JSON object per rollout in ``metrics.jsonl``, flushed at once. For the main process alone.
 
     Args:
         path: of the file.
@@ -36,7 +36,7 @@ class JsonLinesTracker(GeneralTracker):
         return self._file
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """The configuration stands in ``config.yaml``."""
+        """The configuration is in ``config.yaml``."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         self._file.write(json.dumps({"rollout": step, **values}) + "\n")
@@ -47,7 +47,7 @@ class JsonLinesTracker(GeneralTracker):
 
 
 def forget_after(path: Path, last: int) -> None:
-    """Remove the records after a rollout, and a last line that a kill cut off, by writing anew and renaming."""
+    """Remove the records after a rollout, and a last line that a kill cut off, by rewriting the file."""
     if not path.exists():
         return
     kept = [line for line in _complete_lines(path) if new_record(json.loads(line))["rollout"] <= last]

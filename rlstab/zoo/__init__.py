@@ -1,4 +1,4 @@
-"""The methods, one a file; each is imported only when it is asked for."""
+"""The methods, one per file; each is imported only when it is asked for."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ class AdaptiveEntropy(TokenObjective):
     """Pay for entropy while it is below a target; the price rises while it stays there and falls once it does not.
 
     Problem:
-        A fixed entropy bonus is hard to set: too small and entropy collapses all the same, a little larger and it
-        explodes, and the right value changes with data and model. Here the target is set, and a controller finds the
-        price.
+        A fixed entropy bonus is hard to set: too small and entropy still collapses, a little larger and it explodes,
+        and the right value changes with data and model. Here the user sets the target, and a controller finds the
+        price: the coefficient of the bonus.
 
     Equation:
         With H_k the token mean of ``entropies`` over optimizer step k, and h_t the live entropy:
@@ -63,9 +63,9 @@ class AdaptiveEntropy(TokenObjective):
         - ``next_coefficient``: the price of the next one, moved by this one unless it has no tokens.
 
     Deviations:
-        - From the paper's code: the controller there moves on the driver, with the entropy of the step before. Here an
-          optimizer step is judged by its own evidence, which is known before the backward pass, and the price it moves
-          acts in the next one.
+        - From the paper's code: the controller there runs on the driver, with the entropy of the previous optimizer
+          step. Here an optimizer step is judged by its own evidence, which is known before the backward pass, and the
+          price it moves acts in the next one.
         - From TRL: below the target means strictly below; there it includes equality. As there, the mean is taken over
           the whole optimizer step and all ranks, and the state is saved with the checkpoint.
 
@@ -134,8 +134,8 @@ class AdaptiveEntropy(TokenObjective):
         return {
             "penalties": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, subtract a "
             f"price times the entropy of the live policy, on every token. The price begins at {self.initial}; for the "
-            f"next step it rises by {self.increment} after a step below the target and falls by as much after any "
-            f"other, within [{self.low}, {self.high}]."
+            f"next optimizer step it rises by {self.increment} after one below the target and falls by as much after "
+            f"any other, within [{self.low}, {self.high}]."
         }
 
     def init_state(self) -> State:
@@ -145,7 +145,7 @@ class AdaptiveEntropy(TokenObjective):
         return {"entropy": Mean.of(batch.signal("entropies"))}
 
     def advance(self, state: State, stat: Settled) -> State:
-        """This step's entropy decides whether its price is paid; the price that it moves is the next step's."""
+        """This optimizer step's entropy decides whether its price is paid; it moves the price of the next one."""
         mean = stat.mean("entropy")
         now = state["next_coefficient"]
         if math.isnan(mean.value):

@@ -20,10 +20,10 @@ class ClipHigher(TokenObjective):
     """Stop a token from pulling once its ratio has left ``[1 - low, 1 + high]``.
 
     Problem:
-        When one rollout feeds several optimizer steps, the policy moves away from the one that made the data, and a
-        token whose ratio has grown far is pushed further by evidence that no longer holds. The clip stops it. A
-        symmetric clip also starves rare tokens: at ``high`` 0.2 a token of probability 0.002 may rise to 0.0024, one of
-        0.5 to 0.6. More room upwards keeps exploration alive.
+        When one rollout feeds several optimizer steps, the policy moves away from the one that sampled the data, and a
+        token whose ratio has already grown far is still pushed by outdated evidence. The clip stops it. A symmetric
+        clip also starves rare tokens: at ``high`` 0.2 a token of probability 0.002 may rise to 0.0024, one of 0.5 to
+        0.6. More room upwards keeps exploration going.
 
     Equation:
         With r the ratio of the token and A its advantage:
@@ -46,16 +46,17 @@ class ClipHigher(TokenObjective):
     Parameters:
         - ``low`` (e_low): float in [0, 1], default 0.2. DAPO, and PPO's usual value.
         - ``high`` (e_high): float in [0, inf), default 0.28. DAPO; 0.2 makes the clip symmetric.
-        - ``dual_clip`` (c): float in (1, inf) or None, default None. DAPO's objective has none. verl applies 3 by
-          default, the recipes of DAPO, JustRL and STARE 10; whether STAPO had one was not found.
+        - ``dual_clip`` (c): float in (1, inf) or None, default None. DAPO's objective has none. verl uses 3 by default,
+          and the recipes of DAPO, JustRL and STARE use 10; we found no statement for STAPO.
 
     State:
         none
 
     Deviations:
         - From the paper: log-ratios are clamped to 20 nats before the exponential, with zero gradient beyond. verl does
-          the same; TRL and the code of Lp-Reg and Dr. GRPO do not. Otherwise none in the value: the loss writes max and
-          min as one clamp for each sign of A. At r exactly on a bound the gradient is kept; in verl it is halved at c.
+          the same; TRL and the code of Lp-Reg and Dr. GRPO do not. Otherwise the value is the same: the loss writes max
+          and min as one clamp for each sign of A. At r exactly on a bound the gradient is kept; in verl it is halved at
+          c.
         - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is not offered.
 
     Surprises:
@@ -94,7 +95,7 @@ class ClipHigher(TokenObjective):
         Interaction(
             "beside",
             "lp_reg",
-            "the tokens that {other} holds in form 'code' are exempt from the trust region of {own}.",
+            "the tokens that {other} selects in form 'code' are exempt from the trust region of {own}.",
             where=lambda clip, lp_reg: lp_reg.form == "code",
         ),
     )

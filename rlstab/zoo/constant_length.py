@@ -35,13 +35,13 @@ class ConstantLength(TokenObjective):
         L_c is ``length``.
 
     Reads:
-        nothing itself. Its function gets the counts of the whole step.
+        nothing itself. Its function gets the counts of the whole optimizer step.
 
     Writes:
         - ``aggregate``: the coefficients above.
 
     Denominator:
-        untouched: it says how counts become coefficients. A dropped token leaves no trace in the divisor, unless its
+        untouched: it says how counts become coefficients. A dropped token does not change the divisor, unless its
         whole response is dropped.
 
     Parameters:
@@ -57,7 +57,7 @@ class ConstantLength(TokenObjective):
           in S.
         - From its code, and TRL's ``dr_grpo``: a response without tokens counts in S there, and S is that of the
           micro-batch, which is the same where all micro-batches have as many responses.
-        - From other code: verl divides by the padded width unless told otherwise, so its scale changes with the
+        - From other code: verl divides by the padded width by default, so its scale changes with the
           padding. Forks of an older verl do not divide by S.
 
     Surprises:

@@ -23,8 +23,8 @@ class EntropyBonus(TokenObjective):
     """Pay for uncertainty: subtract ``coefficient`` times the mean entropy of all tokens from the loss.
 
     Problem:
-        A policy gradient tends to make a policy ever surer, until all samples of a prompt are alike and no group has a
-        spread of rewards to learn from. Paying for entropy is the oldest remedy.
+        A policy gradient tends to make a policy more and more certain, until all samples of a prompt are alike and
+        every group has zero variance. Rewarding entropy is the oldest remedy.
 
     Equation:
         With h_t the live entropy and a = ``coefficient``:

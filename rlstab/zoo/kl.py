@@ -21,12 +21,12 @@ from rlstab.estimators import k1, k2, k3
 @final
 @dataclass(frozen=True)
 class KLPenalty(TokenObjective):
-    """Hold every token near a frozen reference policy.
+    """Keep every token near a frozen reference policy.
 
     Problem:
-        Nothing in a policy gradient remembers the model that training began with: what the reward does not see may
-        drift. A divergence from that model bounds the drift. Newer recipes (DAPO, JustRL, STAPO, STARE, Lp-Reg) leave
-        it out.
+        Nothing in a policy gradient remembers the model that training started from: whatever the reward does not
+        measure may drift. A penalty on the divergence from that model limits the drift. Newer recipes (DAPO, JustRL,
+        STAPO, STARE, Lp-Reg) leave it out.
 
     Equation:
         With d_t = ``ref_logprobs`` - live ``logprobs`` on the sampled token, beta = ``coefficient``:
@@ -71,8 +71,8 @@ class KLPenalty(TokenObjective):
           rollout the tokens come from an older policy than the one the estimate is for.
 
     Surprises:
-        Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need another
-        coefficient.
+        Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a
+        different coefficient.
 
     Example:
         Four tokens of probability 0.2 with reference 0.1, 0.2, 0.4, 0.8: e^d is 0.5, 1, 2, 4 and k3 is 0.1931, 0,

@@ -1,4 +1,4 @@
-"""Lp-Reg: hold plausible rare tokens when they are about to be punished."""
+"""Lp-Reg: protect plausible rare tokens when they are about to be punished."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class LpReg(TokenObjective):
     """Pull plausible low-probability tokens of punished responses towards a min-p filtered copy of the policy.
 
     Problem:
-        A wrong response punishes all its tokens, also rare ones that open a useful line of thought. Pushed down again
-        and again they vanish, and exploration with them. Which rare tokens are worth keeping is read off the policy
-        itself: a token that survives a min-p filter is plausible, what the filter removes is noise. Lp-Reg holds the
-        plausible ones.
+        A wrong response punishes all its tokens, including rare ones that open a useful line of thought. Pushed down
+        again and again they vanish, and exploration with them. The policy itself shows which rare tokens are worth
+        keeping: a token that survives a min-p filter is plausible, what the filter removes is noise. Lp-Reg regularises
+        the plausible ones.
 
     Equation:
         With p_v the policy at the start of the optimizer step, a_t the sampled token, A_t = ``advantages``:
@@ -70,8 +70,8 @@ class LpReg(TokenObjective):
         - ``min_p`` (kappa): float in (0, 1], default 0.02. Paper and official scripts (the code's own default, 0.1, is
           overridden by every script).
         - ``coefficient`` (beta): float in [0, inf), default 1.0. Paper and official scripts.
-        - ``form``: 'paper' | 'code', default 'paper'. Which of the two divergences and pools. Which one produced the
-          published tables is not stated; presumably the code.
+        - ``form``: 'paper' | 'code', default 'paper'. Which of the two divergences and pools. The paper does not say
+          which one produced its tables; presumably the code.
         - ``ratio_cap`` (U): float in (1, inf) or None, default None. The published value is 10, set by the preset
           ``lp_reg``. None leaves the trust region to whoever else owns it.
 
@@ -91,11 +91,11 @@ class LpReg(TokenObjective):
           before the exponential; there a gap of about 100 nats gives NaN. The floor forgives rounding: 0.29 * 100 is
           29 here, 28 there.
         - From its code (form 'code'): it ranks by the live policy and takes the proxy of the old one. Here both are
-          those of the evidence: of the old policy, or, when it is made anew for each optimizer step, of the live one.
+          those of the evidence: of the old policy, or, when it is recomputed for each optimizer step, of the live one.
           With one optimizer step per rollout all agree.
         - From its code (form 'code'): all selected tokens are exempt; there those with live log-prob above the proxy
           keep their clip. A punished token above the proxy of the policy that made the data has a ratio above 1,
-          so only a dual clip could tell, and the published bounds have none.
+          so only a dual clip would make a difference, and the published bounds have none.
         - From its code: a branch for rewarded tokens, off in every script, is left out. There min-p is applied before
           the temperature; here all signals are at one temperature.
 
@@ -134,17 +134,18 @@ class LpReg(TokenObjective):
 
     limits = (
         Limit(
-            {"coefficient": 0.0, "form": "paper", "ratio_cap": None}, "the penalty is all there is, and costs nothing."
+            {"coefficient": 0.0, "form": "paper", "ratio_cap": None},
+            "only the penalty acts, and its coefficient is 0.",
         ),
-        Limit(None, "A step without punished tokens selects none."),
-        Limit(None, "In form 'code' a step with fewer than 2 / `share` punished tokens selects none."),
+        Limit(None, "An optimizer step without punished tokens selects none."),
+        Limit(None, "In form 'code' an optimizer step with fewer than 2 / `share` punished tokens selects none."),
     )
     interacts = (
         Interaction("good", "token_mean", "{own} was published on {other}."),
         Interaction(
             "beside",
             "top_entropy",
-            "a token that {other} silences keeps the penalty of {own}: penalties follow no mask.",
+            "a token that {other} drops keeps the penalty of {own}: penalties ignore masks.",
             nested=False,
         ),
     )

@@ -27,9 +27,9 @@ class RandomMask(TokenObjective):
     """Drop rewarded tokens at random: the control for a mask that chooses them.
 
     Problem:
-        A mask does two things: it takes some tokens away, and it chooses them. When a run with it does better, the
-        choice need not be the reason: with fewer rewarded tokens the policy is pushed less. This mask takes away as
-        many and chooses none. What a mask gains over it is due to the choice.
+        A mask does two things: it removes some tokens, and it chooses which. If a run with it does better, the choice
+        need not be the reason: with fewer rewarded tokens the policy is pushed less. This mask removes as many
+        tokens at random. What another mask gains over it is due to the choice.
 
     Equation:
         With A_t = ``advantages`` and u_t uniform in [0, 1) by (``seed``, sequence id, position):
@@ -38,8 +38,8 @@ class RandomMask(TokenObjective):
                    = all tokens                                          sign: all
             keep_t = not (t in P and u_t < rho)
 
-        rho is ``share``. Each token of P is dropped by itself with this probability; the share dropped of an optimizer
-        step varies around it.
+        rho is ``share``. Each token of P is dropped independently with this probability; the share dropped in an
+        optimizer step varies around it.
 
     Reads:
         - ``advantages`` (n,), unitless: only the sign; not with ``sign="all"``.
@@ -54,8 +54,8 @@ class RandomMask(TokenObjective):
         kept: dropped tokens leave numerator and denominator, as with ``s2t``.
 
     Parameters:
-        - ``share`` (rho): float in [0, 1], default 0.01. Our own choice; take the share that the mask under test
-          drops of the same tokens: ``s2t/silenced`` divided by the share of tokens with A > 0.
+        - ``share`` (rho): float in [0, 1], default 0.01. Our own choice; set it to the share that the mask under test
+          drops of the same tokens: ``s2t/dropped`` divided by the share of tokens with A > 0.
         - ``sign``: 'positive' | 'all', default 'positive'. Whose tokens are dropped. 'positive' is the control of
           ``s2t``, which drops rewarded tokens alone; 'all' our own, for masks that look at both signs.
         - ``seed``: int in [0, 4294967296), default 0. Our own. Other tokens are dropped with another seed.
@@ -65,7 +65,7 @@ class RandomMask(TokenObjective):
 
     Deviations:
         - From the paper: its ablation names a random mask as large as that of S2T; how its tokens are drawn, and of
-          which ones, was not found. Here each is drawn by itself, so the size agrees on average and not in each
+          which ones, was not found. Here each is drawn independently, so the size agrees on average and not in each
           optimizer step. The same token is drawn alike whenever it is seen, in each epoch and however the step is cut.
         - From its code: no official code was found.
 
@@ -97,7 +97,7 @@ class RandomMask(TokenObjective):
 
     limits = (
         Limit({"share": 0.0}, "no number is below it."),
-        Limit(None, "With sign 'positive', a step without rewarded tokens keeps everything."),
+        Limit(None, "With sign 'positive', an optimizer step without rewarded tokens keeps everything."),
     )
     interacts = (
         Interaction(
@@ -110,7 +110,7 @@ class RandomMask(TokenObjective):
     name: ClassVar[str] = "random_mask"
     writes = frozenset({"keep"})
     exceptions: ClassVar[Mapping[str, str]] = {
-        "replication": "a copy of a sequence is another sequence, and its tokens are drawn anew"
+        "replication": "a copy of a sequence is another sequence, and its tokens are drawn again"
     }
 
     share: Annotated[float, Range(ge=0, le=1)] = 0.01

@@ -1,4 +1,4 @@
-"""S2T: silence the spurious tokens of correct responses (STAPO)."""
+"""S2T: drop the spurious tokens of correct responses (STAPO)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class S2TMask(TokenObjective):
     """Drop rewarded tokens that were sampled with tiny probability where the policy was otherwise sure.
 
     Problem:
-        A correct response gives all its tokens the same positive advantage, also the few that were drawn almost by
-        accident at a place where the policy knew better. Such a token has nearly the largest gradient that a token can
-        have and carries no reasoning. The paper calls it spurious, finds about 0.01 % of the tokens to be so, and ties
-        late collapse to them; it reports that most are digits and symbols. S2T takes them out of the policy term.
+        A correct response gives all its tokens the same positive advantage, including the few that were sampled almost
+        by accident where the policy was confident of another token. Such a token has nearly the largest gradient that a
+        token can have and carries no reasoning. The paper calls it spurious, finds about 0.01 % of the tokens to be so,
+        and ties late collapse to them; it reports that most are digits and symbols. S2T removes them from the policy
+        term.
 
     Equation:
         With p_t = exp(``logprobs``), H_t = ``entropies``, A_t = ``advantages``:
@@ -46,10 +47,10 @@ class S2TMask(TokenObjective):
         - ``advantages`` (n,), unitless: only the sign.
 
     Writes:
-        - ``keep``: False on the silenced tokens.
+        - ``keep``: False on the dropped tokens.
 
     Denominator:
-        kept: silenced tokens leave numerator and denominator, as in the paper's objective.
+        kept: dropped tokens leave numerator and denominator, as in the paper's objective.
 
     Parameters:
         - ``max_prob`` (tau_p): float in (0, 1], default 0.002. The paper, all versions; v4-v5 find it not sensitive, in
@@ -63,26 +64,26 @@ class S2TMask(TokenObjective):
         none
 
     Deviations:
-        - From the paper: none in the rule. It exists in two definitions. Versions 1-3 compare with a quantile over the
-          mini-batch; their text says both "80 %" and "20 %" for what is one thing, the 0.80-quantile, and does not say
-          whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool the candidates alone, so that about
-          75 % of them are always silenced, however high their entropies are.
-        - From the paper: it evaluates the policy as it is when a mini-batch is used, which is the policy at the start
-          of the optimizer step. That is what is read here when the evidence is made anew for each step. Evidence of the
-          old policy (``logprobs`` left out) is the same in the first step after a rollout and older by the steps since
-          then in the others.
+        - From the paper: none in the rule, which has two published definitions. Versions 1-3 compare with a quantile
+          over the mini-batch; their text says both "80 %" and "20 %" for the same 0.80-quantile, and does
+          not say whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool the candidates alone, so
+          that about 75 % of them are always dropped, however high their entropies are.
+        - From the paper: it evaluates the policy at the time a mini-batch is used, which is the policy at the start of
+          the optimizer step. That is what is read here when the evidence is recomputed for each optimizer step.
+          Evidence from the old policy (``logprobs`` left out) is the same in the first optimizer step after a rollout,
+          and out of date by the optimizer steps since then in later ones.
         - From the paper: how its quantile was taken across micro-batches and devices was not found. Here it is exact
           over all parts of the optimizer step.
         - From its code: no official code was found, for any version.
 
     Surprises:
-        It is no gradient clip: for a rare token, entropy moves the norm of the logit gradient by a factor of at most
+        It is not a gradient clip: for a rare token, entropy moves the norm of the logit gradient by a factor of at most
         sqrt(2). Once more than a share q of the pool has exactly the threshold's entropy (0, after a collapse), nothing
         is below it and nothing happens.
 
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at
-        place 0.75 * 2 = 1.5 between them: (0.2 + 2.0) / 2 = 1.1. The first two are silenced, and the mean runs over two
+        index 0.75 * 2 = 1.5 among them: (0.2 + 2.0) / 2 = 1.1. The first two are dropped, and the mean runs over two
         tokens.
 
         >>> import torch
@@ -109,7 +110,10 @@ class S2TMask(TokenObjective):
 
     limits = (
         Limit({"quantile": 0.0}, "the threshold is the smallest entropy of the pool, and no candidate is below it."),
-        Limit(None, "A step without candidates keeps everything; so does, by default, a step with a single one."),
+        Limit(
+            None,
+            "An optimizer step without candidates keeps everything. So does, by default, one with a single candidate.",
+        ),
     )
     interacts = (
         Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."),
@@ -124,7 +128,7 @@ class S2TMask(TokenObjective):
         Interaction(
             "redundant",
             "top_entropy",
-            "with population 'all' and a quantile of at most 1 - share, {other} silences every token that {own} would "
+            "with population 'all' and a quantile of at most 1 - share, {other} drops every token that {own} would "
             "drop.",
             where=lambda s2t, top: _leaves_none(s2t, top.share),
             nested=False,
@@ -132,7 +136,7 @@ class S2TMask(TokenObjective):
         Interaction(
             "redundant",
             "top_entropy",
-            "{other} silences every token below its own entropy threshold, so {own} decides only about those above it.",
+            "{other} drops every token below its own entropy threshold, so {own} decides only about those above it.",
             where=lambda s2t, top: not _leaves_none(s2t, top.share),
         ),
         Interaction(
@@ -172,7 +176,7 @@ class S2TMask(TokenObjective):
         report = {
             "threshold": threshold.report(),
             "candidates": Mean.of(candidates),
-            "silenced": Mean.of(spurious),
+            "dropped": Mean.of(spurious),
         }
         return Terms(keep=~spurious, report=report)
 

@@ -23,7 +23,7 @@ class SequenceMean(TokenObjective):
 
     Problem:
         In a token mean a few very long responses outvote the others. Here every response has one vote, whatever its
-        length. The price is a bias: in a long response each token counts for less, so wrong answers are punished less
+        length. The cost is a bias: in a long response each token counts for less, so wrong answers are punished less
         for being long.
 
     Equation:
@@ -32,13 +32,13 @@ class SequenceMean(TokenObjective):
             policy term: c_t = 1 / (S n_i),    penalties: the same with all tokens counted
 
     Reads:
-        nothing itself. Its function gets the index of each token's response and the counts of the whole step.
+        nothing itself. Its function gets the index of each token's response and the counts of the whole optimizer step.
 
     Writes:
         - ``aggregate``: the coefficients above.
 
     Denominator:
-        untouched: it says how counts become coefficients; which tokens are counted is for the masks to say.
+        untouched: it says how counts become coefficients; the masks decide which tokens are counted.
 
     Parameters:
         none

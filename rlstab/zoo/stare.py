@@ -24,10 +24,10 @@ class STARE(TokenObjective):
     """Weight rewarded rare tokens up (and, in C2, punished ones down) while the mean entropy is below a target.
 
     Problem:
-        Under GRPO the entropy of the policy tends to fall until nothing is explored any more. To first order a token
+        Under GRPO the entropy of the policy tends to fall until exploration stops. To first order a token
         with advantage A changes the entropy at its place by -A times a function of its probability that is never
         positive for a token rarer than the entropy (surprisal >= H): rewarding rare tokens raises entropy, rewarding
-        common ones lowers it. The balance is nearly critical, so a small extra weight on the rewarded rare tokens turns
+        common ones lowers it. The balance is nearly critical, so a small extra weight on the rewarded rare tokens tips
         it; a gate keeps the extra weight from turning collapse into explosion.
 
     Equation:
@@ -71,7 +71,7 @@ class STARE(TokenObjective):
         - ``min_damp`` (M_min): float in [0, 1], default 0.5. Used where ``increment`` is above 0. Official code.
 
     State:
-        - ``gate``: whether the weights act in this optimizer step; True before the first, decided anew in each that has
+        - ``gate``: whether the weights act in this optimizer step; True before the first, decided in each that has
           tokens.
         - ``boost``: W of this optimizer step.
         - ``damp``: M of this optimizer step.
@@ -88,7 +88,7 @@ class STARE(TokenObjective):
           ranks by the old policy; the two agree with one optimizer step per rollout.
         - From its code: gains moved by optimizer step k act in k + 1, as in the paper; the code uses them in k already.
         - From its code: every token that ties with the last of the share is selected; ``topk`` in the code breaks ties
-          in an order of its own, which half precision makes frequent.
+          in its own order, and half precision makes ties frequent.
         - From its code: the state is part of the checkpoint; there it is not saved, so gains restart when a run
           resumes.
 
@@ -125,7 +125,7 @@ class STARE(TokenObjective):
     limits = (
         Limit({"boost": 1.0, "variant": "O1", "increment": 0.0}, "every weight is 1."),
         Limit({"boost": 1.0, "damp": 1.0, "increment": 0.0}, "every weight is 1, in variant C2 too."),
-        Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays shut."),
+        Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays closed."),
     )
     interacts = (
         Interaction(
@@ -133,16 +133,17 @@ class STARE(TokenObjective):
             ("clip_higher", "token_mean"),
             "{own} was published on {other}, the base of its official script (0.2, 0.28, dual clip 10).",
         ),
-        Interaction("against", "entropy_bonus", "{other} lifts the mean entropy and so holds {own}'s gate shut."),
+        Interaction("against", "entropy_bonus", "{other} raises the mean entropy and so keeps {own}'s gate closed."),
         Interaction(
             "against",
             "adaptive_entropy",
-            "{other} lifts the mean entropy and so holds {own}'s gate shut; the one with the lower target seldom acts.",
+            "{other} raises the mean entropy and so keeps {own}'s gate closed; the one with the lower target seldom "
+            "acts.",
         ),
         Interaction(
             "against",
             "top_entropy",
-            "{other} silences rare tokens at places where the policy was sure, and {own}'s share still counts them.",
+            "{other} drops rare tokens at places where the policy was sure, and {own}'s share still counts them.",
             nested=False,
         ),
         Interaction(
@@ -186,8 +187,8 @@ class STARE(TokenObjective):
         if self.increment:
             other = f", the second the other way within [{self.min_damp}, 1]" if both else ""
             moves = (
-                f" For the next step the {'first ' if both else ''}factor rises by {self.increment} after a step below "
-                f"the target and falls by as much after one above, within [1, {self.max_boost}]{other}."
+                f" For the next optimizer step the {'first ' if both else ''}factor rises by {self.increment} after "
+                f"one below the target and falls by as much after one above it, within [1, {self.max_boost}]{other}."
             )
         return {
             "weight": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, multiply the "
@@ -205,7 +206,7 @@ class STARE(TokenObjective):
         }
 
     def advance(self, state: State, stat: Settled) -> State:
-        """This step's entropy decides its gate; the gains that it moves act in the next step."""
+        """This optimizer step's entropy decides its gate; the gains that it moves act in the next one."""
         gap = self.target_entropy - stat.mean("entropy").value
         now = {**state, "boost": state["next_boost"], "damp": state["next_damp"]}
         if math.isnan(gap):  # a step without tokens decides nothing

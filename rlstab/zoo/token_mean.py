@@ -17,7 +17,7 @@ from rlstab.core.terms import Terms
 @final
 @dataclass(frozen=True)
 class TokenMean(TokenObjective):
-    """Average over all tokens of the optimizer step: the default, said aloud.
+    """Average over all tokens of the optimizer step: the default, made explicit.
 
     Problem:
         Averaging inside each response first gives a token of a long response less weight than one of a short response,
@@ -30,13 +30,13 @@ class TokenMean(TokenObjective):
             policy term: c_t = 1 / N,          penalties: c0_t = 1 / N_0
 
     Reads:
-        nothing itself. Its function gets the counts of the whole step.
+        nothing itself. Its function gets the counts of the whole optimizer step.
 
     Writes:
         - ``aggregate``: the coefficients above.
 
     Denominator:
-        untouched: it says how counts become coefficients; which tokens are counted is for the masks to say.
+        untouched: it says how counts become coefficients; the masks decide which tokens are counted.
 
     Parameters:
         none
@@ -53,7 +53,7 @@ class TokenMean(TokenObjective):
 
     Surprises:
         A mask that leaves the divisor, such as ``top_entropy``, raises the weight of the tokens that are left. Long
-        responses have more say, also in a penalty such as that of ``kl``.
+        responses count for more, also in a penalty such as that of ``kl``.
 
     Example:
         A correct response of three tokens and a wrong one of one token: (-1 - 1 - 1 + 1) / 4 = -0.5, every token at 1 /

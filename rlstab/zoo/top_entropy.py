@@ -20,10 +20,10 @@ class TopEntropyMask(TokenObjective):
     """Keep the tokens at which the policy was least sure, drop the rest.
 
     Problem:
-        Most tokens of a chain of thought are nearly determined by what came before; few are forks at which the
-        reasoning turns. The authors count 10^6 tokens and find half of them below 0.01 nats and the 80th percentile at
-        0.672. They report that learning from the forks alone is as good or better, more so in larger models, and that
-        learning from the other 80 % alone is far worse.
+        Most tokens of a chain of thought are nearly determined by what came before; a few are forks where the reasoning
+        takes a direction. The authors count 10^6 tokens and find half of them below 0.01 nats and the 80th percentile
+        at 0.672. They report that learning from the forks alone is as good or better, more so in larger models, and
+        that learning from the other 80 % alone is far worse.
 
     Equation:
         With H_t = ``entropies``, rho = ``share``:
@@ -56,13 +56,13 @@ class TopEntropyMask(TokenObjective):
 
     Deviations:
         - From the paper: it writes the quantile of a batch or micro-batch; here it is exact over all parts and ranks of
-          the optimizer step. Whether old or current policy is meant was not found; here it is the policy at the start
-          of the optimizer step.
+          the optimizer step. It does not say whether the old or the current policy is meant; here it is the policy at
+          the start of the optimizer step.
         - From other code: TRL's ``top_entropy_quantile`` is ``denominator="all"`` with a quantile per micro-step (over
           ranks, not over accumulation steps). ms-swift has 'all' too, per micro-batch of one device.
           CarlanLark/Lp-Reg-dev has 'kept', the top floor(0.2 n) of a micro-batch of one device, at least one: one token
           less than here unless n is below 5 or divisible by it, and of equal entropies only as many as fit.
-        - From TRL: an empty pool drops everything there; here there is nothing to drop. The threshold there is rounded
+        - From TRL: there an empty pool drops everything, and here nothing. TRL's threshold is rounded
           to float32, so it may fall on the entropy just below the quantile and keep one token more.
 
     Surprises:
@@ -100,7 +100,7 @@ class TopEntropyMask(TokenObjective):
 
     limits = (
         Limit({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),
-        Limit(None, "A step in which all entropies are equal keeps everything."),
+        Limit(None, "An optimizer step in which all entropies are equal keeps everything."),
     )
     interacts = (
         Interaction(

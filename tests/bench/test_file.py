@@ -180,7 +180,7 @@ ONE = f"{HEAD}methods: {{a: s2t}}\n"
             "b.yaml:3: methods.all: the stack makes a method of this name too. Rename this one.",
         ),
         (f"{ONE}seeds: 0\n", "b.yaml:4: seeds: expected how many, at least 1, or a list of seeds, not 0."),
-        (f"{ONE}seeds: [1, 1]\n", "b.yaml:4: seeds.1: the seed 1 stands twice. Remove one of them."),
+        (f"{ONE}seeds: [1, 1]\n", "b.yaml:4: seeds.1: the seed 1 appears twice. Remove one of them."),
         (
             f"{ONE}seeds: [-1]\n",
             "b.yaml:4: seeds.0: expected a whole number of at least 0 and below 2^32, not -1.",

@@ -1,4 +1,4 @@
-"""Benches that run: what is skipped, continued, made anew, recorded; and workers that leave with their parent."""
+"""Benches that run: what is skipped, continued, run again, recorded; and workers that leave with their parent."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ def goals():
     return [goal for goal in load() if goal.row in ("3, 20 %", "3, 5 %", "3, 0 %")]
 
 
-def test_the_check_fails_where_silent_rows_are_not_left_out(goals, monkeypatch):
+def test_the_check_fails_where_rows_without_gradient_are_not_left_out(goals, monkeypatch):
     def everything(grads, count, device):
         return torch.arange(count, device=device)
 
     limits = {goal.row: goal.check.must for goal in goals}
-    monkeypatch.setattr(rlstab.signals.head, "alive", everything)
+    monkeypatch.setattr(rlstab.signals.head, "live_rows", everything)
     monkeypatch.setattr(check, "MODES", ["bwd"])
     found = times(goals)
     assert found.keys() == limits.keys()

@@ -249,13 +249,13 @@ MISTAKES = {
     ),
     "ratio of one": (
         "objective: s2t\noptimisation:\n  epochs: 2\n  mini_batches: 2\n  old_logprobs: live\n",
-        "5: optimisation.old_logprobs: live needs one optimizer step a rollout, and epochs x mini_batches is 4: the "
+        "5: optimisation.old_logprobs: live needs one optimizer step per rollout, and epochs x mini_batches is 4: the "
         "ratio would stay 1 while the policy moves. Use recompute or rollout.",
     ),
     "pass@k": (
         "objective: s2t\nevaluation:\n  samples: 4\n  pass_at:\n    - 4\n    - 8\n",
-        "6: evaluation.pass_at.1: pass@8 needs at least 8 samples a prompt, and evaluation.samples is 4. Raise it, or "
-        "lower this.",
+        "6: evaluation.pass_at.1: pass@8 needs at least 8 samples per prompt, and evaluation.samples is 4. Raise it, "
+        "or lower this.",
     ),
     "range of numbers": (
         "objective: s2t\ntask:\n  name: countdown\n  low: 10\n",
@@ -264,11 +264,11 @@ MISTAKES = {
     # YAML
     "key twice": (
         "objective: s2t\nrollout:\n  group: 8\n  group: 4\n",
-        "4: the key 'group' stands twice. Remove one of them.",
+        "4: the key 'group' appears twice. Remove one of them.",
     ),
     "key twice on one line": (
         "objective:\n  - s2t\n  - {name: kl, cap: 1,\n     cap: 2}\n",
-        "4: the key 'cap' stands twice. Remove one of them.",
+        "4: the key 'cap' appears twice. Remove one of them.",
     ),
     "Python object": (
         "objective:\n  - !!python/object/apply:os.system [ls]\n",
@@ -293,7 +293,7 @@ MISTAKES = {
     ),
     "mapping as a key": (
         "objective: s2t\n? {a: b}\n: 1\n",
-        "2: a list or mapping stands where a key should. A key is text.",
+        "2: a list or mapping is used as a key. A key is text.",
     ),
     "tabs": (
         "objective:\n\t- s2t\n",
@@ -404,7 +404,7 @@ def test_bytes_that_are_not_utf8_are_refused(file):
     [
         ("none.yaml", "none.yaml: cannot be read: no such file or directory. Give the path of a YAML file."),
         (".", ".: cannot be read: is a directory. Give the path of a YAML file."),
-        ("a\0b", "'a\\x00b' is no path: embedded null byte. Give the path of a YAML file."),
+        ("a\0b", "'a\\x00b' is not a path: embedded null byte. Give the path of a YAML file."),
     ],
 )
 def test_a_path_that_cannot_be_read_is_named(file, load, path, expected):

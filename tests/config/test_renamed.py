@@ -10,7 +10,7 @@ import yaml
 from rlstab.bench.file import load_bench
 from rlstab.cli import main
 from rlstab.config import load_objective, load_run
-from rlstab.config.renamed import SETTINGS, new_settings, old_settings
+from rlstab.config.renamed import SETTINGS, new_record, new_settings, old_settings
 from rlstab.config.runs import OptimisationSettings
 from rlstab.core.settings import settings_of
 from rlstab.errors import ConfigError
@@ -119,3 +119,20 @@ def test_a_resolved_run_of_before_loads_under_the_new_names() -> None:
         [{"name": "clip_higher"}, {"name": "stare", "increment": 0.01, "target_entropy": 0.5}]
     )
     assert not dict(old_settings(run.model_dump(mode="json")))
+
+
+def test_the_metrics_of_a_record_of_before_are_read_under_the_new_names() -> None:
+    old = {
+        "step": 3,
+        "reward/dead_groups": 0.5,
+        "s2t/silenced": 0.1,
+        "within_1/outer/silenced": 0.2,
+        "reward/mean": 0.3,
+    }
+    assert new_record(old) == {
+        "rollout": 3,
+        "reward/zero_std_groups": 0.5,
+        "s2t/dropped": 0.1,
+        "within_1/outer/dropped": 0.2,
+        "reward/mean": 0.3,
+    }

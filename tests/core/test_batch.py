@@ -112,7 +112,7 @@ def test_packed_tensors_are_checked_too():
     ):
         packed(advantages=torch.zeros(3))
     with refused(
-        "TokenBatch: 'sequence_ids' has shape (2,), 'group_ids' has (1,). Both are (S,), one entry a sequence."
+        "TokenBatch: 'sequence_ids' has shape (2,), 'group_ids' has (1,). Both are (S,), one entry per sequence."
     ):
         packed(group_ids=torch.zeros(1, dtype=torch.int64))
     with refused(

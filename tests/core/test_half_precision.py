@@ -30,10 +30,10 @@ def test_a_loss_is_a_number_or_an_error_says_why(
     dtype: torch.dtype, chosen: list, numbers: list[float], tame: bool, seed: int
 ) -> None:
     values = [number for number in numbers if math.isfinite(number)] if tame else numbers
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def tensor() -> torch.Tensor:
-        picks = torch.randint(len(values), (2, 3), generator=dice) if values else torch.zeros(2, 3, dtype=torch.int64)
+        picks = torch.randint(len(values), (2, 3), generator=rng) if values else torch.zeros(2, 3, dtype=torch.int64)
         return torch.tensor(values or [0.0], dtype=torch.float64)[picks].to(dtype)
 
     try:

@@ -157,15 +157,15 @@ def test_nonfinite_evidence_is_refused_with_its_names_and_counts():
     rows[0][0]["old"] = -math.inf
     rows[1][0]["H"] = rows[3][1]["H"] = math.nan
     text = (
-        "the evidence of this step has NaN or Inf values: 1 in 'old_logprobs', 2 in 'entropies'. The step was refused "
-        "and nothing was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, top-p); "
-        "NaN from weights or rewards that are NaN."
+        "the evidence of this optimizer step has NaN or Inf values: 1 in 'old_logprobs', 2 in 'entropies'. It was "
+        "refused and nothing was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, "
+        "top-p); NaN from weights or rewards that are NaN."
     )
     parts = [batch_of(rows[:2]), batch_of(rows[2:])]
     with says(NonFinite, text):
         make_plan(compose(S2TMask()), parts)
     with says(
-        NonFinite, "the evidence of this step has NaN or Inf values: 1 in 'old_logprobs'. The step was refused..."
+        NonFinite, "the evidence of this optimizer step has NaN or Inf values: 1 in 'old_logprobs'. It was refused..."
     ):
         make_plan(compose(), parts)  # nobody reads entropies
 

@@ -1,4 +1,4 @@
-"""One scalar-loop oracle a method, written from the published formulas: plain floats, no tensors, nothing of rlstab.
+"""One scalar-loop oracle per method, written from the published formulas: plain floats, no tensors, nothing of rlstab.
 
 A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``old``, ``now`` (start of the step),
 ``H``, ``live_H``, ``ref``, ``max``, ``mass`` (ln Z), ``live_mass``; ``A`` is its advantage.

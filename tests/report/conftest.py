@@ -51,11 +51,11 @@ def curves(
     """Reward rising by ``gain`` from 0.15, entropy falling from 0.36 to ``floor``, everything else ordinary."""
     rng = np.random.default_rng([rollouts, seed, round(1000 * gain), round(1000 * floor)])
     t = np.arange(1, rollouts + 1) / 100
-    draw = {name: rng.normal(size=rollouts) for name in ("reward", "entropy", "norm", "dead")}
+    draw = {name: rng.normal(size=rollouts) for name in ("reward", "entropy", "norm", "equal")}
     norm = 0.5 * np.exp(0.2 * draw["norm"])
     found = {
         "reward/mean": np.clip(0.15 + gain * (1 - np.exp(-t)) + noise * draw["reward"], 0, 1),
-        "reward/dead_groups": np.clip(0.4 + 0.05 * draw["dead"], 0, 1),
+        "reward/zero_std_groups": np.clip(0.4 + 0.05 * draw["equal"], 0, 1),
         "tokens/entropy": np.maximum(floor + (0.36 - floor) * np.exp(-2 * t) + 0.005 * draw["entropy"], 0),
         "response/ended": np.ones(rollouts),
         "gradient/norm": norm,
@@ -138,7 +138,7 @@ def write_bench(
         "grpo": {"shape": {"floor": 0.1}},
         "s2t": {
             "shape": {"floor": 0.1},
-            "changes": {"s2t/candidates": [0.01] * rollouts, "s2t/silenced": [0.001] * rollouts},
+            "changes": {"s2t/candidates": [0.01] * rollouts, "s2t/dropped": [0.001] * rollouts},
         },
         "20_entropy": {"shape": {"floor": 0.25, "gain": 0.15}, "changes": {"top_entropy/share": [0.2] * rollouts}},
         "stare": {
@@ -180,7 +180,7 @@ def place_run(folder: Path, **place: Any) -> None:
 
 
 def record(values: Mapping[str, Sequence[float]], **fields: Any) -> RunRecord:
-    """A finished run with the given curves, one value a rollout from the first on."""
+    """A finished run with the given curves, one value per rollout from the first on."""
     metrics = {
         name: (np.arange(1, len(one) + 1, dtype=np.int64), np.array(one, dtype=np.float64))
         for name, one in values.items()

@@ -88,15 +88,20 @@ def test_ordinary_norms_before_a_gradient_vanishes_are_no_spikes(values: list[fl
     assert collapse.gradient_spikes(record(norms(values))).fired is False
 
 
-def test_dead_groups_are_told_from_solved_ones() -> None:
-    dead = ramp(0.5, 1.0, start=30)
-    dead[60:] = [0.99] * 40
-    found = collapse.dead_groups(record({"reward/dead_groups": dead, "reward/mean": ramp(0.2, 0.0)}))
+def test_zero_variance_groups_are_told_from_solved_ones() -> None:
+    equal = ramp(0.5, 1.0, start=30)
+    equal[60:] = [0.99] * 40
+    found = collapse.zero_std_groups(record({"reward/zero_std_groups": equal, "reward/mean": ramp(0.2, 0.0)}))
     assert (found.fired, found.rollout) == (True, 70)
-    solved = collapse.dead_groups(record({"reward/dead_groups": dead, "reward/mean": ramp(0.2, 0.99, start=10)}))
+    solved = collapse.zero_std_groups(
+        record({"reward/zero_std_groups": equal, "reward/mean": ramp(0.2, 0.99, start=10)})
+    )
     assert solved.fired is False
-    assert "solved" in collapse.dead_groups(record({"reward/dead_groups": dead, "reward/mean": [0.98] * STEPS})).text
-    assert collapse.dead_groups(record({"reward/dead_groups": FLAT, "reward/mean": FLAT})).fired is False
+    assert (
+        "solved"
+        in collapse.zero_std_groups(record({"reward/zero_std_groups": equal, "reward/mean": [0.98] * STEPS})).text
+    )
+    assert collapse.zero_std_groups(record({"reward/zero_std_groups": FLAT, "reward/mean": FLAT})).fired is False
 
 
 def test_truncation() -> None:

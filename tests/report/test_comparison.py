@@ -26,8 +26,8 @@ def test_what_was_made_different_is_found_and_what_was_not_is_not(bench: Path) -
     assert table.collapses["grpo"].collapsed == 0
 
 
-def test_inert_methods_are_called_out(bench: Path) -> None:
-    texts = {(one.method, one.text) for one in compare(load_runs(bench)).inert}
+def test_idle_methods_are_called_out(bench: Path) -> None:
+    texts = {(one.method, one.text) for one in compare(load_runs(bench)).idle}
     assert ("s2t", "clip_higher never acted: on-policy, the ratio is 1") in texts
     assert ("stare", "stare never acted: its gate never opened, the mean entropy stayed at or above 0.3 nats") in texts
     assert not any("s2t never" in text for _, text in texts)

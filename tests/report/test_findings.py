@@ -18,7 +18,7 @@ from tests.report.conftest import CLIP, S2T, config, record, write_bench
 
 
 def runs(ends: Mapping[str, Sequence[float]], **fields: object) -> list[RunRecord]:
-    """Runs of thirty rollouts by method, whose held-out mean ends at the given values, one a seed."""
+    """Runs of thirty rollouts by method, whose held-out mean ends at the given values, one per seed."""
     return [
         record(
             {"reward/mean": [0.5] * 30},
@@ -74,7 +74,7 @@ def test_failures_and_falls_are_counted_apart():
     )
 
 
-def test_inert_methods_are_told_once(bench):
+def test_idle_methods_are_told_once(bench):
     text = " ".join(findings(compare(load_runs(bench))))
     assert "clip_higher never acted in 20_entropy, s2t and stare: on-policy, the ratio is 1." in text
     assert "stare never acted: its gate never opened" in text
@@ -134,7 +134,7 @@ def test_a_method_that_shares_no_seed_is_not_one_of_few_seeds():
 
 def test_two_benches_are_not_mixed(bench, tmp_path):
     rollouts = 60
-    acts = {"s2t/candidates": [0.01] * rollouts, "s2t/silenced": [0.001] * rollouts}
+    acts = {"s2t/candidates": [0.01] * rollouts, "s2t/dropped": [0.001] * rollouts}
     falls = {"reward/mean": [0.5] * 30 + [0.0] * 30}
     write_bench(
         tmp_path / "two",
@@ -143,7 +143,7 @@ def test_two_benches_are_not_mixed(bench, tmp_path):
         seeds=3,
         methods={"first": {"objective": [CLIP]}, "s2t": {"objective": [CLIP, S2T], "changes": {**acts, **falls}}},
     )
-    idle = {"s2t/candidates": [0.0] * rollouts, "s2t/silenced": [0.0] * rollouts}
+    idle = {"s2t/candidates": [0.0] * rollouts, "s2t/dropped": [0.0] * rollouts}
     methods = {"grpo": {}, "s2t": {"objective": [CLIP, S2T], "changes": idle}}
     write_bench(tmp_path / "one", name="one", methods=methods, seeds=3)
     found = compare(load_runs(tmp_path / "one", tmp_path / "two"))

@@ -128,7 +128,7 @@ def test_every_figure_has_its_numbers(written):
     found = Parsed(written.read_text(encoding="utf-8"))
     figures = [attributes for tag, attributes in found.elements if tag == "figure"]
     drawn = {one["data-metric"] for one in figures if one["data-figure"] == "curve"}
-    assert {"reward/mean", "eval/mean", "tokens/entropy", "gradient/norm", "s2t/silenced", "stare/gate"} <= drawn
+    assert {"reward/mean", "eval/mean", "tokens/entropy", "gradient/norm", "s2t/dropped", "stare/gate"} <= drawn
     measured = {name for method in found.data["curves"]["s0"].values() for name in method}
     assert drawn <= measured
     assert {"trajectory", "curve"} == {one["data-figure"] for one in figures}
@@ -157,7 +157,7 @@ def test_ticks_keep_clear_of_each_other_and_zero_is_not_alone(low, high):
     assert "0" in [one["text"] for one in ticks]
     assert len(ticks) >= 2
     for one, other in itertools.pairwise(ticks):
-        # half of each label lies to each side; 11 px of a sans serif are about 6 px a character
+        # half of each label lies to each side; 11 px of a sans serif are about 6 px per character
         assert other["at"] - one["at"] >= 6 * (len(one["text"]) + len(other["text"])) / 2
 
 
@@ -332,8 +332,8 @@ def test_seeds_bands_smoothing_and_the_metric_are_chosen(written, browser_page):
     tab.locator("#smooth").select_option("5")
     assert tab.evaluate(ends) != before
     choice = tab.locator("select[data-for-metric]").first
-    choice.select_option("reward/dead_groups")
-    assert len(visible_methods(tab, "reward/dead_groups")) == 4
+    choice.select_option("reward/zero_std_groups")
+    assert len(visible_methods(tab, "reward/zero_std_groups")) == 4
     browser_page.assert_clean()
 
 

@@ -19,7 +19,7 @@ def statistics(one: Comparison) -> dict[str, Any]:
     return {
         "outcomes": one.outcomes,
         "tables": [(t.bench, t.setting, t.baseline, t.methods, t.cells, t.collapses, t.notes) for t in one.tables],
-        "inert": one.inert,
+        "idle": one.idle,
         "sweeps": one.sweeps,
     }
 

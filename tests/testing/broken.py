@@ -99,13 +99,13 @@ class UnmergedMetric(_Broken):
 
 @dataclass(frozen=True)
 class RandomByOrder(_Broken):
-    """Its random numbers go to tokens in the order in which they stand."""
+    """Its random numbers go to tokens in order."""
 
     name: ClassVar[str] = "random_by_order"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        dice = torch.Generator().manual_seed(0)
-        return Terms(weight=torch.rand(len(batch), generator=dice).to(batch.logprobs.dtype))
+        rng = torch.Generator().manual_seed(0)
+        return Terms(weight=torch.rand(len(batch), generator=rng).to(batch.logprobs.dtype))
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class ForeignState(_Broken):
 
 @dataclass(frozen=True)
 class FalseLimit(_Broken):
-    """It says that a factor of 0 changes nothing, and a factor of 0 silences every token."""
+    """It says that a factor of 0 changes nothing, and a factor of 0 takes the gradient of every token."""
 
     name: ClassVar[str] = "false_limit"
     limits = (Limit({"factor": 0.0}, "it has no effect."),)

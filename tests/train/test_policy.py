@@ -387,7 +387,7 @@ def test_some_of_the_rows_are_cut_to_their_own_longest(policy, rows):
     batch = sequences(policy)
     cut = batch.rows(torch.tensor(rows, dtype=torch.int64))
     prompts, responses = [PROMPTS[row] for row in rows], [RESPONSES[row] for row in rows]
-    # one token a character, and the end
+    # one token per character, and the end
     assert cut.prompt_ids.shape == cut.prompt_mask.shape == (len(rows), max(map(len, prompts), default=0))
     assert cut.response_ids.shape == (len(rows), max((len(text) + 1 for text in responses), default=0))
     assert cut.prompt_ids[cut.prompt_mask].tolist() == batch.prompt_ids[rows][batch.prompt_mask[rows]].tolist()

@@ -112,7 +112,7 @@ def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
         go(small(out, optimisation__rollouts=1, optimisation__lr=0.5), resume=True)
     assert str(caught.value) == (
         f"{out} was started with optimisation.lr = 0.001, the configuration says 0.5. A run continues as it began. "
-        f"Resume with {out / 'config.yaml'}, or start anew in another tracking.out."
+        f"Resume with {out / 'config.yaml'}, or start over in another tracking.out."
     )
 
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
         go(run, resume=True)
     assert str(caught.value) == (
         f"{record.parent} belongs to the objective 000000000000, the configuration describes {hash_of_this}. A "
-        f"checkpoint holds the state of its own objective. Resume with the config.yaml of that run, or start anew in "
+        f"checkpoint holds the state of its own objective. Resume with the config.yaml of that run, or start over in "
         f"another tracking.out."
     )
 
@@ -209,5 +209,5 @@ def test_a_run_of_before_whose_objective_was_renamed_says_so(tmp_path: Path) -> 
         go(run, resume=True)
     assert str(caught.value) == (
         f"{out / 'config.yaml'} was written under older names: objective.1.step is called 'increment' now. Continue "
-        f"the run with the version of rlstab that wrote it, or start anew in another tracking.out."
+        f"the run with the version of rlstab that wrote it, or start over in another tracking.out."
     )

@@ -428,8 +428,8 @@ SAMPLE = '{"prompt": "2+3=", "answer": "5"}'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", f"PATH: has no examples. Write one JSON object a line, such as {SAMPLE}."),
-        (b"\n \n", f"PATH: has no examples. Write one JSON object a line, such as {SAMPLE}."),
+        (b"", f"PATH: has no examples. Write one JSON object per line, such as {SAMPLE}."),
+        (b"\n \n", f"PATH: has no examples. Write one JSON object per line, such as {SAMPLE}."),
         (
             GOOD + b"\n" + b'{"prompt": 1,}\n',
             "PATH, line 3: is not valid JSON (Expecting property name enclosed in double quotes: line 1 column 14 "

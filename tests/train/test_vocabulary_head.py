@@ -78,7 +78,7 @@ def test_signals_from_hidden_states_equal_those_from_logits(name: str, tokens: P
         )
         (signals.logprobs.sum() + signals.entropies.square().sum()).backward()
         found[kind] = signals, [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    # logits of at most 20, each a sum over the width, and the softmax over the words
+    # logits of at most 20, each a sum over the width, and the softmax over the vocabulary
     close = rounding(torch.float32, 20 / 0.7, SIZE["hidden_size"] + SIZE["vocab_size"] + 8)
     for field in ("logprobs", "entropies"):
         one, other = (getattr(found[kind][0], field) for kind in ("hidden", "logits"))

@@ -120,26 +120,26 @@ ORDER = ", ".join(card_sections.SECTIONS)
         (rlstab.S2TMask, "    State:\n        none\n", "    State:\n",
          "S2TMask: the section 'State' of the card is empty. Write 'none' if there is nothing."),
         (rlstab.S2TMask, "    State:\n        none\n", "    State:\n    none\n",
-         "S2TMask: under 'State' stands 'none', which is not indented. Indent it by 4."),
+         "S2TMask: the line 'none' under 'State' is not indented. Indent it by 4."),
         (rlstab.TokenMean, "    Parameters:\n        none\n\n    State:\n        none\n\n    Deviations:\n",
          "    State:\n        none\n\n    Deviations:\n        none\n\n    Parameters:\n",
-         f"TokenMean: the section 'State' stands where 'Parameters' belongs. Order: {ORDER}."),
+         f"TokenMean: the section 'State' is where 'Parameters' belongs. Order: {ORDER}."),
         (rlstab.S2TMask, "was otherwise sure.\n", "was otherwise\n    sure.\n",
          "S2TMask: the card does not begin with one line, and an empty one, on what it does to tokens."),
-        (rlstab.S2TMask, "kept: silenced", "Silenced",
-         "S2TMask: Denominator begins with 'Silenced'. Begin it with 'kept:', 'all:' or 'untouched:', or with two of "
+        (rlstab.S2TMask, "kept: dropped", "Dropped",
+         "S2TMask: Denominator begins with 'Dropped'. Begin it with 'kept:', 'all:' or 'untouched:', or with two of "
          "them and 'or' between."),
         (rlstab.TopEntropyMask, SHARE, SHARE + "        - ``shares``: float, default 0.1. The paper.\n",
-         "TopEntropyMask: Parameters: 'shares' is no field of the class. Did you mean 'share'?"),
+         "TopEntropyMask: Parameters: 'shares' is not a field of the class. Did you mean 'share'?"),
         (rlstab.TokenMean, "Parameters:\n        none", "Parameters:\n        - ``share``: float, default 0.1. Ours.",
-         "TokenMean: Parameters: 'share' is no field of the class. The class has no field."),
+         "TokenMean: Parameters: 'share' is not a field of the class. The class has no field."),
         (rlstab.TokenMean, "Parameters:\n        none", "Parameters:\n        The mean has none.",
          "TokenMean: Parameters: the class has no field, and the section says 'The mean has none.'. Write 'none'."),
         (rlstab.TopEntropyMask, SHARE, "",
          "TopEntropyMask: Parameters: the field 'share' is not there. Add: - ``share``: float in (0, 1], default 0.2. "
          "and then where the default comes from."),
         (rlstab.TopEntropyMask, SHARE, f"{SHARE}        {SHARE}",
-         "TopEntropyMask: Parameters: they stand as share, share, denominator, the fields as share, denominator."),
+         "TopEntropyMask: Parameters: the card lists share, share, denominator, the class share, denominator."),
         (rlstab.TopEntropyMask, "``share`` (rho): float in", "share (rho): float in",
          "TopEntropyMask: Parameters: 'share (rho): float in (0, 1], default 0.2. The ..."),
         (rlstab.TopEntropyMask, SHARE, SHARE.replace("0.2. ", "0.3. "),
@@ -305,11 +305,11 @@ def test_stale_pages_are_named_by_line(tmp_path: Path, capsys) -> None:
 def test_a_difference_is_shown_where_it_is(tmp_path: Path) -> None:
     cards.write(tmp_path)
     page = tmp_path / "s2t.md"
-    page.write_text(page.read_text().replace("S2T takes them out", "S2T takes them away"))
+    page.write_text(page.read_text().replace("S2T removes them", "S2T moves them"))
     (line,) = cards.stale(tmp_path)
     assert line == (
-        f"{page}:13: the page says '...s and symbols. S2T takes them away of the policy term.', the class "
-        f"'...s and symbols. S2T takes them out of the policy term.'."
+        f"{page}:13: the page says '...t are digits and symbols. S2T moves them from the policy term.', the class "
+        f"'...t are digits and symbols. S2T removes them from the policy term.'."
     )
 
 

@@ -88,7 +88,7 @@ def test_lp_reg_pulls_logits_by_policy_minus_proxy(seed, min_p):
     punished = batch.advantages < 0
     assert torch.equal(plan.live_rows(batch)["log_kept_mass"], punished)
     expected = torch.where(punished[:, None], 2.0 / 6 * (probs - proxy), 0.0)
-    assert_near(logits.grad, expected, 50 + 8, size=24.0)  # 50 words, logits below 12 apart
+    assert_near(logits.grad, expected, 50 + 8, size=24.0)  # 50 tokens in the vocabulary, logits below 12 apart
     divergence = torch.where(kept, proxy * (proxy.log() - probs.log()), 0.0).sum(-1)
     assert out.report["lp_reg/value"].value == pytest.approx(divergence[punished].mean().item(), rel=REORDERED)
 

@@ -20,7 +20,7 @@ REPORTED = {
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
     "random_mask": {"dropped"},
-    "s2t": {"threshold", "candidates", "silenced"},
+    "s2t": {"threshold", "candidates", "dropped"},
     "sequence_mean": set(),
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
     "token_mean": set(),

@@ -32,11 +32,11 @@ GRID = [
 
 def softmaxes(count: int, vocabulary: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Logits from nearly uniform to nearly certain, and a token drawn from each half the time, any token otherwise."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     scale = torch.logspace(-2, 1.3, count, dtype=torch.float64).unsqueeze(-1)
-    logits = scale * torch.randn(count, vocabulary, generator=dice, dtype=torch.float64)
-    drawn = torch.multinomial(logits.softmax(-1), 1, generator=dice).squeeze(-1)
-    anything = torch.randint(vocabulary, (count,), generator=dice)
+    logits = scale * torch.randn(count, vocabulary, generator=rng, dtype=torch.float64)
+    drawn = torch.multinomial(logits.softmax(-1), 1, generator=rng).squeeze(-1)
+    anything = torch.randint(vocabulary, (count,), generator=rng)
     return logits, torch.where(torch.arange(count) % 2 == 0, drawn, anything)
 
 

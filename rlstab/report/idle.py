@@ -1,4 +1,4 @@
-"""Methods that never acted in a run, by their own metrics, with the reason."""
+"""Idle methods: those that never acted in a run, by their own metrics, with the reason."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlstab.report.bins import binned
 from rlstab.report.model import RunRecord, objective_names, setting_of
 
 #: Last parts of metrics that are shares of the tokens which a method touched.
-SHARES = ("silenced", "dropped", "selected", "boosted", "damped")
+SHARES = ("dropped", "selected", "boosted", "damped")
 
 
 @dataclass(frozen=True)
-class Inert:
+class Idle:
     """A method of an objective that changed nothing.
 
     Attributes:
@@ -44,22 +44,22 @@ class Inert:
         return f"{self.part} never acted{where}: {self.why}"
 
 
-def inert_methods(runs: Sequence[RunRecord]) -> list[Inert]:
-    """One entry a method and reason, over the runs of a setting."""
+def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
+    """One entry per method and reason, over the runs of a setting."""
     found: dict[tuple[str | None, str, str, str, str], list[int]] = {}
     counts: dict[tuple[str | None, str, str], int] = {}
     for run in runs:
         group = (run.bench, run.setting, run.method)
         counts[group] = counts.get(group, 0) + 1
-        for part, why in inert_parts(run):
+        for part, why in idle_parts(run):
             found.setdefault((*group, part, why), []).append(run.seed)
     return [
-        Inert(bench, setting, method, part, why, tuple(seeds), counts[bench, setting, method])
+        Idle(bench, setting, method, part, why, tuple(seeds), counts[bench, setting, method])
         for (bench, setting, method, part, why), seeds in found.items()
     ]
 
 
-def inert_parts(run: RunRecord) -> list[tuple[str, str]]:
+def idle_parts(run: RunRecord) -> list[tuple[str, str]]:
     """Methods of the objective that never acted in this run, with the reason; not those of which no metric tells."""
     if not run.rollouts:
         return []
@@ -105,7 +105,7 @@ def _clip(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
 
 
 def _s2t(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    if _highest(run, f"{place}/silenced") != 0:
+    if _highest(run, f"{place}/dropped") != 0:
         return None
     if _highest(run, f"{place}/candidates") == 0:
         return f"no token with positive advantage had a probability below {item.get('max_prob')}"
