@@ -130,10 +130,6 @@ def plan_of(*parts):
     return lambda: make_plan(compose(), list(parts))
 
 
-class Declared(TokenObjective):
-    pass
-
-
 def undecorated():
     class Plain(TokenObjective):
         name: ClassVar[str] = "plain"
