@@ -8,7 +8,7 @@ import random
 
 import torch
 
-from rlstab import PolicyOutputs, TokenBatch
+from rlstab import PolicyOutputs, TokenBatch, make_plan
 
 EVIDENCE = {
     "advantages": "A",
@@ -107,3 +107,14 @@ def gradients(batch, leaves):
         found[field] = gradient.reshape(-1)[batch.index]
         assert torch.equal(gradient.count_nonzero(), found[field].count_nonzero())
     return found
+
+
+def run_parts(objective, rows, parts):
+    """One step in parts (lists of row numbers): its plan, and the report merged over the parts."""
+    batches = [batch_of([rows[row] for row in part], part) for part in parts]
+    plan, report = make_plan(objective, batches), {}
+    for number, (part, batch) in enumerate(zip(parts, batches, strict=True)):
+        policy, _ = live_of(batch, [rows[row] for row in part])
+        for name, one in plan.loss(number, policy).report.items():
+            report[name] = report[name].merge(one) if name in report else one
+    return plan, report

@@ -301,7 +301,7 @@ def test_metrics_of_a_gate_by_hand_and_over_parts():
     expected = {"cispo/gate": (0.6 + 0.96 + 1.0) / 3, "cispo/stopped": 0.0, "dppo/gate": 1 / 3, "dppo/stopped": 2 / 3}
     objective = compose(CISPO(high=0.2), DPPO(bound=0.1, cap=9.0))
     for parts in ([[0, 1]], [[0], [1]], [[1], [], [0]]):
-        _, _, _, report = run_parts(objective, rows, parts)
+        _, report = run_parts(objective, rows, parts)
         for name, value in expected.items():
             assert report[name].value == pytest.approx(value, rel=1e-14), name
             assert report[name].count == 3

@@ -12,8 +12,8 @@ from rlstab import ClipHigher, SequenceMean, compose, make_plan, within
 from rlstab.core.comm import LocalComm
 from rlstab.core.stats import Grouped, Mean, Pool, Settled, Threshold, merge, settle
 from rlstab.errors import MethodError, MissingSignal
-from rlstab.testing import check_objective
-from rlstab.testing.outcome import run_ranks, run_whole
+from rlstab.testing import Processes, check_objective
+from rlstab.testing.outcome import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
 from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
 from tests.core.methods import DropPunished, Noise
@@ -42,7 +42,7 @@ def test_the_second_round_sees_the_first_over_the_whole_step():
     covariances = (A - A.mean()) * (now - now.mean())
     expected = np.sort(covariances)[-(len(tokens) // 4)]
     for parts in ([[0, 1, 2, 3]], [[0], [1, 3], [], [2]]):
-        plan, _, _, report = run_parts(compose(method), rows, parts)
+        plan, report = run_parts(compose(method), rows, parts)
         assert report["covariance_threshold/threshold"].value == pytest.approx(expected, rel=1e-13)
         assert plan.penalised == len(tokens) // 4
     alone = make_plan(compose(method), [batch_of(rows[:2])])
@@ -66,12 +66,23 @@ def test_a_group_that_lies_on_several_ranks_is_one_group(ranks):
     rewarded = torch.zeros(6).index_put((step.sequence,), step.evidence["advantages"].float()) > 0
     rates = rewarded.double().view(3, 2).mean(1)[step.sequence // 2]
     assert len(rates.unique()) > 1
-    whole, cut = run_whole(PassRate(), step), run_ranks(PassRate(), step, ranks)
+    whole, cut = run_whole(PassRate(), step), joined(run_ranks(PassRate(), step, ranks))
     for outcome in (whole, cut):
         assert outcome.report["rate"].value == pytest.approx(rates.mean().item(), rel=1e-14)
     plain = run_whole(compose(), step).gradients["logprobs"]
     torch.testing.assert_close(whole.gradients["logprobs"], (2 - rates) * plain, rtol=1e-14, atol=0)
     torch.testing.assert_close(cut.gradients["logprobs"], whole.gradients["logprobs"], rtol=1e-14, atol=0)
+
+
+def test_groups_and_the_second_round_are_those_of_the_step_over_real_processes():
+    """Keys and both rounds through gloo, ranks without a part among them."""
+    objective = compose(PassRate(), CovarianceThreshold(), CentredGate(), ClipHigher())
+    with Processes(2) as two:
+        report = check_objective(objective, examples=4, shrink=False, processes=two)
+        (split,) = [one for one in report.results if one.law == "split"]
+        assert split.outcome == "passed", str(report)
+        assert (two.counted, two.steps) == (2, 8)
+        assert two.empty_ranks > 0
 
 
 # -- the summary itself ------------------------------------------------------------------------------------------------
