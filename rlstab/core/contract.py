@@ -142,8 +142,7 @@ def checked_stat(who: str, method: str, stat: object) -> Stat:
         if not isinstance(one, get_args(Summary)):
             raise MethodError(
                 f"'{who}': {method} returned {kind_of(one)} under '{name}', which cannot be merged over parts. Wrap "
-                f"it: "
-                f"Mean.of, Pool.top, Pool.quantile or Grouped.of."
+                f"it: Mean.of, Pool.top, Pool.quantile or Grouped.of."
             )
     return stat
 
