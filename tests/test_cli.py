@@ -87,8 +87,8 @@ NOTES = {
     "a clip without a ratio": ("objective: clip_higher\nseed: 0", "clip_higher cannot act: with one optimizer step"),
     "s2t and stare": ("[s2t, stare]", BOTH),
     "s2t and top_entropy": ("[s2t, top_entropy]", "top_entropy drops every token below its own entropy"),
-    "stare and a bonus": ("[stare, entropy_bonus]", "entropy_bonus lifts the mean entropy"),
-    "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "adaptive_entropy lifts the mean entropy"),
+    "stare and a bonus": ("[stare, entropy_bonus]", "entropy_bonus raises the mean entropy"),
+    "stare and an adaptive bonus": ("[stare, adaptive_entropy]", "adaptive_entropy raises the mean entropy"),
     "a mask and a fixed length": (
         "[s2t, {name: constant_length, length: 9}]",
         "constant_length divides by a fixed length, so the tokens that s2t drops still count in it.",

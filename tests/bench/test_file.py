@@ -244,7 +244,7 @@ def test_all_mistakes_come_at_once_each_with_its_runs(tmp_path: Path) -> None:
     )
     assert mistakes(tmp_path, text).splitlines() == [
         "b.yaml:4: objective: 'clip_higher' and 'lp_reg' both define the bounds; a composition has exactly one.",
-        "  Remove one of them. (Weights, masks and penalties combine freely.)",
+        "  Remove one of them. (Weights, masks, gates and penalties combine freely.)",
         "  in one/a, three/a",
         "b.yaml:8: optimisation.mini_batches: 3 mini-batches do not divide the 4 prompts of a rollout. Choose another "
         "number here, or another rollout.prompts.",
