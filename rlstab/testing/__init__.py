@@ -8,7 +8,7 @@ Needs the extra ``rlstab[testing]`` (hypothesis, and pytest for the helper).
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.laws import LAWS, Law
 from rlstab.testing.objective_check import Report, Result, check_objective, parametrize_laws
-from rlstab.testing.processes import Processes
+from rlstab.testing.rank_processes import Processes
 from rlstab.testing.steps import Step, steps
 
 __all__ = [

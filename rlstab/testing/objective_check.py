@@ -22,7 +22,7 @@ from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.laws import LAWS, Case, Law, NotHere
 from rlstab.testing.outcome import run_whole
-from rlstab.testing.processes import Processes
+from rlstab.testing.rank_processes import Processes
 from rlstab.testing.steps import steps
 
 #: The loss of an optimizer step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
