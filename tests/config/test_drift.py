@@ -16,7 +16,7 @@ from rlstab.config.document import Document
 from rlstab.config.drift import OldLogprobs, why_idle
 from rlstab.config.runs import OptimisationSettings
 from rlstab.core.contract import DRIFT
-from rlstab.explain.idle import inert
+from rlstab.explain.idle import idle_in_run
 from rlstab.explain.page import page
 from rlstab.explain.table import check
 from rlstab.zoo import METHODS
@@ -148,7 +148,7 @@ def test_what_is_only_observed_changes_no_policy_of_the_run() -> None:
 
 
 def notes(found: Any) -> list[str]:
-    return inert(found.composition, found)
+    return idle_in_run(found.composition, found)
 
 
 def policies(optimisation: OptimisationSettings) -> dict[str, tuple[str, str]]:

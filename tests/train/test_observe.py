@@ -19,7 +19,7 @@ from rlstab.core.docstring import summary
 from rlstab.errors import Conflict
 from rlstab.explain.page import page
 from rlstab.explain.table import check
-from rlstab.report.inert import inert_parts
+from rlstab.report.idle import idle_parts
 from rlstab.report.model import objective_names
 from rlstab.report.records import load_runs
 from tests.train.runs import go, small, weights
@@ -115,4 +115,4 @@ def test_a_run_with_it_is_the_run_without(tmp_path: Path) -> None:
     assert traced
     (record,) = load_runs(tmp_path / "beside").runs
     assert objective_names(record.config) == ["clip_higher", "observe_s2t", "observe_stare", "observe_within"]
-    assert not [name for name, _ in inert_parts(record) if "observe" in name]
+    assert not [name for name, _ in idle_parts(record) if "observe" in name]
