@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.collapse import DETECTORS, Detection, collapsed, detect
-from rlstab.report.idle import Idle, idle_methods
+from rlstab.report.idle_methods import Idle, idle_methods
 from rlstab.report.model import Loaded, RunRecord
 from rlstab.report.outcomes import Outcome, chosen_outcomes, outcome_of
 from rlstab.report.overlap import Overlap, overlaps_of

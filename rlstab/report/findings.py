@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rlstab.report.comparison import Comparison, Table
-from rlstab.report.idle import Idle
+from rlstab.report.idle_methods import Idle
 from rlstab.report.numbers import counted, estimate, setting
 from rlstab.report.outcomes import Outcome
 from rlstab.report.statistics import Verdict

@@ -181,7 +181,7 @@ class Learner:
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.max_grad_norm))
         if bad or not math.isfinite(norm):
             raise NonFinite(
-                f"{int(bad)} live outputs of the policy or gates are NaN or Inf and the gradient norm is {norm}. The "
+                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. The "
                 f"optimizer step was refused; weights and state are those before it."
             )
         ramp = self.settings.warmup_optimizer_steps

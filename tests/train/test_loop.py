@@ -192,7 +192,7 @@ def test_a_live_policy_with_nan_is_refused_until_the_run_ends(
 
     monkeypatch.setattr(loop, "load_policy", poisoned)
     with pytest.raises(
-        rlstab.errors.NonFinite, match=r"2 optimizer steps in a row were refused, the last because: 1 log-probs"
+        rlstab.errors.NonFinite, match=r"2 optimizer steps in a row were refused, the last because: 1 live values"
     ):
         go(small(tmp_path))
     assert len(calls) == 2
