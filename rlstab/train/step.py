@@ -181,8 +181,8 @@ class Learner:
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.max_grad_norm))
         if bad or not math.isfinite(norm):
             raise NonFinite(
-                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. The "
-                f"optimizer step was refused; weights and state are those before it."
+                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. "
+                f"The optimizer step was refused; weights and state are those before it."
             )
         ramp = self.settings.warmup_optimizer_steps
         warmup = min(1.0, self.optimizer_steps / ramp) if ramp else 1.0
