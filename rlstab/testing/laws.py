@@ -36,7 +36,10 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What a law is checked on: two optimizer steps in a row, a seed, and processes for ranks or threads."""
+    """What a law is checked on: two optimizer steps in a row, a seed, and processes for ranks or threads.
+
+    The second step is the first again where the law looks at one step only.
+    """
 
     first: Step
     second: Step
@@ -54,6 +57,7 @@ class Law:
         check: raises :class:`BrokenLaw`, or :class:`NotHere`.
         extreme: it is checked on extreme steps.
         ranks: it runs a step over ranks, which can be real processes.
+        second: it looks at two different steps; drawing the second takes time.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Law:
     check: Callable[[TokenObjective, Case], None]
     extreme: bool = False
     ranks: bool = False
+    second: bool = False
 
 
 # -- the laws ----------------------------------------------------------------------------------------------------------
@@ -346,7 +351,13 @@ LAWS: tuple[Law, ...] = (
     Law("finite", "finite on extreme inputs", finite, extreme=True),
     Law("pure", "inputs unchanged, no global randomness, same call same result", pure),
     Law("detached", "no tensor in terms or state requires grad", detached),
-    Law("split", "any cut into parts and ranks: same loss, gradient, metrics, next state", split, ranks=True),
+    Law(
+        "split",
+        "any cut into parts and ranks: same loss, gradient, metrics, next state",
+        split,
+        ranks=True,
+        second=True,
+    ),
     Law("permutation", "any order of tokens and sequences", permutation),
     Law("order-free", "listed anywhere in a composition, bit for bit", order_free),
     Law("replication", "the batch twice: the same loss", replication),
@@ -356,8 +367,8 @@ LAWS: tuple[Law, ...] = (
     Law("live rows", "live outputs outside the rows that a plan names do not matter", live_rows),
     Law("zero advantage", "no advantage, no policy gradient", zero_advantage),
     Law("declared", "reads `needs` and `live_needs`, and nothing else", declared),
-    Law("monoid", "statistics merge in any order; empty ones change nothing", monoid),
-    Law("serialises", "repr and state survive, and the run goes on", serialises),
+    Law("monoid", "statistics merge in any order; empty ones change nothing", monoid, second=True),
+    Law("serialises", "repr and state survive, and the run goes on", serialises, second=True),
     Law("precision", "float32 and bfloat16 within a bound of float64", precision),
     Law("limits", "the identity at its `limits`, bit for bit", limits),
 )
