@@ -23,7 +23,7 @@ LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
 
 
 def token(*, now=-1.0, drift=0.0, lag=0.0, H=0.5, A=1.0, ref=None, gap=0.0, mass=-0.01, dH=0.0, dmass=0.0):
-    """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` that of old_logprobs."""
+    """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one."""
     return {
         "logp": now + drift,
         "old": now + lag,
