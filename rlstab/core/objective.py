@@ -76,7 +76,7 @@ class TokenObjective(ABC):
                 check_made(self, self.name)
                 own(self)
 
-            cls.__post_init__ = checked  # type: ignore[method-assign]
+            cls.__post_init__ = checked  # type: ignore[method-assign]  # the class is still being made
 
     def __init__(self, *settings: object, **named: object) -> None:
         raise MethodError(

@@ -204,7 +204,7 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
         lr_scale,
         report=report,
         misfits=misfits,
-        **slots,  # type: ignore[arg-type]
+        **slots,  # type: ignore[arg-type]  # each slot holds what its own field held
     )
 
 
