@@ -1033,8 +1033,8 @@ STEPS = {
         lambda: batch_of(ROWS).signal("mine"),
         MissingSignal,
         "signal 'mine' was read, but the batch was built without it; it has: entropies, ref_logprobs, "
-        "max_logprobs, log_kept_mass. Pass extra={'mine': values} to TokenBatch.from_padded, or name it in the "
-        "method's `needs` so that a trainer provides it.",
+        "rollout_logprobs, max_logprobs, log_kept_mass, truncated, block_ids. Pass extra={'mine': values} to "
+        "TokenBatch.from_padded, or name it in the method's `needs` so that a trainer provides it.",
     ),
     "old_logprobs with a gradient": (
         lambda: replace(batch_of(ROWS), old_logprobs=torch.ones(5, requires_grad=True)),
