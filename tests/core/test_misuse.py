@@ -34,6 +34,7 @@ from rlstab import (
     Penalty,
     PolicyOutputs,
     Pool,
+    Pull,
     Range,
     S2TMask,
     Terms,
@@ -70,8 +71,7 @@ def a_class(**attributes: Any) -> type[TokenObjective]:
 
 def asking(make, *, writes=None, **attributes) -> TokenObjective:
     """A method whose terms are what ``make`` returns of a batch."""
-    fields = ["keep", "weight", "bonus", "exempt", "gates", "penalties", "lr_scale", "ratio", "bounds", "aggregate"]
-    writes = frozenset(fields if writes is None else writes)
+    writes = frozenset(WRITABLE if writes is None else writes)
     return a_class(writes=writes, terms=lambda self, batch, stat, state: make(batch), **attributes)()
 
 
@@ -808,6 +808,16 @@ FUNCTIONS = {
         lost(lambda b: Terms(gates={"": Gate(lambda ratio, held: None)})),
         MethodError,
         "'mine': the gate returned None. Return a tensor of shape (n,), one value per token.",
+    ),
+    "a pull that returns a number": (
+        lost(lambda b: Terms(pull=Pull(lambda ratio, held: 0.5))),
+        MethodError,
+        "'mine': Terms.pull returned a float. Return a tensor of shape (n,), one value per token.",
+    ),
+    "a pull that is a function": (
+        lost(lambda b: Terms(pull=lambda ratio, held: ratio)),
+        MethodError,
+        "'mine': Terms.pull is a function. Write Pull(function).",
     ),
     "a penalty that returns a mean": (
         lost(lambda b: Terms(penalties={"kl": Penalty(0.1, lambda policy, anchor: policy.logprobs.mean())})),
