@@ -51,6 +51,7 @@ from rlstab.config import dump_objective, json_schema, load_objective, objective
 from rlstab.config.document import dump
 from rlstab.core import objective, stats
 from rlstab.core.comm import LocalComm
+from rlstab.core.terms import WRITABLE
 from rlstab.errors import ConfigError, Conflict, MethodError, MissingSignal, NonFinite, OutOfRange, ShapeError
 from rlstab.testing import check_objective
 from rlstab.testing.outcome import _Meeting, _ThreadComm
