@@ -75,7 +75,7 @@ class SequenceArithmetic:
     def running_total(self, values: Tensor, *, reverse: bool = False, decay: float = 1.0) -> Tensor:
         """``(n,)`` float64 sums over the tokens of the sequence up to this one, itself included.
 
-        With ``reverse`` from this one to the end. A token ``k`` places away counts ``decay**k``.
+        With ``reverse`` from this one to the end. The ``k``-th token from this one counts ``decay**k``.
         """
         values = values.double()
         if not values.numel():
