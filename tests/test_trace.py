@@ -13,8 +13,8 @@ import torch
 from rlstab import zoo
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import compose, within
-from rlstab.core.observe import observe
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled

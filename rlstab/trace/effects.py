@@ -50,9 +50,8 @@ class Trace:
         kept: ``(n,)`` bool.
         bonus: ``(n,)`` sum of what the methods add to the advantage, None where none adds anything.
         exempt: ``(n,)`` bool, None where no method exempts.
-        clipped: ``(n,)`` bool, stopped by the trust region: beyond a bound in the direction in which it pulls, which the
-            metrics ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count, or by a gate or pull
-            of 0.
+        clipped: ``(n,)`` bool, stopped: beyond a bound in the direction in which it pulls, which the metrics
+            ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count, or by a gate or pull of 0.
         gate: ``(n,)`` product over the methods' gates and pull, None where no method has any.
         methods: by the prefix of their metrics.
     """
