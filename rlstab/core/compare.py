@@ -1,28 +1,28 @@
-"""Comparisons of ``(n,)`` values, as bools, and how many are True.
+"""Comparisons of ``(n,)`` values, as bools.
 
-On a CPU numpy makes and counts bools several times faster than torch, which writes them one by one; elsewhere it is
-plain torch, in one kernel.
+On a CPU numpy makes bools several times faster than torch, which writes them one by one; elsewhere it is plain torch,
+in one kernel.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 
 def greater(values: Tensor, other: float | Tensor) -> Tensor:
     """``values > other``; a number is rounded to the dtype of the values."""
-    return _compare(np.greater, torch.gt, values, other)
+    return _compare(operator.gt, values, other)
 
 
 def less(values: Tensor, other: float | Tensor) -> Tensor:
     """``values < other``; a number is rounded to the dtype of the values."""
-    return _compare(np.less, torch.lt, values, other)
+    return _compare(operator.lt, values, other)
 
 
 def nonzero(values: Tensor) -> Tensor:
@@ -33,13 +33,6 @@ def nonzero(values: Tensor) -> Tensor:
 def numbers(where: Tensor) -> Tensor:
     """Bools as 0 and 1 for arithmetic: bytes, which torch converts faster."""
     return where.view(torch.uint8)
-
-
-def count(where: Tensor) -> Tensor:
-    """How many of the ``(n,)`` bools are True: a float64 scalar, on their device."""
-    if where.device.type == "cpu":
-        return torch.tensor(float(np.count_nonzero(where.numpy())), dtype=torch.float64)
-    return where.count_nonzero().double()
 
 
 def places(where: Tensor) -> Tensor:
@@ -54,7 +47,7 @@ def reached(values: Tensor, number: float) -> Tensor:
     if not values.is_floating_point():
         values = values.double()
     bound = _next(number, values.dtype)
-    return _compare(np.greater_equal, torch.ge, values, bound)
+    return _compare(operator.ge, values, bound)
 
 
 def below(values: Tensor, number: float) -> Tensor:
@@ -64,11 +57,12 @@ def below(values: Tensor, number: float) -> Tensor:
     return less(values, _next(number, values.dtype))
 
 
-def _compare(in_numpy: Callable[..., Any], in_torch: Callable[..., Tensor], values: Tensor, other: Any) -> Tensor:
+def _compare(compare: Callable[[Any, Any], Any], values: Tensor, other: float | Tensor) -> Tensor:
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
-        return in_torch(values, other)
+        found: Tensor = compare(values, other)
+        return found
     other = other.detach() if isinstance(other, Tensor) else torch.tensor(other, dtype=values.dtype)
-    return torch.from_numpy(np.asarray(in_numpy(values.detach().numpy(), other.numpy())))
+    return torch.from_numpy(compare(values.detach().numpy(), other.numpy()))
 
 
 def _next(number: float, dtype: torch.dtype) -> float:

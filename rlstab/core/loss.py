@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.compare import count, less, nonzero, numbers
+from rlstab.core.compare import less, nonzero, numbers
 from rlstab.core.objective import State
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.slope import with_slope
@@ -99,7 +99,7 @@ def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:
         return torch.stack([tokens, batch.nonempty.double()])
     marks = numbers(where).float()
     seen = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
-    return torch.stack([count(where), seen.count_nonzero().double()])
+    return torch.stack([where.count_nonzero(), seen.count_nonzero()]).double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,7 +292,7 @@ def _coefficients(
 
 def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
     """Of ``(n,)`` values that are zero elsewhere."""
-    return Mean.of(values) if where is None else Mean(total(values.detach()), count(where))
+    return Mean.of(values) if where is None else Mean(total(values.detach()), where.count_nonzero().double())
 
 
 def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
@@ -302,5 +302,5 @@ def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
     if terms.bounds is not None:
         bound = pulls if terms.exempt is None else pulls & ~terms.exempt
         for side, stopped in terms.bounds.stops(ratio, part.advantages).items():
-            report[f"ratio/clipped_{side}"] = Mean(count(stopped & bound), kept.total)
+            report[f"ratio/clipped_{side}"] = Mean((stopped & bound).count_nonzero().double(), kept.total)
     return report

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.compare import count
 from rlstab.core.contract import check_state
 from rlstab.core.fit import check_complete, check_methods
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
@@ -233,9 +232,9 @@ def _tally(part: Part) -> Tensor:
     penalised = torch.zeros((), dtype=torch.float64, device=whole.device)
     for penalty in part.terms.penalties.values():
         if penalty.coefficient != 0:
-            penalised = penalised + (len(part.batch) if penalty.where is None else count(penalty.where))
+            penalised = penalised + (len(part.batch) if penalty.where is None else penalty.where.count_nonzero())
     misfits = torch.zeros_like(penalised) if part.terms.misfits is None else part.terms.misfits.double()
-    return torch.cat([kept, whole, torch.stack([count(part.pulls), penalised, misfits])])
+    return torch.cat([kept, whole, torch.stack([part.pulls.count_nonzero().double(), penalised, misfits])])
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,13 +63,13 @@ def uniform_in(seed: int, group: Tensor, member: Tensor, place: Tensor) -> Tenso
 
 def _finished_by_numpy(bits: Tensor) -> Tensor:
     """``_number(_finish(bits))`` on a CPU, bit for bit: numpy has unsigned integers, whose shifts need no mask."""
-    x = bits.numpy().view(np.uint64)
+    x = bits.numpy().view("uint64")
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x ^= x >> np.uint64(shift)
-        x *= np.uint64(factor)
-    x ^= x >> np.uint64(31)
-    x >>= np.uint64(11)
-    return torch.from_numpy(x.view(np.int64) * 2.0**-53)
+        x ^= x >> shift
+        x *= factor
+    x ^= x >> 31
+    x >>= 11
+    return torch.from_numpy(x.view("int64") * 2.0**-53)
 
 
 def _number(bits: Tensor) -> Tensor:

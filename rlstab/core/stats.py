@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlstab.core.chunks import chunks
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.compare import below, count, places, reached
+from rlstab.core.compare import below, places, reached
 from rlstab.core.select import Found, select
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
@@ -40,9 +40,9 @@ class Mean:
         if where is None:
             number = torch.tensor(float(values.numel()), dtype=torch.float64)
         else:  # sums over a mask take a fraction of the time of picking the values first
-            number = count(where)
+            number = where.count_nonzero().double()
             values = values & where if values.dtype == torch.bool else torch.where(where, values, 0.0)
-        return cls(count(values) if values.dtype == torch.bool else total(values), number)
+        return cls(values.count_nonzero().double() if values.dtype == torch.bool else total(values), number)
 
     @classmethod
     def scalar(cls, value: float) -> Mean:
