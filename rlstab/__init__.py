@@ -30,6 +30,7 @@ from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
+from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CISPO",
     "NOTHING",
+    "SAPO",
     "STARE",
     "AdaptiveEntropy",
     "Bounds",

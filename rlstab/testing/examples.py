@@ -18,6 +18,7 @@ from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
+from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
@@ -36,6 +37,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
+    "sapo": (SAPO(), SAPO(positive=3.0, negative=6.0)),
     "sequence_mean": (SequenceMean(),),
     "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
     "token_mean": (TokenMean(),),

@@ -16,6 +16,7 @@ METHODS = Registry(
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
+        "sapo": "rlstab.zoo.sapo:SAPO",
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
         "stare": "rlstab.zoo.stare:STARE",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",

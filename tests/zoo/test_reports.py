@@ -22,6 +22,7 @@ REPORTED = {
     "lp_reg": {"threshold", "selected", "value"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
+    "sapo": {"gate", "stopped"},
     "sequence_mean": set(),
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
     "token_mean": set(),
