@@ -26,6 +26,7 @@ from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CISPO",
+    "GMPO",
     "GSPO",
     "NOTHING",
     "SAPO",

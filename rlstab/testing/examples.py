@@ -14,6 +14,7 @@ from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -31,6 +32,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),
+    "gmpo": (GMPO(), GMPO(low=0.1, high=0.2)),
     "gspo": (GSPO(),),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),

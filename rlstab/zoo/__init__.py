@@ -12,6 +12,7 @@ METHODS = Registry(
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
+        "gmpo": "rlstab.zoo.gmpo:GMPO",
         "gspo": "rlstab.zoo.gspo:GSPO",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",

@@ -46,6 +46,7 @@ SETTINGS = [
     *grid("kl", coefficient=[0.3], estimator=["k3", "k1", "k2", "k3_straight_through"], cap=[10.0, None]),
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
+    *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
     *grid("gspo"),
     *grid("token_mean"),
     *grid("sequence_mean"),
@@ -53,6 +54,7 @@ SETTINGS = [
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
+    ["gmpo", "s2t", "kl", "sequence_mean"],
     ["gspo", "clip_higher", "s2t", "sequence_mean"],
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],

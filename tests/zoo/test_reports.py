@@ -18,6 +18,7 @@ REPORTED = {
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
+    "gmpo": set(),
     "gspo": set(),
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
