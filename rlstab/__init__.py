@@ -24,6 +24,7 @@ from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -37,6 +38,7 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "DPPO",
     "NOTHING",
     "STARE",
     "AdaptiveEntropy",

@@ -12,6 +12,7 @@ from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -26,6 +27,11 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
+    "dppo": (
+        DPPO(high=0.05, low=0.05, cap=1.2),
+        DPPO(divergence="kl", high=0.01, low=0.01),
+        DPPO(high=0.1, low=0.05, cap=1.5, anchor="old"),
+    ),
     "entropy_bonus": (EntropyBonus(),),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),

@@ -10,6 +10,7 @@ METHODS = Registry(
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
+        "dppo": "rlstab.zoo.dppo:DPPO",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",

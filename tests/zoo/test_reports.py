@@ -16,6 +16,7 @@ REPORTED = {
     "adaptive_entropy": {"coefficient", "value"},
     "clip_higher": set(),
     "constant_length": set(),
+    "dppo": set(),
     "entropy_bonus": {"value"},
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
