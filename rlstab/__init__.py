@@ -22,8 +22,10 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
@@ -38,6 +40,7 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "CEGPPO",
     "DPPO",
     "NOTHING",
     "STARE",
@@ -46,6 +49,7 @@ __all__ = [
     "ClipHigher",
     "Composition",
     "ConstantLength",
+    "DCPOClip",
     "EntropyBonus",
     "Gate",
     "Grouped",

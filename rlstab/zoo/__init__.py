@@ -8,8 +8,10 @@ from rlstab.core.registry import Registry
 METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "ce_gppo": "rlstab.zoo.ce_gppo:CEGPPO",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
+        "dcpo_clip": "rlstab.zoo.dcpo_clip:DCPOClip",
         "dppo": "rlstab.zoo.dppo:DPPO",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "kl": "rlstab.zoo.kl:KLPenalty",
