@@ -22,9 +22,12 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.dcpo_clip import DCPOClip
+from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
@@ -41,7 +44,9 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "CEGPPO",
     "CISPO",
+    "DPPO",
     "GMPO",
     "GSPO",
     "NOTHING",
@@ -52,6 +57,7 @@ __all__ = [
     "ClipHigher",
     "Composition",
     "ConstantLength",
+    "DCPOClip",
     "EntropyBonus",
     "Gate",
     "Grouped",

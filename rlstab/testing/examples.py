@@ -10,9 +10,12 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.dcpo_clip import DCPOClip
+from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
@@ -29,8 +32,15 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
     "cispo": (CISPO(cap=1.1), CISPO(cap=1.2, floor=0.9)),
+    "ce_gppo": (CEGPPO(), CEGPPO(low=0.1, high=0.28, pull_low=0.5, pull_high=0.25, dual_clip=1.5)),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
+    "dcpo_clip": (DCPOClip(), DCPOClip(low=0.02, high=0.03, cap=1.5, dual_clip=None)),
+    "dppo": (
+        DPPO(high=0.05, low=0.05, cap=1.2),
+        DPPO(divergence="kl", high=0.01, low=0.01),
+        DPPO(high=0.1, low=0.05, cap=1.5, anchor="old"),
+    ),
     "entropy_bonus": (EntropyBonus(),),
     "gmpo": (GMPO(), GMPO(low=0.1, high=0.2)),
     "gspo": (GSPO(),),

@@ -8,9 +8,12 @@ from rlstab.core.registry import Registry
 METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "ce_gppo": "rlstab.zoo.ce_gppo:CEGPPO",
         "cispo": "rlstab.zoo.cispo:CISPO",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
+        "dcpo_clip": "rlstab.zoo.dcpo_clip:DCPOClip",
+        "dppo": "rlstab.zoo.dppo:DPPO",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "gmpo": "rlstab.zoo.gmpo:GMPO",
         "gspo": "rlstab.zoo.gspo:GSPO",

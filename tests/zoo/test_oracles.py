@@ -48,6 +48,11 @@ SETTINGS = [
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
     *grid("gspo"),
+    *grid(
+        "ce_gppo", low=[0.2, 0.0], high=[0.2, 0.0], pull_low=[0.75, 0.0], pull_high=[1.0, 0.5], dual_clip=[None, 1.5]
+    ),
+    *grid("dcpo_clip", low=[0.02, 0.16, 0.0], high=[0.03, 0.0], cap=[10.0, 1.2], dual_clip=[10.0, None, 1.5]),
+    *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
     *grid("token_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),

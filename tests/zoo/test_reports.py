@@ -15,8 +15,11 @@ ROWS = random_rows(11, [3, 5, 0, 7, 4])
 REPORTED = {
     "adaptive_entropy": {"coefficient", "value"},
     "cispo": set(),
+    "ce_gppo": set(),
     "clip_higher": set(),
     "constant_length": set(),
+    "dcpo_clip": set(),
+    "dppo": set(),
     "entropy_bonus": {"value"},
     "gmpo": set(),
     "gspo": set(),
