@@ -25,6 +25,7 @@ from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
@@ -48,6 +49,7 @@ __all__ = [
     "Gate",
     "Grouped",
     "Held",
+    "ImportanceCorrection",
     "KLPenalty",
     "LossOutput",
     "LpReg",

@@ -13,6 +13,7 @@ from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
@@ -27,6 +28,13 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),
+    "importance_correction": (
+        ImportanceCorrection(max_weight=1.01),
+        ImportanceCorrection(level="sequence", min_weight=0.98, max_weight=1.02, normalize=True),
+        ImportanceCorrection(max_weight=None, keep_low=0.99, keep_high=1.01, normalize=True, denominator="kept"),
+        ImportanceCorrection(level="geometric", keep_low=0.995, veto=0.98),
+        ImportanceCorrection(level="sequence", keep_high=1.01, denominator="kept"),
+    ),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),

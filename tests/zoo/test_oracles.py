@@ -41,6 +41,28 @@ SETTINGS = [
         max_boost=[1.5],
         min_damp=[0.4],
     ),
+    *grid(
+        "importance_correction",
+        level=["token", "sequence", "geometric"],
+        min_weight=[None],
+        max_weight=[2.0, 1.1, None],
+        keep_low=[None],
+        keep_high=[None],
+        veto=[None],
+        normalize=[False, True],
+        denominator=["all"],
+    ),
+    *grid(
+        "importance_correction",
+        level=["sequence", "geometric", "token"],
+        min_weight=[0.95],
+        max_weight=[None],
+        keep_low=[0.9],
+        keep_high=[1.2, None],
+        veto=[None, 0.7],
+        normalize=[True, False],
+        denominator=["kept", "all"],
+    ),
     *grid("kl", coefficient=[0.3], estimator=["k3", "k1", "k2", "k3_straight_through"], cap=[10.0, None]),
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
@@ -141,7 +163,8 @@ def check(methods, rows, state=None, memories=None, live_ratio=False):
             if field in decision:
                 assert getattr(terms, field).tolist() == decision[field], (name, field)
         if "weight" in decision:
-            assert (terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)) == decision["weight"]
+            weight = terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)
+            assert weight == pytest.approx(decision["weight"], rel=REORDERED)
         if "bonus" in decision:
             assert terms.bonus.tolist() == pytest.approx(decision["bonus"], rel=REORDERED)
         if "lr_scale" in decision:

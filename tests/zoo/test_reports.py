@@ -17,6 +17,7 @@ REPORTED = {
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
+    "importance_correction": {"weight"},
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
     "random_mask": {"dropped"},
