@@ -73,7 +73,7 @@ EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_
 def test_another_value_of_any_setting_has_another_hash(name, setting):
     before = {"name": name, **ROOM.get(name, {})}
     (full,) = dump_objective(load_objective(before))
-    candidates = (*setting.choices, 0.001, 0.5, 1.2, 2.0, 9)
+    candidates = (*setting.choices, True, 0.001, 0.5, 1.2, 2.0, 9)
     other = next(one for one in candidates if setting.accepts(one) and one != full[setting.name])
     assert objective_hash(load_objective({**before, setting.name: other})) != objective_hash(load_objective(before))
 
