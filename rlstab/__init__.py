@@ -28,6 +28,7 @@ from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
@@ -54,6 +55,7 @@ __all__ = [
     "LossOutput",
     "LpReg",
     "Mean",
+    "Mismatch",
     "Penalty",
     "Plan",
     "PolicyOutputs",

@@ -16,6 +16,7 @@ from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
@@ -40,6 +41,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
         KLPenalty(estimator="k3_straight_through"),
     ),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
+    "mismatch": (Mismatch(), Mismatch(of="logprobs"), Mismatch(of="logprobs", to="old_logprobs")),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sequence_mean": (SequenceMean(),),

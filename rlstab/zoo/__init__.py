@@ -14,6 +14,7 @@ METHODS = Registry(
         "importance_correction": "rlstab.zoo.importance_correction:ImportanceCorrection",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
+        "mismatch": "rlstab.zoo.mismatch:Mismatch",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",

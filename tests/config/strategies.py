@@ -70,7 +70,7 @@ def settings(name: str) -> st.SearchStrategy[dict[str, Any]]:
             drawn.update(zip(given, sorted(drawn[one] for one in given), strict=True))
         return drawn
 
-    return found.map(ordered)
+    return found.map(ordered).filter(lambda drawn: name != "mismatch" or drawn["of"] != drawn["to"])
 
 
 @cache

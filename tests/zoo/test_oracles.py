@@ -26,6 +26,8 @@ def grid(name, **choices):
 SETTINGS = [
     *grid("clip_higher", low=[0.2, 1.0, 0.0], high=[0.28, 0.0], dual_clip=[None, 1.5, 10.0]),
     *grid("s2t", max_prob=[0.002, 1.0], quantile=[0.75, 0.3, 0.0, 1.0], population=["candidates", "all"]),
+    *grid("mismatch", of=["old_logprobs", "logprobs"], to=["rollout_logprobs"]),
+    *grid("mismatch", of=["logprobs"], to=["old_logprobs"]),
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),

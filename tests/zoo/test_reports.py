@@ -20,6 +20,7 @@ REPORTED = {
     "importance_correction": {"weight"},
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
+    "mismatch": {"k1", "k3", "chi2", "ess", "log_ppl_diff", "max_abs_log_ratio"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
     "sequence_mean": set(),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlstab import STARE, AdaptiveEntropy, ImportanceCorrection, TokenObjective
+from rlstab import STARE, AdaptiveEntropy, ImportanceCorrection, Mismatch, TokenObjective
 from rlstab.errors import OutOfRange
 
 
@@ -28,6 +28,10 @@ from rlstab.errors import OutOfRange
         (
             lambda: ImportanceCorrection(keep_low=2.0, keep_high=0.5),
             "'importance_correction': keep_low = 2.0 and keep_high = 0.5, expected keep_low <= keep_high.",
+        ),
+        (
+            lambda: Mismatch(to="old_logprobs"),
+            "'mismatch': of and to are both 'old_logprobs', expected two policies.",
         ),
         (
             lambda: STARE(increment=0.1, boost=2.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from typing import ClassVar
@@ -13,6 +14,7 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
+from rlstab.errors import OutOfRange
 from rlstab.explain.card_sections import BASICS, card
 
 
@@ -39,7 +41,10 @@ class WatchedPolicy(PolicyOutputs):
 
 
 def examples(cls: type[TokenObjective]) -> list[TokenObjective]:
-    """One instance for each combination of choices, and of None and a number; other settings at their default."""
+    """One instance for each combination of choices, and of None and a number; other settings at their default.
+
+    Combinations that the method refuses are left out.
+    """
 
     def values(setting: Setting) -> list[object]:
         if setting.choices:
@@ -51,10 +56,11 @@ def examples(cls: type[TokenObjective]) -> list[TokenObjective]:
         return [None, some] if setting.optional else [some if required else setting.default]
 
     settings = settings_of(cls)
-    return [
-        cls(**dict(zip((one.name for one in settings), chosen, strict=True)))
-        for chosen in itertools.product(*(values(one) for one in settings))
-    ]
+    found = []
+    for chosen in itertools.product(*(values(one) for one in settings)):
+        with contextlib.suppress(OutOfRange):
+            found.append(cls(**dict(zip((one.name for one in settings), chosen, strict=True))))
+    return found
 
 
 def evidence() -> dict[str, torch.Tensor]:
