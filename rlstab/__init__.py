@@ -25,6 +25,7 @@ from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -46,6 +47,7 @@ __all__ = [
     "ClipHigher",
     "Composition",
     "ConstantLength",
+    "ESSScale",
     "EntropyBonus",
     "Gate",
     "Grouped",

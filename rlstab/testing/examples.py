@@ -13,6 +13,7 @@ from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -29,6 +30,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),
+    "ess_scale": (ESSScale(), ESSScale(base=0.9, power=1.0, anchor="old")),
     "importance_correction": (
         ImportanceCorrection(max_weight=1.01),
         ImportanceCorrection(level="sequence", min_weight=0.98, max_weight=1.02, normalize=True),

@@ -11,6 +11,7 @@ METHODS = Registry(
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
+        "ess_scale": "rlstab.zoo.ess_scale:ESSScale",
         "importance_correction": "rlstab.zoo.importance_correction:ImportanceCorrection",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",

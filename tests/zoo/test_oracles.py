@@ -43,6 +43,7 @@ SETTINGS = [
         max_boost=[1.5],
         min_damp=[0.4],
     ),
+    *grid("ess_scale", base=[1.0, 0.55], power=[0.5, 1.0, 0.0], anchor=["rollout", "old"]),
     *grid(
         "importance_correction",
         level=["token", "sequence", "geometric"],

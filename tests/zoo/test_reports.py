@@ -17,6 +17,7 @@ REPORTED = {
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
+    "ess_scale": {"ess", "lr_scale"},
     "importance_correction": {"weight"},
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
