@@ -31,8 +31,11 @@ from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.ess_scale import ESSScale
+from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -58,14 +61,17 @@ __all__ = [
     "Composition",
     "ConstantLength",
     "DCPOClip",
+    "ESSScale",
     "EntropyBonus",
     "Gate",
     "Grouped",
     "Held",
+    "ImportanceCorrection",
     "KLPenalty",
     "LossOutput",
     "LpReg",
     "Mean",
+    "Mismatch",
     "Penalty",
     "Plan",
     "PolicyOutputs",

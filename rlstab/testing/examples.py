@@ -19,8 +19,11 @@ from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.ess_scale import ESSScale
+from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -44,11 +47,20 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "entropy_bonus": (EntropyBonus(),),
     "gmpo": (GMPO(), GMPO(low=0.1, high=0.2)),
     "gspo": (GSPO(),),
+    "ess_scale": (ESSScale(), ESSScale(base=0.9, power=1.0, anchor="old")),
+    "importance_correction": (
+        ImportanceCorrection(max_weight=1.01),
+        ImportanceCorrection(level="sequence", min_weight=0.98, max_weight=1.02, normalize=True),
+        ImportanceCorrection(max_weight=None, keep_low=0.99, keep_high=1.01, normalize=True, denominator="kept"),
+        ImportanceCorrection(level="geometric", keep_low=0.995, veto=0.98),
+        ImportanceCorrection(level="sequence", keep_high=1.01, denominator="kept"),
+    ),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),
     ),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
+    "mismatch": (Mismatch(), Mismatch(of="logprobs"), Mismatch(of="logprobs", to="old_logprobs")),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sapo": (SAPO(), SAPO(positive=3.0, negative=6.0)),
