@@ -22,6 +22,7 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ar import AR
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
@@ -30,6 +31,7 @@ from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
+from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
@@ -37,6 +39,7 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "AR",
     "NOTHING",
     "STARE",
     "AdaptiveEntropy",
@@ -62,6 +65,7 @@ __all__ = [
     "S2TMask",
     "SequenceMean",
     "Settled",
+    "SignWeights",
     "Stat",
     "State",
     "Terms",

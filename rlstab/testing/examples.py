@@ -10,6 +10,7 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ar import AR
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
@@ -18,12 +19,14 @@ from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
+from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
+    "ar": (AR(), AR(alpha=0.9)),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),
@@ -35,6 +38,11 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sequence_mean": (SequenceMean(),),
+    "sign_weights": (
+        SignWeights(),
+        SignWeights(positive=0.0),
+        SignWeights(positive=1.0, negative=0.0),
+    ),
     "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),

@@ -8,6 +8,7 @@ from rlstab.core.registry import Registry
 METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "ar": "rlstab.zoo.ar:AR",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
@@ -16,6 +17,7 @@ METHODS = Registry(
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
+        "sign_weights": "rlstab.zoo.sign_weights:SignWeights",
         "stare": "rlstab.zoo.stare:STARE",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",

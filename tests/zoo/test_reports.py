@@ -14,6 +14,7 @@ ROWS = random_rows(11, [3, 5, 0, 7, 4])
 #: Of a composition with nothing but this method, beyond what every loss reports.
 REPORTED = {
     "adaptive_entropy": {"coefficient", "value"},
+    "ar": {"weight"},
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
@@ -22,6 +23,7 @@ REPORTED = {
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
     "sequence_mean": set(),
+    "sign_weights": {"weight"},
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
