@@ -22,6 +22,7 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ar import AR
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
@@ -29,9 +30,9 @@ from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
-from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -40,6 +41,7 @@ from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
+from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
@@ -47,6 +49,7 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "AR",
     "CEGPPO",
     "CISPO",
     "DPPO",
@@ -82,6 +85,7 @@ __all__ = [
     "S2TMask",
     "SequenceMean",
     "Settled",
+    "SignWeights",
     "Stat",
     "State",
     "Terms",

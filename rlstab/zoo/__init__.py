@@ -8,6 +8,7 @@ from rlstab.core.registry import Registry
 METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "ar": "rlstab.zoo.ar:AR",
         "ce_gppo": "rlstab.zoo.ce_gppo:CEGPPO",
         "cispo": "rlstab.zoo.cispo:CISPO",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
@@ -15,9 +16,9 @@ METHODS = Registry(
         "dcpo_clip": "rlstab.zoo.dcpo_clip:DCPOClip",
         "dppo": "rlstab.zoo.dppo:DPPO",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
+        "ess_scale": "rlstab.zoo.ess_scale:ESSScale",
         "gmpo": "rlstab.zoo.gmpo:GMPO",
         "gspo": "rlstab.zoo.gspo:GSPO",
-        "ess_scale": "rlstab.zoo.ess_scale:ESSScale",
         "importance_correction": "rlstab.zoo.importance_correction:ImportanceCorrection",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
@@ -26,6 +27,7 @@ METHODS = Registry(
         "s2t": "rlstab.zoo.s2t:S2TMask",
         "sapo": "rlstab.zoo.sapo:SAPO",
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
+        "sign_weights": "rlstab.zoo.sign_weights:SignWeights",
         "stare": "rlstab.zoo.stare:STARE",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",

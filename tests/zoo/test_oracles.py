@@ -81,6 +81,8 @@ SETTINGS = [
     *grid("token_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
+    *grid("ar", alpha=[0.3, 0.0, 1.0]),
+    *grid("sign_weights", positive=[0.1, 0.0, 1.5], negative=[1.0, 0.0]),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
@@ -178,6 +180,7 @@ def check(methods, rows, state=None, memories=None, live_ratio=False):
                 assert getattr(terms, field).tolist() == decision[field], (name, field)
         if "weight" in decision:
             weight = terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)
+            weight = [1.0] * len(tokens) if terms.weight is None else terms.weight.tolist()
             assert weight == pytest.approx(decision["weight"], rel=REORDERED)
         if "bonus" in decision:
             assert terms.bonus.tolist() == pytest.approx(decision["bonus"], rel=REORDERED)
