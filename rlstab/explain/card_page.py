@@ -121,12 +121,13 @@ def _excludes(cls: type[TokenObjective]) -> dict[str, str]:
     declared = inspect.getattr_static(cls, "excludes")
     if not isinstance(declared, property):
         return dict(declared)
-    choices = [[(one.name, value) for value in one.choices] for one in settings_of(cls) if one.choices]
-    # without a default it says nothing that depends on a choice
-    if any(one.default is dataclasses.MISSING for one in settings_of(cls)):
+    if "excludes" not in vars(cls):
         return {}
-    found = [cls(**dict(chosen)).excludes for chosen in itertools.product(*choices)]
-    return {key: why for one in found for key, why in one.items()}
+    found: dict[str, str] = {}
+    choices = [[(one.name, value) for value in one.choices] for one in settings_of(cls) if one.choices]
+    for chosen in itertools.product(*choices):
+        found |= cls(**dict(chosen)).excludes
+    return found
 
 
 def _whom(key: str) -> str:
