@@ -19,8 +19,9 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.terms import Penalty, Terms
 from rlstab.explain import card_sections, cards
-from rlstab.explain.card_page import markdown, shipped
+from rlstab.explain.card_page import markdown
 from rlstab.explain.card_sections import CardError, card
+from rlstab.explain.exclusions import shipped
 from tests.core.says import says
 from tests.core.test_import import beyond
 from tests.zoo.watch import differences, examples
