@@ -37,6 +37,7 @@ from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.vespo import VESPO
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "NOTHING",
     "SAPO",
     "STARE",
+    "VESPO",
     "AdaptiveEntropy",
     "Bounds",
     "ClipHigher",
