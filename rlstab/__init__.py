@@ -30,6 +30,7 @@ from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -45,6 +46,7 @@ __all__ = [
     "CISPO",
     "GMPO",
     "GSPO",
+    "MASPO",
     "NOTHING",
     "SAPO",
     "STARE",

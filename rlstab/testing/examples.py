@@ -18,6 +18,7 @@ from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -40,6 +41,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
         KLPenalty(estimator="k3_straight_through"),
     ),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
+    "maspo": (MASPO(), MASPO(sigma=0.2, alpha=0.5, positive=1.0, negative=2.0, max_sigma=0.5, cap=1.1)),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sapo": (SAPO(), SAPO(positive=3.0, negative=6.0)),

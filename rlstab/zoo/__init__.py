@@ -16,6 +16,7 @@ METHODS = Registry(
         "gspo": "rlstab.zoo.gspo:GSPO",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
+        "maspo": "rlstab.zoo.maspo:MASPO",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
         "sapo": "rlstab.zoo.sapo:SAPO",

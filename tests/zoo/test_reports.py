@@ -22,6 +22,7 @@ REPORTED = {
     "gspo": set(),
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
+    "maspo": {"gate", "stopped"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
     "sapo": {"gate", "stopped"},

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlstab import STARE, AdaptiveEntropy, TokenObjective
+from rlstab import MASPO, STARE, AdaptiveEntropy, TokenObjective
 from rlstab.errors import OutOfRange
 
 
@@ -20,6 +20,16 @@ from rlstab.errors import OutOfRange
         (
             lambda: AdaptiveEntropy(initial=0.1),
             "'adaptive_entropy': low = 0.0, initial = 0.1, high = 0.005, expected low <= initial <= high.",
+        ),
+        (
+            lambda: MASPO(sigma=11.0),
+            "'maspo': sigma = 11.0 and min_scale = 0.1, expected sigma <= max_sigma = 10.0 and min_scale <= max_scale "
+            "= 10.0.",
+        ),
+        (
+            lambda: MASPO(min_scale=2.0, max_scale=1.0),
+            "'maspo': sigma = 1.0 and min_scale = 2.0, expected sigma <= max_sigma = 10.0 and min_scale <= max_scale "
+            "= 1.0.",
         ),
         (
             lambda: STARE(increment=0.1, boost=2.0),
