@@ -36,6 +36,7 @@ from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
@@ -45,6 +46,7 @@ from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.vespo import VESPO
 
 __version__ = "0.1.0"
 
@@ -55,9 +57,11 @@ __all__ = [
     "DPPO",
     "GMPO",
     "GSPO",
+    "MASPO",
     "NOTHING",
     "SAPO",
     "STARE",
+    "VESPO",
     "AdaptiveEntropy",
     "Bounds",
     "ClipHigher",

@@ -24,6 +24,7 @@ from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
@@ -33,6 +34,7 @@ from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.vespo import VESPO
 
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
@@ -64,6 +66,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     ),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
     "mismatch": (Mismatch(), Mismatch(of="logprobs"), Mismatch(of="logprobs", to="old_logprobs")),
+    "maspo": (MASPO(), MASPO(sigma=0.2, alpha=0.5, positive=1.0, negative=2.0, max_sigma=0.5, cap=1.1)),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sapo": (SAPO(), SAPO(positive=3.0, negative=6.0)),
@@ -76,6 +79,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
+    "vespo": (VESPO(), VESPO(positive_power=1.0, negative_decay=0.5, anchor="rollout")),
 }
 
 

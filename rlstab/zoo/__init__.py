@@ -22,6 +22,7 @@ METHODS = Registry(
         "importance_correction": "rlstab.zoo.importance_correction:ImportanceCorrection",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
+        "maspo": "rlstab.zoo.maspo:MASPO",
         "mismatch": "rlstab.zoo.mismatch:Mismatch",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
@@ -31,5 +32,6 @@ METHODS = Registry(
         "stare": "rlstab.zoo.stare:STARE",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
+        "vespo": "rlstab.zoo.vespo:VESPO",
     }
 )

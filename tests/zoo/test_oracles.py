@@ -30,6 +30,25 @@ SETTINGS = [
     *grid("sapo", positive=[1.0, 0.0, 4.0], negative=[1.05, 0.0, 9.0]),
     *grid("mismatch", of=["old_logprobs", "logprobs"], to=["rollout_logprobs"]),
     *grid("mismatch", of=["logprobs"], to=["old_logprobs"]),
+    *grid(
+        "vespo",
+        positive_power=[2.0, 0.0],
+        positive_decay=[3.0, 0.1],
+        negative_power=[3.0, 1.0],
+        negative_decay=[2.0],
+        anchor=["old", "rollout"],
+    ),
+    *grid(
+        "maspo",
+        sigma=[1.0, 0.2],
+        alpha=[0.3, 0.0],
+        positive=[0.03, 5.0],
+        negative=[0.03, 5.0],
+        max_sigma=[10.0, 1.0],
+        min_scale=[0.1, 1.0],
+        max_scale=[10.0, 1.0],
+        cap=[None, 1.2],
+    ),
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
@@ -91,6 +110,7 @@ TOGETHER = [
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
     ["s2t", "lp_reg", "stare", "constant_length"],
+    ["vespo", "sapo", "s2t", "kl", "token_mean"],
     ["clip_higher", "s2t", "top_entropy", "stare", "kl", "adaptive_entropy", "sequence_mean"],
 ]
 #: Beside a trust region that punished tokens can leave.

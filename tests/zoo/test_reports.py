@@ -29,6 +29,7 @@ REPORTED = {
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
     "mismatch": {"k1", "k3", "chi2", "ess", "log_ppl_diff", "max_abs_log_ratio"},
+    "maspo": {"gate", "stopped"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
     "sapo": {"gate", "stopped"},
@@ -37,6 +38,7 @@ REPORTED = {
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
+    "vespo": set(),
 }
 CHOSEN = {
     "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
