@@ -22,11 +22,13 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
+from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -40,8 +42,10 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "ASPO",
     "CEGPPO",
     "DPPO",
+    "DRPO",
     "NOTHING",
     "STARE",
     "AdaptiveEntropy",

@@ -10,11 +10,13 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
+from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -27,6 +29,7 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
+    "aspo": (ASPO(), ASPO(room=0.05, room_high_entropy=0.3, share=0.5, cap=1.2)),
     "ce_gppo": (CEGPPO(), CEGPPO(low=0.1, high=0.28, pull_low=0.5, pull_high=0.25, dual_clip=1.5)),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
@@ -36,6 +39,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
         DPPO(divergence="kl", high=0.01, low=0.01),
         DPPO(high=0.1, low=0.05, cap=1.5, anchor="old"),
     ),
+    "drpo": (DRPO(), DRPO(delta=0.15), DRPO(delta=0.1, anchor="old")),
     "entropy_bonus": (EntropyBonus(),),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),

@@ -8,11 +8,13 @@ from rlstab.core.registry import Registry
 METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "aspo": "rlstab.zoo.aspo:ASPO",
         "ce_gppo": "rlstab.zoo.ce_gppo:CEGPPO",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "dcpo_clip": "rlstab.zoo.dcpo_clip:DCPOClip",
         "dppo": "rlstab.zoo.dppo:DPPO",
+        "drpo": "rlstab.zoo.drpo:DRPO",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",

@@ -44,11 +44,13 @@ SETTINGS = [
     *grid("kl", coefficient=[0.3], estimator=["k3", "k1", "k2", "k3_straight_through"], cap=[10.0, None]),
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
+    *grid("aspo", room=[0.2, 0.0], room_high_entropy=[0.4], share=[0.57, 0.2, 1.0], cap=[3.0, 1.2]),
     *grid(
         "ce_gppo", low=[0.2, 0.0], high=[0.2, 0.0], pull_low=[0.75, 0.0], pull_high=[1.0, 0.5], dual_clip=[None, 1.5]
     ),
     *grid("dcpo_clip", low=[0.02, 0.16, 0.0], high=[0.03, 0.0], cap=[10.0, 1.2], dual_clip=[10.0, None, 1.5]),
     *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
+    *grid("drpo", delta=[0.15, 12.5], anchor=["rollout", "old"]),
     *grid("token_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),

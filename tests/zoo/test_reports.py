@@ -14,11 +14,13 @@ ROWS = random_rows(11, [3, 5, 0, 7, 4])
 #: Of a composition with nothing but this method, beyond what every loss reports.
 REPORTED = {
     "adaptive_entropy": {"coefficient", "value"},
+    "aspo": {"high_entropy"},
     "ce_gppo": set(),
     "clip_higher": set(),
     "constant_length": set(),
     "dcpo_clip": set(),
     "dppo": set(),
+    "drpo": {"gate", "stopped"},
     "entropy_bonus": {"value"},
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
