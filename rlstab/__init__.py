@@ -26,12 +26,14 @@ from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.cppo import CPPO
 from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.m2po import M2PO
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
@@ -44,8 +46,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ASPO",
     "CEGPPO",
+    "CPPO",
     "DPPO",
     "DRPO",
+    "M2PO",
     "NOTHING",
     "STARE",
     "AdaptiveEntropy",

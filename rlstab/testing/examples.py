@@ -14,12 +14,14 @@ from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.cppo import CPPO
 from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.m2po import M2PO
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
@@ -33,6 +35,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "ce_gppo": (CEGPPO(), CEGPPO(low=0.1, high=0.28, pull_low=0.5, pull_high=0.25, dual_clip=1.5)),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
+    "cppo": (CPPO(delta=0.05), CPPO(delta=0.1, min_weight=0.5, min_budget=0.005, quantile=0.5, anchor="old")),
     "dcpo_clip": (DCPOClip(), DCPOClip(low=0.02, high=0.03, cap=1.5, dual_clip=None)),
     "dppo": (
         DPPO(high=0.05, low=0.05, cap=1.2),
@@ -46,6 +49,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
         KLPenalty(estimator="k3_straight_through"),
     ),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
+    "m2po": (M2PO(budget=0.0001),),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sequence_mean": (SequenceMean(),),
