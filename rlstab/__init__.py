@@ -23,12 +23,15 @@ from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.ar import AR
+from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.cppo import CPPO
 from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
+from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.gmpo import GMPO
@@ -38,6 +41,7 @@ from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.mismatch import Mismatch
+from rlstab.zoo.m2po import M2PO
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -58,6 +62,12 @@ __all__ = [
     "GMPO",
     "GSPO",
     "MASPO",
+    "ASPO",
+    "CEGPPO",
+    "CPPO",
+    "DPPO",
+    "DRPO",
+    "M2PO",
     "NOTHING",
     "SAPO",
     "STARE",

@@ -92,11 +92,22 @@ SETTINGS = [
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
     *grid("gspo"),
+    *grid("aspo", room=[0.2, 0.0], room_high_entropy=[0.4], share=[0.57, 0.2, 1.0], cap=[3.0, 1.2]),
     *grid(
         "ce_gppo", low=[0.2, 0.0], high=[0.2, 0.0], pull_low=[0.75, 0.0], pull_high=[1.0, 0.5], dual_clip=[None, 1.5]
     ),
+    *grid(
+        "cppo",
+        delta=[0.05, 0.15],
+        min_weight=[0.8, 0.3],
+        min_budget=[0.004, 0.02],
+        quantile=[0.9, 0.57],
+        anchor=["rollout", "old"],
+    ),
     *grid("dcpo_clip", low=[0.02, 0.16, 0.0], high=[0.03, 0.0], cap=[10.0, 1.2], dual_clip=[10.0, None, 1.5]),
     *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
+    *grid("drpo", delta=[0.15, 12.5], anchor=["rollout", "old"]),
+    *grid("m2po", budget=[0.03712345, 0.0, 3.712345]),  # no mean of squares of hundredths is one of these
     *grid("token_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
