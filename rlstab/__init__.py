@@ -30,6 +30,7 @@ from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.mismatch import Mismatch
+from rlstab.zoo.off_policy_mask import OffPolicyMask
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
@@ -58,6 +59,7 @@ __all__ = [
     "LpReg",
     "Mean",
     "Mismatch",
+    "OffPolicyMask",
     "Penalty",
     "Plan",
     "PolicyOutputs",

@@ -18,6 +18,7 @@ from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.mismatch import Mismatch
+from rlstab.zoo.off_policy_mask import OffPolicyMask
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
@@ -44,6 +45,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     ),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
     "mismatch": (Mismatch(), Mismatch(of="logprobs"), Mismatch(of="logprobs", to="old_logprobs")),
+    "off_policy_mask": (OffPolicyMask(max_gap=0.05), OffPolicyMask(max_gap=0.0, anchor="old")),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sequence_mean": (SequenceMean(),),

@@ -16,6 +16,7 @@ METHODS = Registry(
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
         "mismatch": "rlstab.zoo.mismatch:Mismatch",
+        "off_policy_mask": "rlstab.zoo.off_policy_mask:OffPolicyMask",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",

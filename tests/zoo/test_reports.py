@@ -22,6 +22,7 @@ REPORTED = {
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
     "mismatch": {"k1", "k3", "chi2", "ess", "log_ppl_diff", "max_abs_log_ratio"},
+    "off_policy_mask": {"gate", "stopped"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
     "sequence_mean": set(),
