@@ -37,6 +37,7 @@ from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.truncated_mask import TruncatedMask
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ __all__ = [
     "TokenObjective",
     "TopEntropyMask",
     "TorchComm",
+    "TruncatedMask",
     "available",
     "compose",
     "errors",

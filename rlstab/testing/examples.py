@@ -25,6 +25,7 @@ from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.truncated_mask import TruncatedMask
 
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
@@ -52,6 +53,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
+    "truncated_mask": (TruncatedMask(), TruncatedMask(denominator="all")),
 }
 
 

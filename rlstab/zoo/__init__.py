@@ -23,5 +23,6 @@ METHODS = Registry(
         "stare": "rlstab.zoo.stare:STARE",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
+        "truncated_mask": "rlstab.zoo.truncated_mask:TruncatedMask",
     }
 )

@@ -29,6 +29,7 @@ REPORTED = {
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
+    "truncated_mask": {"dropped"},
 }
 CHOSEN = {
     "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
