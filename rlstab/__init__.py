@@ -22,6 +22,7 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.block_mean import BlockMean
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
@@ -45,6 +46,7 @@ __all__ = [
     "NOTHING",
     "STARE",
     "AdaptiveEntropy",
+    "BlockMean",
     "Bounds",
     "ClipHigher",
     "Composition",

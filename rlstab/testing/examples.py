@@ -10,6 +10,7 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.block_mean import BlockMean
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
@@ -29,6 +30,7 @@ from rlstab.zoo.truncated_mask import TruncatedMask
 
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
+    "block_mean": (BlockMean(),),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),

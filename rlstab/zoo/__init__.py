@@ -8,6 +8,7 @@ from rlstab.core.registry import Registry
 METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "block_mean": "rlstab.zoo.block_mean:BlockMean",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",

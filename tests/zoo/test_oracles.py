@@ -72,6 +72,7 @@ SETTINGS = [
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("token_mean"),
+    *grid("block_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
 ]
@@ -81,6 +82,7 @@ TOGETHER = [
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
     ["s2t", "lp_reg", "stare", "constant_length"],
     ["clip_higher", "s2t", "top_entropy", "stare", "kl", "adaptive_entropy", "sequence_mean"],
+    ["clip_higher", "truncated_mask", "importance_correction", "kl", "ess_scale", "mismatch", "block_mean"],
 ]
 #: Beside a trust region that punished tokens can leave.
 EXEMPTING = {"share": 0.5, "min_p": 0.02, "coefficient": 1.3, "form": "code", "ratio_cap": None}

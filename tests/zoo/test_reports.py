@@ -14,6 +14,7 @@ ROWS = random_rows(11, [3, 5, 0, 7, 4])
 #: Of a composition with nothing but this method, beyond what every loss reports.
 REPORTED = {
     "adaptive_entropy": {"coefficient", "value"},
+    "block_mean": {"without"},
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
