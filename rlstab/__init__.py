@@ -26,6 +26,7 @@ from rlstab.zoo.ar import AR
 from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
+from rlstab.zoo.block_mean import BlockMean
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.cppo import CPPO
@@ -42,6 +43,7 @@ from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.m2po import M2PO
+from rlstab.zoo.off_policy_mask import OffPolicyMask
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -51,6 +53,7 @@ from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 from rlstab.zoo.vespo import VESPO
+from rlstab.zoo.truncated_mask import TruncatedMask
 
 __version__ = "0.1.0"
 
@@ -73,6 +76,7 @@ __all__ = [
     "STARE",
     "VESPO",
     "AdaptiveEntropy",
+    "BlockMean",
     "Bounds",
     "ClipHigher",
     "Composition",
@@ -89,6 +93,7 @@ __all__ = [
     "LpReg",
     "Mean",
     "Mismatch",
+    "OffPolicyMask",
     "Penalty",
     "Plan",
     "PolicyOutputs",
@@ -109,6 +114,7 @@ __all__ = [
     "TokenObjective",
     "TopEntropyMask",
     "TorchComm",
+    "TruncatedMask",
     "available",
     "compose",
     "errors",

@@ -14,6 +14,7 @@ from rlstab.zoo.ar import AR
 from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
+from rlstab.zoo.block_mean import BlockMean
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.cppo import CPPO
@@ -30,6 +31,7 @@ from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.m2po import M2PO
+from rlstab.zoo.off_policy_mask import OffPolicyMask
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -46,6 +48,11 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "aspo": (ASPO(), ASPO(room=0.05, room_high_entropy=0.3, share=0.5, cap=1.2)),
     "ce_gppo": (CEGPPO(), CEGPPO(low=0.1, high=0.28, pull_low=0.5, pull_high=0.25, dual_clip=1.5)),
     "ar": (AR(), AR(alpha=0.9)),
+from rlstab.zoo.truncated_mask import TruncatedMask
+
+EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
+    "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
+    "block_mean": (BlockMean(),),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "cppo": (CPPO(delta=0.05), CPPO(delta=0.1, min_weight=0.5, min_budget=0.005, quantile=0.5, anchor="old")),
@@ -75,6 +82,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "mismatch": (Mismatch(), Mismatch(of="logprobs"), Mismatch(of="logprobs", to="old_logprobs")),
     "maspo": (MASPO(), MASPO(sigma=0.2, alpha=0.5, positive=1.0, negative=2.0, max_sigma=0.5, cap=1.1)),
     "m2po": (M2PO(budget=0.0001),),
+    "off_policy_mask": (OffPolicyMask(max_gap=0.05), OffPolicyMask(max_gap=0.0, anchor="old")),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sapo": (SAPO(), SAPO(positive=3.0, negative=6.0)),
@@ -88,6 +96,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
     "vespo": (VESPO(), VESPO(positive_power=1.0, negative_decay=0.5, anchor="rollout")),
+    "truncated_mask": (TruncatedMask(), TruncatedMask(denominator="all")),
 }
 
 

@@ -12,6 +12,7 @@ METHODS = Registry(
         "aspo": "rlstab.zoo.aspo:ASPO",
         "ce_gppo": "rlstab.zoo.ce_gppo:CEGPPO",
         "cispo": "rlstab.zoo.cispo:CISPO",
+        "block_mean": "rlstab.zoo.block_mean:BlockMean",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "cppo": "rlstab.zoo.cppo:CPPO",
@@ -28,6 +29,7 @@ METHODS = Registry(
         "maspo": "rlstab.zoo.maspo:MASPO",
         "mismatch": "rlstab.zoo.mismatch:Mismatch",
         "m2po": "rlstab.zoo.m2po:M2PO",
+        "off_policy_mask": "rlstab.zoo.off_policy_mask:OffPolicyMask",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
         "sapo": "rlstab.zoo.sapo:SAPO",
@@ -37,5 +39,6 @@ METHODS = Registry(
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
         "vespo": "rlstab.zoo.vespo:VESPO",
+        "truncated_mask": "rlstab.zoo.truncated_mask:TruncatedMask",
     }
 )

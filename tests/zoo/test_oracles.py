@@ -49,8 +49,10 @@ SETTINGS = [
         max_scale=[10.0, 1.0],
         cap=[None, 1.2],
     ),
+    *grid("off_policy_mask", max_gap=[0.1, 0.0, 5.0], anchor=["rollout", "old"]),
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
+    *grid("truncated_mask", denominator=["kept", "all"]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
     *grid("lp_reg", share=[0.3, 1.0], min_p=[0.02], coefficient=[1.3], form=["code"], ratio_cap=[None, 2.0]),
     *grid(
@@ -109,6 +111,7 @@ SETTINGS = [
     *grid("drpo", delta=[0.15, 12.5], anchor=["rollout", "old"]),
     *grid("m2po", budget=[0.03712345, 0.0, 3.712345]),  # no mean of squares of hundredths is one of these
     *grid("token_mean"),
+    *grid("block_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
     *grid("ar", alpha=[0.3, 0.0, 1.0]),
@@ -123,6 +126,7 @@ TOGETHER = [
     ["s2t", "lp_reg", "stare", "constant_length"],
     ["vespo", "sapo", "s2t", "kl", "token_mean"],
     ["clip_higher", "s2t", "top_entropy", "stare", "kl", "adaptive_entropy", "sequence_mean"],
+    ["clip_higher", "truncated_mask", "importance_correction", "kl", "ess_scale", "mismatch", "block_mean"],
 ]
 #: Beside a trust region that punished tokens can leave.
 EXEMPTING = {"share": 0.5, "min_p": 0.02, "coefficient": 1.3, "form": "code", "ratio_cap": None}

@@ -18,6 +18,7 @@ REPORTED = {
     "aspo": {"high_entropy"},
     "ce_gppo": set(),
     "ar": {"weight"},
+    "block_mean": {"without"},
     "clip_higher": set(),
     "constant_length": set(),
     "cppo": {"gate", "stopped"},
@@ -34,6 +35,7 @@ REPORTED = {
     "mismatch": {"k1", "k3", "chi2", "ess", "log_ppl_diff", "max_abs_log_ratio"},
     "maspo": {"gate", "stopped"},
     "m2po": {"threshold", "harmful", "dropped"},
+    "off_policy_mask": {"gate", "stopped"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
     "sapo": {"gate", "stopped"},
@@ -43,6 +45,7 @@ REPORTED = {
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
     "vespo": set(),
+    "truncated_mask": {"dropped"},
 }
 CHOSEN = {
     "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
