@@ -35,7 +35,7 @@ from rlstab.atlas.svg import Drawing, same_drawing, simplified
 from rlstab.core.facts import SOURCES
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import WRITABLE
-from rlstab.explain.card_page import shipped
+from rlstab.explain.exclusions import shipped
 from tests.core.gate_methods import ASPO, CISPO, DPPO, GSPO, MASPO, SAPO, VESPO
 from tests.core.test_pull import Capped
 

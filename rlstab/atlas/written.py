@@ -13,8 +13,9 @@ from rlstab.atlas.source_map import source_map
 from rlstab.atlas.svg import same_drawing
 from rlstab.atlas.views import method_of, picture
 from rlstab.explain import cards
-from rlstab.explain.card_page import MARK, shipped
+from rlstab.explain.card_page import MARK
 from rlstab.explain.card_sections import CardError
+from rlstab.explain.exclusions import shipped
 
 
 def files() -> dict[str, str]:
