@@ -23,10 +23,12 @@ from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.ar import AR
+from rlstab.zoo.clip_cov import ClipCov
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
+from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
@@ -44,6 +46,7 @@ __all__ = [
     "STARE",
     "AdaptiveEntropy",
     "Bounds",
+    "ClipCov",
     "ClipHigher",
     "Composition",
     "ConstantLength",
@@ -51,6 +54,7 @@ __all__ = [
     "Gate",
     "Grouped",
     "Held",
+    "KLCov",
     "KLPenalty",
     "LossOutput",
     "LpReg",

@@ -11,10 +11,12 @@ from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.ar import AR
+from rlstab.zoo.clip_cov import ClipCov
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.kl import KLPenalty
+from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
@@ -27,6 +29,10 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
     "ar": (AR(), AR(alpha=0.9)),
+    "clip_cov": (
+        ClipCov(share=0.1, low=0.3),
+        ClipCov(share=0.3, low=-1.0, high=3.0, clip_low=0.1, clip_high=0.1, seed=3),
+    ),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),
@@ -34,6 +40,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),
     ),
+    "kl_cov": (KLCov(share=0.1), KLCov(share=0.3, coefficient=0.2)),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),

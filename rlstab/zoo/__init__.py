@@ -9,10 +9,12 @@ METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
         "ar": "rlstab.zoo.ar:AR",
+        "clip_cov": "rlstab.zoo.clip_cov:ClipCov",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "kl": "rlstab.zoo.kl:KLPenalty",
+        "kl_cov": "rlstab.zoo.kl_cov:KLCov",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",

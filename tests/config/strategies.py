@@ -52,7 +52,11 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
 
 
 #: Settings that a method wants in this order, smallest first.
-ORDERED = {"adaptive_entropy": [("low", "initial", "high")], "stare": [("boost", "max_boost"), ("min_damp", "damp")]}
+ORDERED = {
+    "adaptive_entropy": [("low", "initial", "high")],
+    "clip_cov": [("low", "high")],
+    "stare": [("boost", "max_boost"), ("min_damp", "damp")],
+}
 
 
 @cache

@@ -65,7 +65,11 @@ def test_methods_share_a_hash_exactly_when_they_are_equal(one, other):
 
 
 #: What a method has to be told, or wants so that each of its settings can change alone.
-ROOM = {"constant_length": {"length": 7}, "adaptive_entropy": {"initial": 0.001, "high": 0.5}}
+ROOM = {
+    "adaptive_entropy": {"initial": 0.001, "high": 0.5},
+    "clip_cov": {"low": 0.0},
+    "constant_length": {"length": 7},
+}
 EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_of(METHODS.get(name))]
 
 

@@ -15,10 +15,12 @@ ROWS = random_rows(11, [3, 5, 0, 7, 4])
 REPORTED = {
     "adaptive_entropy": {"coefficient", "value"},
     "ar": {"weight"},
+    "clip_cov": {"candidates", "hit"},
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
     "kl": {"value"},
+    "kl_cov": {"threshold", "selected", "value"},
     "lp_reg": {"threshold", "selected", "value"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
