@@ -27,6 +27,7 @@ from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.block_mean import BlockMean
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
+from rlstab.zoo.clip_cov import ClipCov
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.cppo import CPPO
@@ -39,6 +40,7 @@ from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
+from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.m2po import M2PO
 from rlstab.zoo.maspo import MASPO
@@ -76,6 +78,7 @@ __all__ = [
     "AdaptiveEntropy",
     "BlockMean",
     "Bounds",
+    "ClipCov",
     "ClipHigher",
     "Composition",
     "ConstantLength",
@@ -86,6 +89,7 @@ __all__ = [
     "Grouped",
     "Held",
     "ImportanceCorrection",
+    "KLCov",
     "KLPenalty",
     "LossOutput",
     "LpReg",
