@@ -80,7 +80,7 @@ def cloud(min_p: float = MIN_P) -> TokenBatch:
         log_kept_mass=torch.where(kept, logits, -torch.inf).logsumexp(1),
         sum_p_sq=(2 * logits).exp().sum(1),
         truncated=(lengths == LIMIT).double()[sequence],
-        block_ids=torch.where(position < 4, -1.0, (position // 12).double()),
+        block_ids=_blocks(position.double(), lengths[sequence].double()),
     )
 
 
@@ -102,6 +102,12 @@ def _distributions(share: Tensor, steep: Tensor) -> Tensor:
     others = torch.log_softmax(-exponent.unsqueeze(1) * ranks, 1) + left.unsqueeze(1)
     logits = torch.cat([(-left.exp()).log1p().unsqueeze(1), others], 1)
     return logits.sort(dim=1, descending=True, stable=True).values
+
+
+def _blocks(position: Tensor, length: Tensor) -> Tensor:
+    """Four tokens of no block, a block of a third of what is left, and one of the rest."""
+    second = (position >= 4 + (length - 4) / 3).double()
+    return torch.where(position < 4, -1.0, second)
 
 
 def _between(values: Tensor, x: Tensor, y: Tensor) -> Tensor:

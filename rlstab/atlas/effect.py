@@ -77,13 +77,14 @@ def penalties(part: Part, live: PolicyOutputs) -> dict[str, Tensor]:
 
 
 def divisors(part: Part) -> Tensor:
-    """``(n,)`` what the method weighs each token by in the mean over the step, times the tokens that count."""
+    """``(n,)`` what the method weighs each token by, its weight included, times the tokens that count."""
     batch, keep = part.batch, part.terms.keep
     counted = torch.ones_like(batch.sequence, dtype=torch.bool) if keep is None else keep
     aggregate = part.terms.aggregate
     assert aggregate is not None
     tokens, sequences = float(counted.sum()), float((batch.sequence_total(counted) > 0).sum())
-    return tokens * aggregate(batch.sequence, counted, batch.num_sequences, Totals(tokens, sequences))
+    found = tokens * aggregate(batch.sequence, counted, batch.num_sequences, Totals(tokens, sequences))
+    return found if part.terms.weight is None else found * part.terms.weight
 
 
 def _slopes(part: Part, live: PolicyOutputs) -> dict[str, Tensor]:

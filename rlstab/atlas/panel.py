@@ -9,6 +9,7 @@ from rlstab.atlas.svg import Points
 
 #: Of Okabe and Ito, whom the colour-blind can tell apart.
 BLUE, SKY, ORANGE, VERMILION, GREEN, PURPLE = "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#a0447f"
+PALE_ORANGE, PALE_BLUE = "#f2cb6b", "#a9d6f0"
 ALONE, GONE = "#c4c4c4", "#111111"
 REWARDED, PUNISHED = BLUE, VERMILION
 #: Of the first, second and third line of one colour.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from torch import Tensor
+
 from rlstab.atlas.axes import PLAIN, Axis, round_axis
 from rlstab.atlas.cloud import LIMIT
 from rlstab.atlas.effect import Decided, cloud_of, divisors
@@ -19,34 +21,43 @@ _STEPS, _TURN = 100, 60
 _COLOURS = (BLUE, VERMILION, "#009e73", SKY, "#a0447f", "#e69f00")
 
 
-def lengths(decided: Decided) -> list[Panel]:
-    """The weight of a token over the length of its response, relative to the mean over all tokens."""
-    batch = cloud_of(decided.method)
+def lengths(decided: Decided) -> Panel:
+    """The weight of a token over the length of its response, relative to the mean over all tokens.
+
+    Over the place in its response where tokens of one response differ.
+    """
+    batch = decided.batch
     weights = divisors(decided.part(batch))
+    y = round_axis("weight of a token, 1 = in a token mean", [*weights.tolist(), 2.5], zero=True)
+    ticks = {float(one): str(one) for one in range(0, LIMIT + 1, 16)}
+    one = Line([(0.0, 1.0), (LIMIT + 4.0, 1.0)], PLAIN, width=1.0, label="token mean")
+    if bool(((weights - batch.spread(batch.sequence_mean(weights))).abs() > 1e-9).any()):
+        x = Axis("place of the token in its response", 0, LIMIT + 4, ticks)
+        return Panel("By the place in the response", x, y, (one, *_within(batch, weights)))
+    x = Axis("length of the response, tokens", 0, LIMIT + 4, ticks)
     size = batch.spread(batch.lengths)
     sides = {"rewarded": batch.rewarded, "punished": batch.punished}
-    points = {
-        name: sorted(set(zip(size[side].tolist(), weights[side].tolist(), strict=True))) for name, side in sides.items()
-    }
-    by_length = {name: dict(some) for name, some in points.items()}
-    apart = any(
-        abs(by_length["rewarded"][one] - by_length["punished"][one]) > 1e-9
-        for one in by_length["rewarded"].keys() & by_length["punished"].keys()
-    )
-    x = Axis("length of the response, tokens", 0, LIMIT + 4, {float(one): str(one) for one in range(0, LIMIT + 1, 16)})
-    y = round_axis("weight of a token, 1 = in a token mean", [*weights.tolist(), 2.5], zero=True)
-    one = Line([(0.0, 1.0), (LIMIT + 4.0, 1.0)], PLAIN, width=1.0, label="token mean")
-    if apart:
-        lines = [_curve(points[name], colour, name) for name, colour in zip(points, (REWARDED, PUNISHED), strict=True)]
-    else:
-        lines = [_curve(sorted({*points["rewarded"], *points["punished"]}), BLUE, "any token")]
+    known = {name: dict(zip(size[side].tolist(), weights[side].tolist(), strict=True)) for name, side in sides.items()}
+    alike = all(abs(up - known["rewarded"].get(at, up)) < 1e-9 for at, up in known["punished"].items())
+    drawn = {"any token": known["rewarded"] | known["punished"]} if alike else known
+    colours = (BLUE,) if alike else (REWARDED, PUNISHED)
+    lines = [
+        Line(sorted(some.items()), colour, label=name)
+        for (name, some), colour in zip(drawn.items(), colours, strict=True)
+    ]
     marks = tuple(Marks(line.points, line.colour, 4.0) for line in lines)
-    return [Panel("By the length of the response", x, y, (one, *lines), marks)]
+    return Panel("By the length of the response", x, y, (one, *lines), marks)
 
 
-def _curve(points: list[tuple[float, float]], colour: str, label: str) -> Line:
-    single = len({x for x, _ in points}) == len(points)  # else dots alone: tokens of one length differ
-    return Line(points if single else [], colour, label=label)
+def _within(batch: TokenBatch, weights: Tensor) -> list[Line]:
+    """A short, a middling and a long response, token by token."""
+    order = sorted(range(batch.num_sequences), key=lambda row: float(batch.lengths[row]))
+    lines = []
+    for row, colour in zip((order[0], order[len(order) // 2], order[-1]), _COLOURS, strict=False):
+        mine = batch.sequence == row
+        points = list(zip((batch.position[mine] + 1.0).tolist(), weights[mine].tolist(), strict=True))
+        lines.append(Line(points, colour, label=f"response of {len(points)} tokens"))
+    return lines
 
 
 def mismatches(method: TokenObjective, value: Callable[[Decided], dict[str, float]], label: str) -> list[Panel]:

@@ -10,7 +10,20 @@ from torch import Tensor
 from rlstab.atlas.axes import TIMES, Axis
 from rlstab.atlas.cloud import LIMIT, live
 from rlstab.atlas.effect import Decided, cloud_of, factors
-from rlstab.atlas.panel import ALONE, BLUE, GONE, GREEN, ORANGE, PURPLE, SKY, VERMILION, Marks, Panel
+from rlstab.atlas.panel import (
+    ALONE,
+    BLUE,
+    GONE,
+    GREEN,
+    ORANGE,
+    PALE_BLUE,
+    PALE_ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Marks,
+    Panel,
+)
 from rlstab.core.batch import TokenBatch
 from rlstab.core.loss import Part
 
@@ -78,10 +91,12 @@ def _first(batch: TokenBatch) -> Tensor:
 _LOOKS = {
     "left alone": (ALONE, 3.0),
     "held": (GREEN, 3.4),
-    "damped to less than half": (VERMILION, 4.0),
+    "damped a little": (PALE_ORANGE, 4.0),
     "damped": (ORANGE, 4.0),
+    "damped a lot": (VERMILION, 4.0),
+    "boosted a little": (PALE_BLUE, 4.0),
     "boosted": (SKY, 4.0),
-    "boosted by more than half": (BLUE, 4.0),
+    "boosted a lot": (BLUE, 4.0),
     "turned around": (PURPLE, 4.0),
     "weight 0": (GONE, 4.0),
     "stopped": (GONE, 4.0),
@@ -126,10 +141,12 @@ def _kinds(part: Part) -> Iterator[tuple[str, Tensor]]:
         "weight 0": gone & (torch.zeros_like(left) if terms.weight is None else terms.weight == 0),
         "stopped": gone,
         "turned around": factor < 0,
-        "damped to less than half": factor < 0.5,
-        "damped": factor < 1 - ALIKE,
-        "boosted by more than half": factor > 1.5,
-        "boosted": factor > 1 + ALIKE,
+        "damped a lot": factor < 0.5,
+        "damped": factor < 0.9,
+        "damped a little": factor < 1 - ALIKE,
+        "boosted a lot": factor > 1.5,
+        "boosted": factor > 1.05,
+        "boosted a little": factor > 1 + ALIKE,
         "held": held,
         "exempt": torch.zeros_like(left) if terms.exempt is None else terms.exempt,
         "left alone": torch.ones_like(left),

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from rlstab.atlas.cloud import live
-from rlstab.atlas.effect import Decided, cloud_of, divisors, penalties
+from rlstab.atlas.effect import Decided, cloud_of, penalties
 from rlstab.atlas.panel import Panel, Picture
 from rlstab.atlas.ratio_views import over_ratio, over_reference
 from rlstab.atlas.step_views import controller, lengths, lr_scale, mismatches, reports
 from rlstab.atlas.token_views import acts, plane, rows, varies_within_responses
-from rlstab.core.batch import MARKS, TokenBatch
+from rlstab.core.batch import MARKS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 
-#: Settings of a picture, for methods that require some, or whose defaults have nothing to do on the cloud.
+#: Settings of a picture, for methods that require some, or whose defaults do little or nothing on the cloud.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "cispo": {"cap": 2.0},
+    "clip_cov": {"share": 0.05},
     "constant_length": {"length": 48},
+    "kl_cov": {"share": 0.05},
     "lp_reg": {"share": 0.1},
     "random_mask": {"share": 0.1},
 }
@@ -53,7 +53,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
     ),
     "divisor": (
         "Divisor",
-        "The weight of a token (0 to 2.5, 1 is a token mean) over the length of its response, up to 64 tokens.",
+        "The weight of a token (0 to 2.5, 1 is a token mean) over the length of its response, up to 64 tokens. Where "
+        "tokens of one response differ, over the place in it, on a scale of its own, a line for each of three responses.",
     ),
     "step": (
         "Whole optimizer step",
@@ -87,7 +88,7 @@ def _chosen(method: TokenObjective) -> tuple[str, str, list[Panel], int]:
     ):
         caption, panels = over_ratio(method, moved) if could else ("", [])
         if panels:
-            return kind, caption, panels, 1
+            return kind, caption + _statistics(method), panels, 1
     if "aggregate" in writes:
         return _divisor(method)
     if "ref_logprobs" in method.needs and "penalties" in writes:
@@ -102,20 +103,14 @@ def _chosen(method: TokenObjective) -> tuple[str, str, list[Panel], int]:
     return _cloud(method)
 
 
+def _statistics(method: TokenObjective) -> str:
+    measures = type(method).measure is not TokenObjective.measure
+    return " Statistics of the step are those of the step in the gallery's clouds." if measures else ""
+
+
 def _divisor(method: TokenObjective) -> tuple[str, str, list[Panel], int]:
-    decided = Decided.on(method, cloud_of(method))
-    caption = "The responses of one optimizer step; a dot is a length that occurs there."
-    panels = lengths(decided)
-    part = decided.part(decided.batch)
-    weights = divisors(part)
-    if method.writes & _TOKENS or _uneven(weights, decided.batch):
-        panels += rows(decided)
-    return "divisor", caption, panels, 1
-
-
-def _uneven(weights: Tensor, batch: TokenBatch) -> bool:
-    """Tokens of one response weigh differently."""
-    return bool(((weights - batch.spread(batch.sequence_mean(weights))).abs() > 1e-9).any())
+    caption = "The responses of one optimizer step, the same for all methods."
+    return "divisor", caption, [lengths(Decided.on(method, cloud_of(method)))], 1
 
 
 def _price(method: TokenObjective) -> tuple[str, str, list[Panel], int]:
