@@ -28,6 +28,7 @@ from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.holder_mean import HolderMean
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.maspo import MASPO
@@ -60,6 +61,7 @@ __all__ = [
     "Gate",
     "Grouped",
     "Held",
+    "HolderMean",
     "KLPenalty",
     "LossOutput",
     "LpReg",

@@ -16,6 +16,7 @@ from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.holder_mean import HolderMean
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.maspo import MASPO
@@ -36,6 +37,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "entropy_bonus": (EntropyBonus(),),
     "gmpo": (GMPO(), GMPO(low=0.1, high=0.2)),
     "gspo": (GSPO(),),
+    "holder_mean": (HolderMean(steps=2), HolderMean(power=0.0, final_power=3.0, steps=4)),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),

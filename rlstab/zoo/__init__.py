@@ -14,6 +14,7 @@ METHODS = Registry(
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "gmpo": "rlstab.zoo.gmpo:GMPO",
         "gspo": "rlstab.zoo.gspo:GSPO",
+        "holder_mean": "rlstab.zoo.holder_mean:HolderMean",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
         "maspo": "rlstab.zoo.maspo:MASPO",

@@ -67,6 +67,7 @@ SETTINGS = [
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
     *grid("gspo"),
+    *grid("holder_mean", power=[2.0, 0.0], final_power=[-2.0, 3.0], steps=[4, 1]),
     *grid("token_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
@@ -74,6 +75,7 @@ SETTINGS = [
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
     ["gmpo", "s2t", "kl", "sequence_mean"],
+    ["holder_mean", "clip_higher", "s2t", "sequence_mean"],
     ["gspo", "clip_higher", "s2t", "sequence_mean"],
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
@@ -207,7 +209,9 @@ def test_drawn_steps_equal_the_oracle(methods):
     run()
 
 
-@pytest.mark.parametrize("methods", [one for one in CASES if one.values[0].keys() & {"stare", "adaptive_entropy"}])
+@pytest.mark.parametrize(
+    "methods", [one for one in CASES if one.values[0].keys() & {"stare", "adaptive_entropy", "holder_mean"}]
+)
 def test_state_over_several_steps_equals_the_oracle(methods):
     state = memories = None
     for seed, level in enumerate([0.0, 0.25, 9.0, 9.0, None, 9.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0]):

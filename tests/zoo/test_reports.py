@@ -20,6 +20,7 @@ REPORTED = {
     "entropy_bonus": {"value"},
     "gmpo": set(),
     "gspo": set(),
+    "holder_mean": {"power"},
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
     "maspo": {"gate", "stopped"},
