@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from rlstab import (
+    GSPO,
+    SAPO,
     STARE,
     AdaptiveEntropy,
     ClipHigher,
@@ -24,7 +26,7 @@ from rlstab.core.plan import member_terms
 from rlstab.core.walk import walk
 from rlstab.errors import Conflict
 from rlstab.testing import check_objective
-from tests.core.gate_methods import CISPO, DPPO, GSPO, SAPO, VESPO
+from tests.core.gate_methods import CISPO, DPPO, VESPO
 from tests.core.measuring_methods import CentredGate, CovarianceThreshold
 from tests.core.methods import DropPunished, Exempt, Noise, Scale
 from tests.core.says import says
