@@ -38,6 +38,7 @@ from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.holder_mean import HolderMean
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
@@ -88,6 +89,7 @@ __all__ = [
     "Gate",
     "Grouped",
     "Held",
+    "HolderMean",
     "ImportanceCorrection",
     "KLCov",
     "KLPenalty",

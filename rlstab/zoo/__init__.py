@@ -24,6 +24,7 @@ METHODS = Registry(
         "ess_scale": "rlstab.zoo.ess_scale:ESSScale",
         "gmpo": "rlstab.zoo.gmpo:GMPO",
         "gspo": "rlstab.zoo.gspo:GSPO",
+        "holder_mean": "rlstab.zoo.holder_mean:HolderMean",
         "importance_correction": "rlstab.zoo.importance_correction:ImportanceCorrection",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "kl_cov": "rlstab.zoo.kl_cov:KLCov",

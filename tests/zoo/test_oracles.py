@@ -110,6 +110,7 @@ SETTINGS = [
     *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
     *grid("drpo", delta=[0.15, 12.5], anchor=["rollout", "old"]),
     *grid("m2po", budget=[0.03712345, 0.0, 3.712345]),  # no mean of squares of hundredths is one of these
+    *grid("holder_mean", power=[2.0, 0.0], final_power=[-2.0, 3.0], steps=[4, 1]),
     *grid("token_mean"),
     *grid("block_mean"),
     *grid("sequence_mean"),
@@ -130,6 +131,7 @@ SETTINGS = [
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
     ["gmpo", "s2t", "kl", "sequence_mean"],
+    ["holder_mean", "clip_higher", "s2t", "sequence_mean"],
     ["gspo", "clip_higher", "s2t", "sequence_mean"],
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
@@ -266,7 +268,9 @@ def test_drawn_steps_equal_the_oracle(methods):
     run()
 
 
-@pytest.mark.parametrize("methods", [one for one in CASES if one.values[0].keys() & {"stare", "adaptive_entropy"}])
+@pytest.mark.parametrize(
+    "methods", [one for one in CASES if one.values[0].keys() & {"stare", "adaptive_entropy", "holder_mean"}]
+)
 def test_state_over_several_steps_equals_the_oracle(methods):
     state = memories = None
     for seed, level in enumerate([0.0, 0.25, 9.0, 9.0, None, 9.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0]):

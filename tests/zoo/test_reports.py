@@ -31,6 +31,7 @@ REPORTED = {
     "gspo": set(),
     "ess_scale": {"ess", "lr_scale"},
     "importance_correction": {"weight"},
+    "holder_mean": {"power"},
     "kl": {"value"},
     "kl_cov": {"threshold", "selected", "value"},
     "lp_reg": {"threshold", "selected", "value"},
