@@ -161,5 +161,6 @@ class Mismatch(TokenObjective):
 
     def _gap(self, batch: TokenBatch) -> Tensor:
         """``(n,)`` float64 log-ratio of the two policies."""
-        one, other = (getattr(batch, name).double() for name in (self.of, self.to))
-        return one - other
+        one: Tensor = getattr(batch, self.of)
+        other: Tensor = getattr(batch, self.to)
+        return one.double() - other.double()

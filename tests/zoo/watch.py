@@ -14,6 +14,7 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
+from rlstab.core.stats import Settled, settle
 from rlstab.errors import OutOfRange
 from rlstab.explain.card_sections import BASICS, card
 
@@ -144,7 +145,9 @@ def watch(method: TokenObjective) -> tuple[set[str], set[str], set[str], list[st
     WatchedBatch.seen.clear()
     state, lively, filled, wrong = method.init_state(), set(), set(), []
     for _ in range(2):
-        stat, state = method.settle([batch], state, LocalComm())
+        stat = settle([method.measure(batch)], LocalComm())
+        stat = Settled({**stat, **settle([method.measure_again(batch, stat)], LocalComm())})
+        state = method.advance(state, stat)
         terms = method.terms(batch, stat, state)
         filled |= terms.filled()
         for name, penalty in terms.penalties.items():
