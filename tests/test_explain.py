@@ -23,6 +23,7 @@ from rlstab import (
     M2PO,
     STARE,
     AdaptiveEntropy,
+    BlockMean,
     ClipHigher,
     ConstantLength,
     EntropyBonus,
@@ -36,6 +37,7 @@ from rlstab import (
     TokenMean,
     TokenObjective,
     TopEntropyMask,
+    TruncatedMask,
     compose,
     make_plan,
     within,
@@ -681,6 +683,13 @@ def test_what_a_host_does_not_hand_over() -> None:
     assert rows["subclass of `GRPOTrainer`, `_compute_loss`"] == "nothing"
     rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[6:]}
     assert set(rows.values()) == {"nothing"}
+
+
+def test_what_the_task_alone_knows_is_not_the_trainers() -> None:
+    first, *_ = hosts(compose(TruncatedMask()))
+    assert first.endswith(": yes.")
+    first, *_ = hosts(compose(BlockMean()))
+    assert first.endswith(": no: it does not provide `block_ids`.")
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
