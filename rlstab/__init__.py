@@ -27,6 +27,7 @@ from rlstab.zoo.clip_cov import ClipCov
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.entropy_shaping import EntropyShaping
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
@@ -35,6 +36,7 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
+from rlstab.zoo.steer import STEER
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 
@@ -44,6 +46,7 @@ __all__ = [
     "AR",
     "NOTHING",
     "STARE",
+    "STEER",
     "AdaptiveEntropy",
     "Bounds",
     "ClipCov",
@@ -51,6 +54,7 @@ __all__ = [
     "Composition",
     "ConstantLength",
     "EntropyBonus",
+    "EntropyShaping",
     "Gate",
     "Grouped",
     "Held",

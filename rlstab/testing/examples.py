@@ -15,6 +15,7 @@ from rlstab.zoo.clip_cov import ClipCov
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.entropy_shaping import EntropyShaping
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
@@ -23,6 +24,7 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
+from rlstab.zoo.steer import STEER
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 
@@ -36,6 +38,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),
+    "entropy_shaping": (EntropyShaping(), EntropyShaping(alpha=0.1, kappa=5.0)),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),
@@ -51,6 +54,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
         SignWeights(positive=1.0, negative=0.0),
     ),
     "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
+    "steer": (STEER(), STEER(low=0.5, form="linear")),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
 }

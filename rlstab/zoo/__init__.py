@@ -13,6 +13,7 @@ METHODS = Registry(
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
+        "entropy_shaping": "rlstab.zoo.entropy_shaping:EntropyShaping",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "kl_cov": "rlstab.zoo.kl_cov:KLCov",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
@@ -21,6 +22,7 @@ METHODS = Registry(
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
         "sign_weights": "rlstab.zoo.sign_weights:SignWeights",
         "stare": "rlstab.zoo.stare:STARE",
+        "steer": "rlstab.zoo.steer:STEER",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
     }

@@ -59,6 +59,8 @@ SETTINGS = [
         clip_high=[1.0, 0.05],
         seed=[0, 11],
     ),
+    *grid("steer", high=[1.2, 1.0, 2.5], low=[0.8, 0.1], form=["exponential", "linear"]),
+    *grid("entropy_shaping", alpha=[0.4, 0.0, 3.0], kappa=[2.0, 1.1]),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [

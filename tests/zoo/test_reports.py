@@ -19,6 +19,7 @@ REPORTED = {
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
+    "entropy_shaping": {"bonus"},
     "kl": {"value"},
     "kl_cov": {"threshold", "selected", "value"},
     "lp_reg": {"threshold", "selected", "value"},
@@ -27,6 +28,7 @@ REPORTED = {
     "sequence_mean": set(),
     "sign_weights": {"weight"},
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
+    "steer": {"smallest", "largest", "weight"},
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
 }
