@@ -28,6 +28,7 @@ from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.entropy_shaping import EntropyShaping
+from rlstab.zoo.fipo import FIPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
@@ -39,14 +40,17 @@ from rlstab.zoo.stare import STARE
 from rlstab.zoo.steer import STEER
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.wapo import WAPO
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AR",
+    "FIPO",
     "NOTHING",
     "STARE",
     "STEER",
+    "WAPO",
     "AdaptiveEntropy",
     "Bounds",
     "ClipCov",

@@ -111,6 +111,7 @@ ACTS = {
     "constant_length": ({"length": 10}, set()),
     "entropy_bonus": ({}, {"regularised"}),
     "entropy_shaping": ({}, {"boosted", "damped"}),
+    "fipo": ({}, set()),
     "kl": ({}, {"regularised"}),
     "kl_cov": ({"share": 0.1}, {"regularised"}),
     "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
@@ -122,6 +123,7 @@ ACTS = {
     "steer": ({"form": "linear"}, {"boosted", "damped"}),
     "token_mean": ({}, set()),
     "top_entropy": ({"denominator": "all"}, {"damped"}),
+    "wapo": ({"length": 10}, {"damped"}),
 }
 
 

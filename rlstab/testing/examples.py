@@ -16,6 +16,7 @@ from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.entropy_shaping import EntropyShaping
+from rlstab.zoo.fipo import FIPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
@@ -27,6 +28,7 @@ from rlstab.zoo.stare import STARE
 from rlstab.zoo.steer import STEER
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.wapo import WAPO
 
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
@@ -39,6 +41,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "constant_length": (ConstantLength(length=7),),
     "entropy_bonus": (EntropyBonus(),),
     "entropy_shaping": (EntropyShaping(), EntropyShaping(alpha=0.1, kappa=5.0)),
+    "fipo": (FIPO(), FIPO(half_life=2.0, low=0.8, high=1.5, max_ratio=1.3, safe_ratio=1.1)),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),
@@ -57,6 +60,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "steer": (STEER(), STEER(low=0.5, form="linear")),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
+    "wapo": (WAPO(length=7),),
 }
 
 

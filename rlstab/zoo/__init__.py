@@ -14,6 +14,7 @@ METHODS = Registry(
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
         "entropy_shaping": "rlstab.zoo.entropy_shaping:EntropyShaping",
+        "fipo": "rlstab.zoo.fipo:FIPO",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "kl_cov": "rlstab.zoo.kl_cov:KLCov",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
@@ -25,5 +26,6 @@ METHODS = Registry(
         "steer": "rlstab.zoo.steer:STEER",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
+        "wapo": "rlstab.zoo.wapo:WAPO",
     }
 )

@@ -126,8 +126,8 @@ class STEER(TokenObjective):
         Interaction(
             "redundant",
             ("kl_cov", "clip_cov"),
-            "both restrain the tokens that drive entropy down: all of them a little by {own}, a few of them strictly by "
-            "{other}.",
+            "both restrain the tokens that drive entropy down: {own} all of them a little, and {other} a few of them "
+            "strictly.",
         ),
     )
 

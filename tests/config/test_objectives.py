@@ -69,6 +69,7 @@ ROOM = {
     "adaptive_entropy": {"initial": 0.001, "high": 0.5},
     "clip_cov": {"low": 0.0},
     "constant_length": {"length": 7},
+    "wapo": {"length": 7},
 }
 EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_of(METHODS.get(name))]
 

@@ -20,6 +20,7 @@ REPORTED = {
     "constant_length": set(),
     "entropy_bonus": {"value"},
     "entropy_shaping": {"bonus"},
+    "fipo": {"gate", "stopped"},
     "kl": {"value"},
     "kl_cov": {"threshold", "selected", "value"},
     "lp_reg": {"threshold", "selected", "value"},
@@ -31,11 +32,13 @@ REPORTED = {
     "steer": {"smallest", "largest", "weight"},
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
+    "wapo": {"winners", "groups"},
 }
 CHOSEN = {
     "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
     "constant_length": {"length": 7},
     "stare": {"target_entropy": 9.0, "variant": "C2"},
+    "wapo": {"length": 7},
 }
 
 
