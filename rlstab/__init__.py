@@ -40,6 +40,8 @@ from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.holder_mean import HolderMean
 from rlstab.zoo.importance_correction import ImportanceCorrection
+from rlstab.zoo.entropy_shaping import EntropyShaping
+from rlstab.zoo.fipo import FIPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
@@ -53,10 +55,12 @@ from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
+from rlstab.zoo.steer import STEER
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 from rlstab.zoo.truncated_mask import TruncatedMask
 from rlstab.zoo.vespo import VESPO
+from rlstab.zoo.wapo import WAPO
 
 __version__ = "0.1.0"
 
@@ -72,10 +76,13 @@ __all__ = [
     "GSPO",
     "M2PO",
     "MASPO",
+    "FIPO",
     "NOTHING",
     "SAPO",
     "STARE",
     "VESPO",
+    "STEER",
+    "WAPO",
     "AdaptiveEntropy",
     "BlockMean",
     "Bounds",
@@ -86,6 +93,7 @@ __all__ = [
     "DCPOClip",
     "ESSScale",
     "EntropyBonus",
+    "EntropyShaping",
     "Gate",
     "Grouped",
     "Held",

@@ -26,6 +26,8 @@ METHODS = Registry(
         "gspo": "rlstab.zoo.gspo:GSPO",
         "holder_mean": "rlstab.zoo.holder_mean:HolderMean",
         "importance_correction": "rlstab.zoo.importance_correction:ImportanceCorrection",
+        "entropy_shaping": "rlstab.zoo.entropy_shaping:EntropyShaping",
+        "fipo": "rlstab.zoo.fipo:FIPO",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "kl_cov": "rlstab.zoo.kl_cov:KLCov",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
@@ -39,9 +41,11 @@ METHODS = Registry(
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
         "sign_weights": "rlstab.zoo.sign_weights:SignWeights",
         "stare": "rlstab.zoo.stare:STARE",
+        "steer": "rlstab.zoo.steer:STEER",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
         "truncated_mask": "rlstab.zoo.truncated_mask:TruncatedMask",
         "vespo": "rlstab.zoo.vespo:VESPO",
+        "wapo": "rlstab.zoo.wapo:WAPO",
     }
 )

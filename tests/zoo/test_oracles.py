@@ -127,6 +127,17 @@ SETTINGS = [
         clip_high=[1.0, 0.05],
         seed=[0, 11],
     ),
+    *grid("steer", high=[1.2, 1.0, 2.5], low=[0.8, 0.1], form=["exponential", "linear"]),
+    *grid("entropy_shaping", alpha=[0.4, 0.0, 3.0], kappa=[2.0, 1.1]),
+    *grid(
+        "fipo",
+        half_life=[32.0, 1.5],
+        low=[1.0, 0.0],
+        high=[1.2, 50.0],
+        max_ratio=[10.0, 1.2, None],
+        safe_ratio=[4.0, 1.1, None],
+    ),
+    *grid("wapo", length=[7]),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
