@@ -17,7 +17,7 @@ from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Range
 from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
-from rlstab.core.terms import Bounds, Gate, Held, Penalty, Terms
+from rlstab.core.terms import Bounds, Gate, Held, Penalty, Pull, Terms
 from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
@@ -56,6 +56,7 @@ __all__ = [
     "Plan",
     "PolicyOutputs",
     "Pool",
+    "Pull",
     "RandomMask",
     "Range",
     "S2TMask",

@@ -18,6 +18,10 @@ class Conflict(RlstabError, ValueError):
     """Two methods of one composition cannot both hold."""
 
 
+class FitWarning(UserWarning):
+    """A method is composed without what its source describes it with."""
+
+
 class MissingSignal(RlstabError, LookupError):
     """A method reads a signal that nobody provides."""
 

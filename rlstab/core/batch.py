@@ -22,7 +22,11 @@ SIGNALS: Mapping[str, str] = {
     "max_logprobs": "log-prob of the likeliest token, nats",
     "log_kept_mass": "log of the mass that a min-p filter keeps, nats",
     "sum_p_sq": "sum of the squared probabilities of the vocabulary",
+    "truncated": "1 on the tokens of a response that was cut off at the limit of its length, else 0",
+    "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
+#: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
+MARKS = ("truncated", "block_ids")
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -91,6 +95,8 @@ class TokenBatch(SequenceArithmetic):
     max_logprobs: Tensor | None = None
     log_kept_mass: Tensor | None = None
     sum_p_sq: Tensor | None = None
+    truncated: Tensor | None = None
+    block_ids: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     live_ratio: bool = False
     index: Tensor | None = None
@@ -136,6 +142,8 @@ class TokenBatch(SequenceArithmetic):
         max_logprobs: Tensor | None = None,
         log_kept_mass: Tensor | None = None,
         sum_p_sq: Tensor | None = None,
+        truncated: Tensor | None = None,
+        block_ids: Tensor | None = None,
         extra: Mapping[str, Tensor] | None = None,
         sequence_ids: Tensor | None = None,
         group_ids: Tensor | None = None,
@@ -154,6 +162,8 @@ class TokenBatch(SequenceArithmetic):
             max_logprobs: ``(B, T)``.
             log_kept_mass: ``(B, T)``.
             sum_p_sq: ``(B, T)``.
+            truncated: ``(B,)`` or ``(B, T)``, of any dtype.
+            block_ids: ``(B, T)``, of any dtype.
             extra: further ``(B, T)`` signals by name, for your own methods.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
                 optimizer step comes in parts and a method uses randomness.
@@ -173,6 +183,8 @@ class TokenBatch(SequenceArithmetic):
             "max_logprobs": max_logprobs,
             "log_kept_mass": log_kept_mass,
             "sum_p_sq": sum_p_sq,
+            "truncated": truncated,
+            "block_ids": block_ids,
             "sequence_ids": sequence_ids,
             "group_ids": group_ids,
         }
@@ -198,6 +210,8 @@ class TokenBatch(SequenceArithmetic):
         index = mask.reshape(-1).nonzero().squeeze(-1)
 
         def pack(name: str, values: Tensor) -> Tensor:
+            if name in MARKS:
+                values = (values.unsqueeze(-1).expand(rows, width) if values.shape == (rows,) else values).float()
             if values.shape != mask.shape:
                 raise ShapeError(
                     f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, 'response_mask' has "

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlstab.core.batch import TokenBatch
 from rlstab.core.contract import LIVE
 from rlstab.core.stats import Mean
-from rlstab.core.terms import Bounds, Gate, Penalty, Terms
+from rlstab.core.terms import Bounds, Gate, Penalty, Pull, Terms
 from rlstab.errors import MethodError, did_you_mean, kind_of
 
 
@@ -62,6 +62,7 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
         gates={name: _gate(_called(who, "gate", name), one, batch) for name, one in terms.gates.items()},
         penalties={name: _penalty(_called(who, "penalty", name), one, batch) for name, one in terms.penalties.items()},
         ratio=_answering(f"'{who}': Terms.ratio", terms.ratio, "(policy, held)"),
+        pull=_pull(f"'{who}': Terms.pull", terms.pull),
         aggregate=_answering(
             f"'{who}': Terms.aggregate", terms.aggregate, "(sequence, counted, num_sequences, totals)"
         ),
@@ -153,6 +154,14 @@ def _gate(who: str, gate: object, batch: TokenBatch) -> Gate:
         raise MethodError(f"{who} is {kind_of(gate)}. Write Gate(function).")
     _check_bools(f"{who} has a `where` that", gate.where, batch)
     return replace(gate, fn=_answering(who, gate.fn, "(ratio, held)"))
+
+
+def _pull(who: str, pull: object) -> Pull | None:
+    if pull is None:
+        return None
+    if not isinstance(pull, Pull):
+        raise MethodError(f"{who} is {kind_of(pull)}. Write Pull(function).")
+    return replace(pull, fn=_answering(who, pull.fn, "(ratio, held)"))
 
 
 def _penalty(who: str, penalty: object, batch: TokenBatch) -> Penalty:

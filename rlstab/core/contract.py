@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import is_dataclass
 from typing import Any, get_args
 
+from rlstab.core.facts import SOURCES
 from rlstab.core.settings import check_settings
 from rlstab.core.stats import Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE
@@ -30,9 +31,10 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "live_needs": LIVE,
     "writes": WRITABLE,
     "reads_drift": tuple(DRIFT),
+    "addresses": tuple(SOURCES),
 }
 #: What a method declares as reasons by name.
-REASONS = ("exceptions", "excludes", "requires")
+REASONS = ("exceptions", "excludes", "requires", "expects")
 #: Names of the combinators, which no method can have.
 COMBINATORS = ("composition", "observe", "within")
 
@@ -54,6 +56,8 @@ def check_class(cls: type) -> None:
             check_declared(who, attribute, value)
     for attribute in REASONS:
         value = getattr(cls, attribute)
+        if isinstance(value, property):
+            continue
         if not isinstance(value, Mapping) or not all(isinstance(one, str) for pair in value.items() for one in pair):
             raise MethodError(
                 f"{who}: {attribute} = {value!r}, expected reasons by name. Write {attribute} = {{'name': 'why'}}."

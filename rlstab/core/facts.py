@@ -11,6 +11,16 @@ from typing import Any, Literal, TypeVar
 #: ``beside``: they do not hinder each other, and what comes of it may surprise. ``good``: known to go well together.
 Kind = Literal["against", "redundant", "beside", "good"]
 
+#: What makes training unstable, by the name under which a method says that it is meant against it.
+SOURCES: Mapping[str, str] = {
+    "token": "single tokens whose gradient is out of proportion: rare, spurious, or decided anyway",
+    "trust region": "several optimizer steps on one rollout: the policy leaves the data behind",
+    "sample": "responses that should not count as much as others: stale, cut off, or of the wrong sign",
+    "exploration": "entropy that dies, and with it what the policy could still find",
+    "length": "responses of different lengths that share one divisor",
+    "off-policy": "a sampler that is not the policy: other kernels, other precision, older weights",
+}
+
 #: Stands for every method that drops tokens.
 MASK = "any mask"
 

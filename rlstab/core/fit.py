@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 
 from rlstab.core.contract import SETS, check_dataclass, check_declared
 from rlstab.core.objective import TokenObjective
 from rlstab.core.terms import SLOTS, WRITABLE, two_owners
-from rlstab.errors import Conflict, MethodError, kind_of
+from rlstab.errors import Conflict, FitWarning, MethodError, kind_of
 
 
 def check_methods(caller: str, given: Sequence[object]) -> None:
@@ -61,23 +62,43 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
                 )
             options[name] = key, value
     for one, other in permutations([leaf for method in keyed.values() for leaf in method.acting()], 2):
-        if other.name in one.excludes:
-            why = one.excludes[other.name]
+        why = next((one.excludes[key] for key in one.excludes if key == other.name or key in other.writes), None)
+        if why is None and "pull" in one.writes and "bounds" in other.writes:
+            why = (
+                f"'{one.name}' says with what a token pulls instead of its ratio, and a trust region bounds the ratio."
+            )
+        if why is not None:
             raise Conflict(f"'{one.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
 
 
 def check_complete(objective: TokenObjective) -> None:
     """Check that what members require is there: when a loss is made, because a composition may grow until then.
 
+    What they only expect is told by a :class:`FitWarning`.
+
     Raises:
         Conflict: names the method, what it lacks, and why.
     """
     acting = list(objective.acting())
+    for name, what, why in _missing(acting, "requires"):
+        raise Conflict(f"'{name}' needs {what} beside it: {why}\n  Add it, or remove '{name}'.")
+    for text in unmet(objective):
+        warnings.warn(text, FitWarning, stacklevel=3)
+
+
+def unmet(objective: TokenObjective) -> list[str]:
+    """A sentence for each method that is there without what it was published with."""
+    return [
+        f"'{name}' is not itself without {what} beside it: {why}"
+        for name, what, why in _missing(list(objective.acting()), "expects")
+    ]
+
+
+def _missing(acting: Sequence[TokenObjective], attribute: str) -> Iterator[tuple[str, str, str]]:
+    """Name of the method, what is not there, and why it should be."""
     names = {one.name for one in acting}
     written = frozenset().union(*(one.writes for one in acting))  # by what acts: an observed gate is none
     for one in acting:
-        for wanted, why in one.requires.items():
-            there = wanted in written if wanted in WRITABLE else wanted in names
-            if not there:
-                what = f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'"
-                raise Conflict(f"'{one.name}' needs {what} beside it: {why}\n  Add it, or remove '{one.name}'.")
+        for wanted, why in getattr(one, attribute).items():
+            if wanted not in (written if wanted in WRITABLE else names):
+                yield one.name, f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'", why

@@ -3,6 +3,7 @@
 ::
 
     L = sum_i c_i  * keep_i * weight_i * gate_i * clipped(ratio_i, A_i + bonus_i, bounds_i, exempt_i)
+                                              or -pull(ratio_i) * (A_i + bonus_i)
       + sum_k coef_k * sum_i c0_i * where_ki * fn_k(policy, anchor)_i
 
 ``c`` comes from the counts of kept tokens, ``c0`` from those of all tokens, both over the whole optimizer step.
@@ -137,7 +138,8 @@ class Part:
     def live_rows(self) -> dict[str, Tensor]:
         """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it."""
         own = self.pulls
-        if self.terms.ratio is not None or any(gate.whole_sequences for gate in self.terms.gates.values()):
+        whole = [one.whole_sequences for one in (*self.terms.gates.values(), self.terms.pull) if one is not None]
+        if self.terms.ratio is not None or any(whole):
             reached = torch.zeros(self.batch.num_sequences, dtype=torch.bool, device=own.device)
             reached[self.batch.sequence[own]] = True
             own = self.batch.spread(reached)
@@ -195,7 +197,7 @@ def loss_of_part(
     factor = _coefficients(aggregate, batch, keep, kept, policy_term.dtype)
     if terms.weight is not None:
         factor = factor * terms.weight.to(factor.dtype)
-    if terms.gates:
+    if terms.gates or terms.pull is not None:
         with torch.no_grad():
             constant = ratio.detach() if anchor is None else _ratio(held.anchor, held, part)
             gate = _gates(part, constant, held, report)
@@ -259,15 +261,23 @@ def _ratio(policy: PolicyOutputs, held: Held, part: Part) -> Tensor:
 
 
 def _gates(part: Part, ratio: Tensor, held: Held, report: dict[str, Mean]) -> Tensor:
-    """``(n,)`` product of the gates that act; 1 where nothing pulls, for there live values need not be there."""
+    """``(n,)`` product of the gates that act; 1 where nothing pulls, for there live values need not be there.
+
+    The pull is one of them, relative to the ratio whose place it takes.
+    """
     product = torch.ones_like(ratio)
+    bound = part.pulls if part.terms.exempt is None else part.pulls & ~part.terms.exempt
+    if part.terms.pull is not None:
+        value = part.terms.pull.fn(ratio, held).to(ratio.dtype)
+        report["ratio/pull"] = Mean.of(value, part.pulls)
+        report["ratio/stopped"] = Mean.of(value == 0, bound)
+        product = torch.where(bound, value / ratio, 1.0)
     for name, gate in part.terms.gates.items():
         value = gate.fn(ratio, held).to(ratio.dtype)
         where = part.pulls if gate.where is None else part.pulls & gate.where
         report[f"{name}/gate"] = Mean.of(value, where)
         report[f"{name}/stopped"] = Mean.of(value == 0, where)
         if gate.acts:
-            bound = part.pulls if part.terms.exempt is None else part.pulls & ~part.terms.exempt
             product = product * torch.where(bound, value, 1.0)
     return product
 

@@ -43,17 +43,22 @@ class TokenObjective(ABC):
     Attributes:
         name: the name in YAML and in metrics.
         exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
-        excludes: methods, by name, with which it cannot be composed, each with the reason.
+        addresses: the sources of instability that it is meant against, of :data:`rlstab.core.facts.SOURCES`.
+        excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
+            with the reason; a property where it depends on a setting.
         requires: methods by name, or fields of Terms that some method has to fill, without which it is not itself,
             each with the reason. Checked when a loss is made, for a composition may grow until then.
+        expects: likewise, what it was published with. It composes without, and a warning says that it is then not what
+            its source describes.
         limits: settings at which it is the identity.
         interacts: what it and other methods do to each other, where the other one does not say so already.
     """
 
     name: ClassVar[str]
     exceptions: ClassVar[Mapping[str, str]] = {}
-    excludes: ClassVar[Mapping[str, str]] = {}
+    addresses: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[Mapping[str, str]] = {}
+    expects: ClassVar[Mapping[str, str]] = {}
     limits: ClassVar[tuple[Limit, ...]] = ()
     interacts: ClassVar[tuple[Interaction, ...]] = ()
 
@@ -111,6 +116,11 @@ class TokenObjective(ABC):
         return frozenset()
 
     @property
+    def excludes(self) -> Mapping[str, str]:
+        """Methods, or fields of Terms, with which it cannot be composed, each with the reason."""
+        return {}
+
+    @property
     def signal_options(self) -> Mapping[str, float]:
         """Numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``."""
         return {}
@@ -121,7 +131,7 @@ class TokenObjective(ABC):
 
         Unset settings of a run follow from it. Without an override it is the ratio, for what writes a trust region.
         """
-        return frozenset({"live"} if self.writes & {"ratio", "bounds", "gates"} else ())
+        return frozenset({"live"} if self.writes & {"ratio", "bounds", "pull", "gates"} else ())
 
     def acting(self) -> Iterator[TokenObjective]:
         """The methods that act on the loss: itself, or what a combinator contains."""

@@ -15,7 +15,7 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.fit import check_methods
 from rlstab.core.objective import State, TokenObjective, ask
 from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Bounds, Gate, Held, Terms
+from rlstab.core.terms import Bounds, Gate, Held, Pull, Terms
 from rlstab.errors import Conflict
 
 
@@ -52,7 +52,7 @@ class Observe(TokenObjective, combinator=True):
 
     @property
     def writes(self) -> frozenset[str]:
-        return frozenset({"gates"} if self.method.writes & {"gates", "bounds"} else ())
+        return frozenset({"gates"} if self.method.writes & {"gates", "bounds", "pull"} else ())
 
     @property
     def signal_options(self) -> Mapping[str, float]:
@@ -79,6 +79,8 @@ class Observe(TokenObjective, combinator=True):
         gates = {name: replace(gate, acts=False) for name, gate in would.gates.items()}
         if would.bounds is not None:
             gates["clip"] = Gate(_clip(would.bounds), acts=False)
+        if would.pull is not None:
+            gates["pull"] = Gate(_relative(would.pull), would.pull.whole_sequences, acts=False)
         return Terms(gates=gates, report={**would.report, **_effects(would, batch)})
 
     def __repr__(self) -> str:
@@ -103,6 +105,13 @@ def observe(method: TokenObjective) -> Observe | Composition:
 def _clip(bounds: Bounds) -> Callable[[Tensor, Held], Tensor]:
     def fn(ratio: Tensor, held: Held) -> Tensor:
         return (~torch.stack(list(bounds.stops(ratio, held.advantages).values())).any(0)).to(ratio.dtype)
+
+    return fn
+
+
+def _relative(pull: Pull) -> Callable[[Tensor, Held], Tensor]:
+    def fn(ratio: Tensor, held: Held) -> Tensor:
+        return pull.fn(ratio, held) / ratio
 
     return fn
 

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class SequenceArithmetic:
@@ -71,10 +72,10 @@ class SequenceArithmetic:
         """``(n,)``: for each token the ``(S,)`` value of its sequence, in the dtype of the values."""
         return values[self.sequence]
 
-    def running_total(self, values: Tensor, *, reverse: bool = False) -> Tensor:
+    def running_total(self, values: Tensor, *, reverse: bool = False, decay: float = 1.0) -> Tensor:
         """``(n,)`` float64 sums over the tokens of the sequence up to this one, itself included.
 
-        With ``reverse`` from this one to the end.
+        With ``reverse`` from this one to the end. The ``k``-th token from this one counts ``decay**k``.
         """
         values = values.double()
         if not values.numel():
@@ -87,5 +88,16 @@ class SequenceArithmetic:
         rows = torch.zeros(self.num_sequences, int(size.max()), dtype=torch.float64, device=values.device)
         rows[self.sequence[order], column] = values[order]
         total = torch.empty_like(values)
-        total[order] = rows.cumsum(1)[self.sequence[order], column]
+        total[order] = _decayed_sum(rows, decay)[self.sequence[order], column]
         return total
+
+
+def _decayed_sum(rows: Tensor, decay: float) -> Tensor:
+    """``(S, T)`` with ``out[:, t] = rows[:, t] + decay * out[:, t - 1]``, in ``log2 T`` passes."""
+    if decay == 1:
+        return rows.cumsum(1)
+    reach = 1
+    while reach < rows.shape[1]:  # after k passes each sum reaches back 2^k tokens
+        rows = rows + decay**reach * functional.pad(rows[:, :-reach], (reach, 0))
+        reach *= 2
+    return rows

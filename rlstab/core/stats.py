@@ -137,18 +137,18 @@ class Grouped:
         return Grouped._summed((high.long() << 32) | low.long(), totals, counts)
 
 
-Rule: TypeAlias = Literal["linear", "ceil", "floor"]
+Rule: TypeAlias = Literal["linear", "ceil", "floor", "count", "budget"]
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
     """Values whose order statistic becomes a threshold once all parts are there; merging lists the parts.
 
-    Make one with :meth:`quantile` or :meth:`top`.
+    Make one with :meth:`quantile`, :meth:`top`, :meth:`largest` or :meth:`beyond_budget`.
 
     Attributes:
         parts: one-dimensional float32 or float64 tensors, each on the device where it was measured.
-        level: q, or the share.
+        level: q, the share, the number of values, or the budget.
         rule: how the level becomes a place among the sorted values.
     """
 
@@ -184,6 +184,27 @@ class Pool:
             raise OutOfRange(f"Pool.top: share = {share!r}, expected a number in (0, 1]. Divide a percentage by 100.")
         return cls((_wide(values, where),), share, rounding)
 
+    @classmethod
+    def largest(cls, values: Tensor, count: int, where: Tensor | None = None) -> Pool:
+        """The ``count``-th largest value, or the smallest where there are fewer; more reach it only by ties.
+
+        Of ``(n,)`` values, or of those where the ``(n,)`` bool is True. The number is of the whole optimizer step, so
+        it comes from a statistic: see ``measure_again``.
+        """
+        if count < 1:
+            raise OutOfRange(f"Pool.largest: count = {count!r}, expected at least 1.")
+        return cls((_wide(values, where),), float(count), "count")
+
+    @classmethod
+    def beyond_budget(cls, values: Tensor, budget: float, where: Tensor | None = None) -> Pool:
+        """The smallest value that has to go, largest first, for the mean of what is left to be at most ``budget``.
+
+        Equal values go together, and the smallest value always stays. The threshold is None where nothing has to go.
+        Of ``(n,)`` values, or of those where the ``(n,)`` bool is True. The values of all ranks are gathered and
+        sorted.
+        """
+        return cls((_wide(values, where),), budget, "budget")
+
     def merge(self, other: Pool) -> Pool:
         """The pool of both parts."""
         return Pool(self.parts + other.parts, self.level, self.rule)
@@ -200,6 +221,8 @@ class Pool:
             place = _whole(self.level * (size - 1))
             below = math.floor(place)
             return (below + 1,) if below == place else (below + 1, below + 2)
+        if self.rule == "count":
+            return (size + 1 - min(size, int(self.level)),)
         share = _whole(self.level * size)
         largest = math.ceil(share) if self.rule == "ceil" else math.floor(share)
         return (size + 1 - min(size, max(1, largest)),)
@@ -234,8 +257,24 @@ def _wide(values: Tensor, where: Tensor | None) -> Tensor:
 
 def _thresholds(pools: Mapping[str, Pool], comm: Comm) -> dict[str, Threshold]:
     """What the pools settle to: their values stay where they are, and what is summed over ranks they share."""
-    found = select({name: (one._joined(), one._ranks) for name, one in pools.items()}, comm)
-    return {name: one._settled(found[name]) for name, one in pools.items()}
+    ranked = {name: one for name, one in pools.items() if one.rule != "budget"}
+    found = select({name: (one._joined(), one._ranks) for name, one in ranked.items()}, comm)
+    settled = {name: one._settled(found[name]) for name, one in ranked.items()}
+    for name, one in sorted(pools.items()):
+        if one.rule == "budget":
+            settled[name] = _beyond_budget(comm.gather(one._joined().double().cpu()), one.level)
+    return settled
+
+
+def _beyond_budget(values: Tensor, budget: float) -> Threshold:
+    """Of the values of all ranks; their sums run over the sorted values, so that no cut can change a bit of them."""
+    values, counts = values.unique(sorted=True, return_counts=True)
+    left = (values * counts).cumsum(0) / counts.cumsum(0)  # the mean of all values up to this one, which only rises
+    stay = max(1, int((left <= budget).sum()))
+    size = int(counts.sum())
+    if stay >= values.numel():
+        return Threshold(None, size, 0)
+    return Threshold(float(values[stay]), size, int(counts[stay:].sum()))
 
 
 def _whole(place: float) -> float:
@@ -248,7 +287,7 @@ class Threshold:
     """What a :class:`Pool` settles to. Comparisons are those of float64, so no dtype can move a tie.
 
     Attributes:
-        value: None when the pool was empty; then nothing compares as True.
+        value: None when the pool was empty, or nothing is beyond a budget; then nothing compares as True.
         size: how many values the pool had, over the whole step.
         nominal: how many of them reach the threshold when there are no ties.
     """

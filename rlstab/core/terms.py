@@ -83,8 +83,8 @@ class Ratio(Protocol):
 class Gate:
     """A factor on the gradient of a token: with gates ``g`` it is ``g * ratio * advantage`` times that of its log-prob.
 
-    CISPO, SAPO, MASPO, CE-GPPO, DPPO, VESPO, ASPO and DRPO each are such a factor, so they compose. Their gradients are
-    those of the published surrogates. The value of the loss, ``-g * ratio * advantage``, is another for some of them.
+    SAPO, MASPO, CPPO and DRPO each are such a factor, so they compose. Their gradients are those of the published
+    surrogates. The value of the loss, ``-g * ratio * advantage``, is another for some of them.
 
     Attributes:
         fn: ``(ratio, held) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without gradient.
@@ -97,6 +97,24 @@ class Gate:
     whole_sequences: bool = False
     acts: bool = True
     where: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """What takes the place of the ratio in the gradient: a token pulls with ``fn(ratio, held) * advantage``.
+
+    CISPO's capped ratio, VESPO's kernel of the whole sequence, and the surrogates of DPPO, CE-GPPO and ASPO each are
+    one. Two of them would replace the ratio twice, and a trust region by ``bounds`` would be a second surrogate: a
+    composition has one of these at most. A token that is exempt pulls with its ratio. The value of the loss is
+    ``-fn * advantage``.
+
+    Attributes:
+        fn: ``(ratio, held) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without gradient.
+        whole_sequences: it reads the live outputs of other tokens of the sequence.
+    """
+
+    fn: Callable[[Tensor, Held], Tensor]
+    whole_sequences: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +136,7 @@ class Aggregate(Protocol):
 
 
 #: Fields of Terms with at most one owner in a composition.
-SLOTS = ("ratio", "bounds", "aggregate")
+SLOTS = ("ratio", "bounds", "pull", "aggregate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +147,11 @@ class Terms:
         keep: ``(n,)`` bool, False leaves numerator and denominator [and].
         weight: ``(n,)`` >= 0, scales the policy term, denominator unchanged [product].
         bonus: ``(n,)``, added to the advantage [sum].
-        exempt: ``(n,)`` bool, True has no trust region: neither bounds nor gates [or].
+        exempt: ``(n,)`` bool, True has no trust region: neither bounds nor pull nor gates [or].
         gates: factors on the gradient by name, functions of the held ratio [product].
         penalties: by name [disjoint union].
         lr_scale: multiplies the scheduled learning rate of this optimizer step, the same in every part [product].
-        ratio, bounds, aggregate: exclusive slots, at most one owner each.
+        ratio, bounds, pull, aggregate: exclusive slots, at most one owner each.
         report: metrics by name, as summaries that merge over parts and ranks [disjoint union].
         misfits: how many values of ``weight`` and ``bonus`` no loss can take; counted where a method is asked.
     """
@@ -147,6 +165,7 @@ class Terms:
     lr_scale: float | None = None
     ratio: Ratio | None = None
     bounds: Bounds | None = None
+    pull: Pull | None = None
     aggregate: Aggregate | None = None
     report: Mapping[str, Mean] = field(default_factory=dict)
     misfits: Tensor | None = None

@@ -23,6 +23,8 @@ COSTS = {
     "log_kept_mass": "one more reduction over the vocabulary",
     "sum_p_sq": "one more reduction over the vocabulary",
     "rollout_logprobs": "free: the sampler has it",
+    "truncated": "free: the sampler knows it",
+    "block_ids": "yours to provide: the task knows its blocks",
     "ref_logprobs": "a second model in memory and one more forward per rollout",
 }
 #: What it costs the trainer that ships to differentiate an output of the live policy.

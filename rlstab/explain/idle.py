@@ -8,7 +8,7 @@ from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
-_REGION = frozenset({"bounds", "gates", "ratio"})
+_REGION = frozenset({"bounds", "gates", "pull", "ratio"})
 
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
@@ -59,10 +59,10 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, found = run.optimisation, []
     steps = optimisation.optimizer_steps_per_rollout
-    if steps > 1 and not any(one.writes & {"bounds", "gates"} for one in objective.acting()):
+    if steps > 1 and not any(one.writes & {"bounds", "pull", "gates"} for one in objective.acting()):
         found.append(
-            f"{steps} optimizer steps per rollout and no method with bounds or gates: nothing stops a token whose "
-            f"ratio has run away. Add clip_higher."
+            f"{steps} optimizer steps per rollout and no method with bounds, pull or gates: nothing stops a token "
+            f"whose ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
         found.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

@@ -15,6 +15,7 @@ STAGES: Mapping[str, str] = {
     "bonus": "Change the advantage",
     "ratio": "Ratio",
     "bounds": "Trust region",
+    "pull": "In place of the ratio",
     "exempt": "Exempt from the trust region",
     "gates": "Gate",
     "weight": "Weight",

@@ -14,6 +14,7 @@ from rlstab.config.runs import RunConfig
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition
 from rlstab.core.docstring import summary
+from rlstab.core.fit import unmet
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
@@ -79,7 +80,7 @@ def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
-    return of_run + [text.replace("`", "") for text in pulling]
+    return of_run + unmet(objective) + [text.replace("`", "") for text in pulling]
 
 
 def listing() -> RenderableType:

@@ -242,10 +242,12 @@ def make_step(
         "sum_p_sq": uniform(0.001, 1.0),
         **{name: normal(1.0) for name in extra},
     }
+    position = torch.cat([torch.arange(length) for length in lengths]) if count else torch.zeros(0, dtype=torch.int64)
+    evidence["truncated"] = (torch.rand(rows, generator=rng) < 0.3)[sequence].double()
+    evidence["block_ids"] = torch.where(position % 5 == 4, -1.0, (position // 3).double())
     live = {
         "logprobs": (logprobs + drift).clamp(max=0.0),
         "entropies": entropies + uniform(0.0, 0.1),
         "log_kept_mass": mass * 1.1,
     }
-    position = torch.cat([torch.arange(length) for length in lengths]) if count else torch.zeros(0, dtype=torch.int64)
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

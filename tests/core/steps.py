@@ -18,12 +18,33 @@ EVIDENCE = {
     "ref_logprobs": "ref",
     "max_logprobs": "max",
     "log_kept_mass": "mass",
+    "rollout_logprobs": "rollout",
+    "truncated": "cut",
+    "block_ids": "block",
 }
 LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
 
 
-def token(*, now=-1.0, drift=0.0, lag=0.0, H=0.5, A=1.0, ref=None, gap=0.0, mass=-0.01, dH=0.0, dmass=0.0):
-    """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one."""
+def token(
+    *,
+    now=-1.0,
+    drift=0.0,
+    lag=0.0,
+    H=0.5,
+    A=1.0,
+    ref=None,
+    gap=0.0,
+    mass=-0.01,
+    dH=0.0,
+    dmass=0.0,
+    sampled=0.0,
+    cut=0.0,
+    block=0.0,
+):
+    """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one.
+
+    ``sampled`` moves the one that the sampler reported away from the old one.
+    """
     return {
         "logp": now + drift,
         "old": now + lag,
@@ -35,6 +56,9 @@ def token(*, now=-1.0, drift=0.0, lag=0.0, H=0.5, A=1.0, ref=None, gap=0.0, mass
         "max": min(now + gap, 0.0),
         "mass": mass,
         "live_mass": mass + dmass,
+        "rollout": now + lag + sampled,
+        "cut": cut,
+        "block": block,
     }
 
 
@@ -45,9 +69,9 @@ def number(rows):
 
 def random_rows(seed, lengths):
     """Rows in which each method of the zoo has something to do: rare tokens, ties, mixed advantages, low entropy."""
-    draw = random.Random(seed)
+    draw, other = random.Random(seed), random.Random(seed + 1000)
 
-    def one(advantage):
+    def one(advantage, cut, place):
         now = -draw.choice([draw.uniform(0, 2), draw.uniform(2, 6), draw.uniform(6, 12), 7.0])
         return token(
             now=now,
@@ -60,12 +84,16 @@ def random_rows(seed, lengths):
             mass=-draw.uniform(0.001, 0.1),
             dH=draw.uniform(0, 0.2),
             dmass=-draw.uniform(0, 0.05),
+            sampled=other.gauss(0, 0.3),
+            cut=cut,
+            block=-1.0 if place % 5 == 4 else float(place // 3),
         )
 
     rows = []
     for length in lengths:
         advantage = draw.choice([-1.5, -0.5, 0.0, 0.7, 1.2])
-        rows.append([one(advantage) for _ in range(length)])
+        cut = float(other.random() < 0.4)
+        rows.append([one(advantage, cut, place) for place in range(length)])
     return rows
 
 

@@ -34,6 +34,7 @@ from rlstab import (
     Penalty,
     PolicyOutputs,
     Pool,
+    Pull,
     Range,
     S2TMask,
     Terms,
@@ -50,6 +51,7 @@ from rlstab.config import dump_objective, json_schema, load_objective, objective
 from rlstab.config.document import dump
 from rlstab.core import objective, stats
 from rlstab.core.comm import LocalComm
+from rlstab.core.terms import WRITABLE
 from rlstab.errors import ConfigError, Conflict, MethodError, MissingSignal, NonFinite, OutOfRange, ShapeError
 from rlstab.testing import check_objective
 from rlstab.testing.outcome import _Meeting, _ThreadComm
@@ -70,8 +72,7 @@ def a_class(**attributes: Any) -> type[TokenObjective]:
 
 def asking(make, *, writes=None, **attributes) -> TokenObjective:
     """A method whose terms are what ``make`` returns of a batch."""
-    fields = ["keep", "weight", "bonus", "exempt", "gates", "penalties", "lr_scale", "ratio", "bounds", "aggregate"]
-    writes = frozenset(fields if writes is None else writes)
+    writes = frozenset(WRITABLE if writes is None else writes)
     return a_class(writes=writes, terms=lambda self, batch, stat, state: make(batch), **attributes)()
 
 
@@ -809,6 +810,16 @@ FUNCTIONS = {
         MethodError,
         "'mine': the gate returned None. Return a tensor of shape (n,), one value per token.",
     ),
+    "a pull that returns a number": (
+        lost(lambda b: Terms(pull=Pull(lambda ratio, held: 0.5))),
+        MethodError,
+        "'mine': Terms.pull returned a float. Return a tensor of shape (n,), one value per token.",
+    ),
+    "a pull that is a function": (
+        lost(lambda b: Terms(pull=lambda ratio, held: ratio)),
+        MethodError,
+        "'mine': Terms.pull is a function. Write Pull(function).",
+    ),
     "a penalty that returns a mean": (
         lost(lambda b: Terms(penalties={"kl": Penalty(0.1, lambda policy, anchor: policy.logprobs.mean())})),
         MethodError,
@@ -1033,8 +1044,8 @@ STEPS = {
         lambda: batch_of(ROWS).signal("mine"),
         MissingSignal,
         "signal 'mine' was read, but the batch was built without it; it has: entropies, ref_logprobs, "
-        "max_logprobs, log_kept_mass. Pass extra={'mine': values} to TokenBatch.from_padded, or name it in the "
-        "method's `needs` so that a trainer provides it.",
+        "rollout_logprobs, max_logprobs, log_kept_mass, truncated, block_ids. Pass extra={'mine': values} to "
+        "TokenBatch.from_padded, or name it in the method's `needs` so that a trainer provides it.",
     ),
     "old_logprobs with a gradient": (
         lambda: replace(batch_of(ROWS), old_logprobs=torch.ones(5, requires_grad=True)),
@@ -1295,7 +1306,8 @@ def test_public_names_are_listed_in_order_and_documented():
 
 
 def test_every_error_is_of_the_tree_and_says_in_one_line_what_it_means():
-    tree = [one for one in vars(rlstab.errors).values() if isinstance(one, type) and issubclass(one, Exception)]
+    found = [one for one in vars(rlstab.errors).values() if isinstance(one, type) and issubclass(one, Exception)]
+    tree = [one for one in found if not issubclass(one, Warning)]
     assert len(tree) > 10
     for one in tree:
         assert issubclass(one, rlstab.errors.RlstabError)

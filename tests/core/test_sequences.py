@@ -110,6 +110,20 @@ def test_running_sums_are_those_of_plain_loops(lengths, shuffle, reverse):
     close(batch.running_total(values, reverse=reverse), expected)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5, 2 ** (-1 / 32), 1.5])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_running_totals_that_decay(lengths, reverse, decay):
+    batch, values, _, rows, _ = ragged(lengths, shuffle=True)
+    expected = []
+    for row, place in zip(batch.sequence.tolist(), batch.position.tolist(), strict=True):
+        those = rows[row][place:] if reverse else rows[row][: place + 1][::-1]
+        expected.append(math.fsum(decay**k * one for k, one in enumerate(those)))
+    size = sum(decay**k * 16 for k in range(max(lengths, default=0)))
+    found = batch.running_total(values, reverse=reverse, decay=decay).tolist()
+    assert found == pytest.approx(expected, rel=0, abs=2e-15 * (1 + size))
+
+
 def test_positions_may_have_holes():
     """Of a batch that dropped tokens: the place in the response orders them, whatever is missing between."""
     batch = of(torch.tensor([1, 0, 1, 0]), torch.tensor([9, 4, 2, 3]), 2)

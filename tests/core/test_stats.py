@@ -62,6 +62,31 @@ def test_top_share_reaches_the_kth_largest_with_its_ties(values, share, rounding
 
 
 @quick
+@given(coarse, st.integers(1, 30))
+def test_the_kth_largest_is_reached_by_k_values_and_their_ties(values, count):
+    found = Pool.largest(torch.tensor(values, dtype=torch.float64), count).threshold()
+    assert found.value == sorted(values, reverse=True)[min(count, len(values)) - 1]
+    assert found.nominal == min(count, len(values))
+
+
+@quick
+@given(coarse, st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0, 1e9]), st.integers(0, 30))
+def test_the_smallest_values_stay_within_a_budget(values, budget, cut):
+    """As one would do by hand: drop the largest value, all equal ones with it, until the mean fits."""
+    left, gone = sorted(values), []
+    while left and left[0] < left[-1] and math.fsum(left) / len(left) > budget:
+        gone = [one for one in left if one == left[-1]] + gone
+        left = [one for one in left if one < left[-1]]
+    parts = [
+        Pool.beyond_budget(torch.tensor(some, dtype=torch.float64), budget) for some in (values[:cut], values[cut:])
+    ]
+    found = parts[0].merge(parts[1]).threshold()
+    assert found.size == len(values)
+    assert found.nominal == len(gone)
+    assert found.value == (min(gone) if gone else None)
+
+
+@quick
 @given(coarse, st.integers(0, 100).map(lambda k: k / 100))
 def test_nominal_is_how_many_reach_a_quantile_when_nothing_ties(values, q):
     distinct = torch.tensor(sorted(set(values)))
@@ -69,7 +94,15 @@ def test_nominal_is_how_many_reach_a_quantile_when_nothing_ties(values, q):
     assert threshold.reached(distinct).sum() == threshold.nominal
 
 
-@pytest.mark.parametrize("pool", [Pool.quantile(torch.zeros(0), 0.5), Pool.top(torch.zeros(0), 0.5)])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        Pool.quantile(torch.zeros(0), 0.5),
+        Pool.top(torch.zeros(0), 0.5),
+        Pool.largest(torch.zeros(0), 3),
+        Pool.beyond_budget(torch.zeros(0), 0.5),
+    ],
+)
 def test_empty_pool_compares_as_nothing(pool):
     threshold = pool.threshold()
     values = torch.tensor([-1.0, 0.0, 1.0])

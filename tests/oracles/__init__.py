@@ -1,10 +1,14 @@
 """One scalar-loop oracle per method, written from the published formulas: plain floats, no tensors, nothing of rlstab.
 
 A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``old``, ``now`` (start of the step),
-``H``, ``live_H``, ``ref``, ``max``, ``mass`` (ln Z), ``live_mass``; ``A`` is its advantage.
+``H``, ``live_H``, ``ref``, ``rollout``, ``max``, ``mass`` (ln Z), ``live_mass``; ``A`` is its advantage, ``cut`` is 1
+where its response was cut off, ``block`` the number of its block.
 
 `<name>.py` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
-``keep``, ``weight``, ``exempt`` (lists), ``bounds`` (low, high, dual), ``penalties`` and ``aggregate``.
+``keep``, ``weight``, ``bonus``, ``exempt`` (lists), ``bounds`` (low, high, dual; numbers or lists), ``penalties``,
+``aggregate`` and ``lr_scale`` (a number). ``ratio(tokens, keep, advantages, live_ratio)`` gives log-ratio and slope on
+the own log-prob of each token; ``gate`` and ``pull`` are functions ``(tokens, ratios, keep, advantages)`` that give a
+list: a factor on the policy term, or what takes the place of the ratio. Advantages there include every bonus.
 """
 
 from importlib import import_module

@@ -15,15 +15,29 @@ def total(tokens, decisions, live_ratio=False):
     keep = [all(one["keep"][i] for one in decisions if "keep" in one) for i in range(n)]
     weight = [math.prod(one["weight"][i] for one in decisions if "weight" in one) for i in range(n)]
     exempt = [any(one["exempt"][i] for one in decisions if "exempt" in one) for i in range(n)]
+    advantages = [
+        token["A"] + sum(one["bonus"][i] for one in decisions if "bonus" in one) for i, token in enumerate(tokens)
+    ]
     bounds = next((one["bounds"] for one in decisions if "bounds" in one), None)
     aggregate = next((one["aggregate"] for one in decisions if "aggregate" in one), token_mean)
+    log_ratio = next((one["ratio"] for one in decisions if "ratio" in one), own_log_ratio)
+    shifts = log_ratio(tokens, keep, advantages, live_ratio)
+    ratios = [math.exp(min(max(shift, -20.0), 20.0)) for shift, _ in shifts]
+    factors = [1.0] * n
+    for one in decisions:
+        if "gate" in one:
+            factors = [f * g for f, g in zip(factors, one["gate"](tokens, ratios, keep, advantages), strict=True)]
+        if "pull" in one:
+            pulls = one["pull"](tokens, ratios, keep, advantages)
+            factors = [f * p / r for f, p, r in zip(factors, pulls, ratios, strict=True)]
 
     out = Outcome([], [{"logp": [], "live_H": [], "live_mass": []} for _ in tokens])
     for i, share in enumerate(aggregate(tokens, keep)):
         if keep[i]:
-            value, slope = surrogate(tokens[i], None if exempt[i] else bounds, live_ratio)
-            out.loss.append(share * weight[i] * value)
-            out.slopes[i]["logp"].append(share * weight[i] * slope)
+            value, slope = surrogate(advantages[i], *shifts[i], None if exempt[i] else bounds_of(bounds, i))
+            scale = share * weight[i] * (1.0 if exempt[i] or advantages[i] == 0 else factors[i])
+            out.loss.append(scale * value)
+            out.slopes[i]["logp"].append(scale * slope)
     shares = aggregate(tokens, [True] * n)
     for one in decisions:
         for penalty in one.get("penalties", ()):
@@ -36,10 +50,18 @@ def total(tokens, decisions, live_ratio=False):
     return out
 
 
-def surrogate(token, bounds, live_ratio):
+def own_log_ratio(tokens, keep, advantages, live_ratio):
+    """Log-ratio of each token, and its slope on the token's own log-prob."""
+    return [(0.0 if live_ratio else token["logp"] - token["old"], 1.0) for token in tokens]
+
+
+def bounds_of(bounds, i):
+    """(low, high, dual) of one token; low and high may be lists."""
+    return None if bounds is None else tuple(one[i] if isinstance(one, list) else one for one in bounds)
+
+
+def surrogate(advantage, shift, shift_slope, bounds):
     """min(max(-A r, -A clip(r)), -A c where A < 0), and its slope on the live log-prob."""
-    advantage = token["A"]
-    shift = 0.0 if live_ratio else token["logp"] - token["old"]
     moving = -20 <= shift <= 20
     ratio = math.exp(min(max(shift, -20.0), 20.0))
     if bounds is None:
@@ -54,7 +76,7 @@ def surrogate(token, bounds, live_ratio):
             pulls = ratio <= 1 + high
         else:
             pulls = 1 - low <= ratio and (dual is None or ratio <= dual)
-    return value, -advantage * ratio if pulls and moving else 0.0
+    return value, -advantage * ratio * shift_slope if pulls and moving else 0.0
 
 
 def rows_counted(tokens, counted):

@@ -110,6 +110,8 @@ def tokens_drawn():
         mass=st.sampled_from([0.0, -0.01, -0.5]),
         dH=st.sampled_from([0.0, 0.125]),
         dmass=st.sampled_from([0.0, -0.25]),
+        sampled=hundredth,
+        block=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
     )
 
 
@@ -140,6 +142,10 @@ def check(methods, rows, state=None, memories=None, live_ratio=False):
                 assert getattr(terms, field).tolist() == decision[field], (name, field)
         if "weight" in decision:
             assert (terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)) == decision["weight"]
+        if "bonus" in decision:
+            assert terms.bonus.tolist() == pytest.approx(decision["bonus"], rel=REORDERED)
+        if "lr_scale" in decision:
+            assert terms.lr_scale == pytest.approx(decision["lr_scale"], rel=REORDERED)
         if "chosen" in decision:
             assert terms.penalties[""].where.tolist() == decision["chosen"]
     assert agree(out.loss.item(), expected.loss)

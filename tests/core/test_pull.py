@@ -1,0 +1,173 @@
+"""What takes the place of the ratio: its gradient, its metrics, and with what it cannot be composed."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from rlstab import ClipHigher, Gate, Pull, S2TMask, Terms, TokenObjective, compose, make_plan, observe, within
+from rlstab.core.loss import token_log_ratio
+from rlstab.errors import Conflict, FitWarning
+from rlstab.testing import check_objective
+from tests.core.methods import Exempt, Noise
+from tests.core.says import says
+from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts, token
+
+ROWS = random_rows(5, [6, 9, 0, 12, 7, 1])
+
+
+@dataclass(frozen=True)
+class Capped(TokenObjective):
+    """The ratio, at most ``cap``; 0 below ``floor``."""
+
+    name: ClassVar[str] = "capped"
+    writes = frozenset({"pull"})
+    cap: float = 1.1
+    floor: float = 0.0
+
+    def terms(self, batch, stat, state):
+        return Terms(pull=Pull(lambda ratio, held: torch.where(ratio < self.floor, 0.0, ratio.clamp(max=self.cap))))
+
+
+@dataclass(frozen=True)
+class MeanOfSequence(TokenObjective):
+    """The mean ratio of the tokens of the sequence."""
+
+    name: ClassVar[str] = "mean_of_sequence"
+    writes = frozenset({"pull"})
+
+    def terms(self, batch, stat, state):
+        def pull(ratio, held):
+            live = token_log_ratio(held.anchor, held.anchor, batch).exp()
+            return batch.spread(batch.sequence_mean(live))
+
+        return Terms(pull=Pull(pull, whole_sequences=True))
+
+
+@dataclass(frozen=True)
+class Halving(TokenObjective):
+    name: ClassVar[str] = "halving"
+    writes = frozenset({"gates"})
+
+    def terms(self, batch, stat, state):
+        return Terms(gates={"": Gate(lambda ratio, held: torch.full_like(ratio, 0.5))})
+
+
+def run(objective, rows=ROWS):
+    batch = batch_of(rows)
+    policy, leaves = live_of(batch, rows)
+    out = objective(batch, policy)
+    out.loss.backward()
+    return out, gradients(batch, leaves)["logp"], batch
+
+
+def test_a_token_pulls_with_it_in_place_of_the_ratio():
+    rows = [[token(drift=math.log(r), A=a) for r in (0.5, 1.0, 1.5)] for a in (1.0, -2.0)]
+    out, slopes, _ = run(compose(Capped(cap=1.1, floor=0.6)), rows)
+    assert slopes.tolist() == pytest.approx([0.0, -1 / 6, -1.1 / 6, 0.0, 2 / 6, 2.2 / 6], rel=1e-15)
+    assert out.loss.item() == pytest.approx(float(slopes.sum()), rel=1e-15)
+    metrics = out.metrics()
+    assert metrics["ratio/pull"] == pytest.approx(2.1 / 3)
+    assert metrics["ratio/stopped"] == pytest.approx(1 / 3)
+
+
+def test_a_pull_that_is_the_ratio_changes_nothing_bit_for_bit():
+    (one, slopes, _), (plain, expected, _) = run(compose(Capped(cap=1e9))), run(compose())
+    assert torch.equal(one.loss, plain.loss)
+    assert torch.equal(slopes, expected)
+
+
+def test_gates_and_weights_multiply_it_and_exempt_tokens_pull_with_their_ratio():
+    plain, capped = run(compose())[1], run(compose(Capped()))[1]
+    torch.testing.assert_close(run(compose(Capped(), Halving()))[1], capped / 2, rtol=1e-15, atol=0)
+    assert not torch.equal(capped, plain)
+    assert torch.equal(run(compose(Capped(cap=0.1), Exempt()))[1], plain)
+
+
+@pytest.mark.parametrize("method", [Capped(), MeanOfSequence(), Capped(cap=1.05, floor=0.9)], ids=repr)
+def test_pulls_obey_every_law(method):
+    report = check_objective(compose(method, S2TMask(max_prob=0.05)), examples=5, shrink=False)
+    assert report.ok, str(report)
+
+
+def test_one_of_whole_sequences_reads_the_live_rows_of_the_sequence():
+    batch = batch_of(ROWS)
+    rows = [make_plan(compose(one, Noise()), [batch]).live_rows(0)["logprobs"] for one in (Capped(), MeanOfSequence())]
+    assert rows[0].sum() < rows[1].sum()
+    reached = torch.zeros(batch.num_sequences, dtype=torch.bool)
+    reached[batch.sequence[rows[0]]] = True
+    assert torch.equal(rows[1], batch.spread(reached))
+
+
+def test_its_metrics_are_those_of_the_step_whatever_the_parts():
+    whole = run_parts(compose(Capped(floor=0.9)), ROWS, [[0, 1, 2, 3, 4, 5]])[1]
+    cut = run_parts(compose(Capped(floor=0.9)), ROWS, [[4, 0], [], [1, 2, 5], [3]])[1]
+    for name in ("ratio/pull", "ratio/stopped"):
+        assert cut[name].value == pytest.approx(whole[name].value, rel=1e-13)
+        assert cut[name].count == whole[name].count > 0
+
+
+def test_observed_it_is_a_gate_that_does_not_act():
+    out, slopes, _ = run(compose(observe(Capped(floor=0.9))))
+    plain, expected, _ = run(compose())
+    assert torch.equal(out.loss, plain.loss)
+    assert torch.equal(slopes, expected)
+    assert 0 < out.metrics()["observe_capped/pull/stopped"] < 1
+
+
+# -- with what it cannot be composed -----------------------------------------------------------------------------------
+
+
+def test_two_pulls_and_a_pull_beside_bounds_are_refused():
+    with says(Conflict, "'capped' and 'mean_of_sequence' both define the pull; a composition has exactly one...."):
+        compose(Capped(), MeanOfSequence())
+    with says(
+        Conflict,
+        "'capped' and 'clip_higher' exclude each other: 'capped' says with what a token pulls instead of its ratio, "
+        "and a trust region bounds the ratio.\n  Remove one of them.",
+    ):
+        compose(ClipHigher(), Capped())
+    with says(Conflict, "within('s2t', 'capped'): the inner method defines the pull, which belongs to all tokens...."):
+        within(S2TMask(), Capped())
+    compose(Capped(), observe(ClipHigher()))  # what is only observed bounds nothing
+
+
+@dataclass(frozen=True)
+class Particular(TokenObjective):
+    """Excludes a field where a setting says so, and expects another one."""
+
+    name: ClassVar[str] = "particular"
+    writes = frozenset({"weight"})
+    expects: ClassVar = {"aggregate": "it divides by lengths.", "s2t": "it was published on top of it."}
+    strict: bool = True
+
+    @property
+    def excludes(self):
+        return {"gates": "it weighs tokens by itself."} if self.strict else {}
+
+    def terms(self, batch, stat, state):
+        return Terms(weight=torch.ones_like(batch.logprobs))
+
+
+def test_a_method_can_exclude_a_field_and_only_at_some_settings():
+    with says(
+        Conflict,
+        "'particular' and 'halving' exclude each other: it weighs tokens by itself.\n  Remove one of them.",
+    ):
+        compose(Halving(), Particular())
+    assert len(compose(Halving(), Particular(strict=False)).members) == 2
+
+
+def test_a_method_without_what_it_expects_is_told_where_a_loss_is_made():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        objective = compose(Particular())  # it may grow
+    with pytest.warns(FitWarning) as caught:
+        make_plan(objective, [])
+    assert sorted(str(one.message) for one in caught) == [
+        "'particular' is not itself without 's2t' beside it: it was published on top of it.",
+        "'particular' is not itself without a method that writes 'aggregate' beside it: it divides by lengths.",
+    ]
