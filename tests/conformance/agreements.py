@@ -47,6 +47,7 @@ class Agreement:
         settings: the composition here, in words.
         cases: name of the stored case to the difference found.
         bound: largest difference that passes.
+        of: what is compared.
     """
 
     method: str
@@ -56,6 +57,7 @@ class Agreement:
     settings: str
     cases: Mapping[str, Callable[[], float]]
     bound: float = EXACT
+    of: str = "loss, gradient"
 
     def largest(self) -> float:
         return max(found() for found in self.cases.values())
@@ -63,6 +65,11 @@ class Agreement:
 
 def _loss(source: str, case: str, *methods: Any, **options: Any) -> Callable[[], float]:
     return lambda: difference(ours(compose(*methods), source, case, **options), theirs(source, case))
+
+
+def _slope(source: str, case: str, *methods: Any, **options: Any) -> Callable[[], float]:
+    """Of the gradient alone, where the same gradient is that of another value."""
+    return lambda: difference(ours(compose(*methods), source, case, **options), theirs(source, case), ("gradient",))
 
 
 def boosted(terms: Terms) -> Tensor:
@@ -253,6 +260,7 @@ AGREEMENTS = (
         "`stare` at increment 0, 0.01 and 0.25 over ten optimizer steps, gains compared one later",
         {name: functools.partial(controlled, name) for name in ("fixed", "adaptive", "steep")}
         | {"mean entropy": lambda: apart(mean_entropy(), load("stare")["mean_entropy"]["token-mean"])},
+        of="gate, gains, entropy",
     ),
     Agreement(
         "Lp-Reg, min-p proxy",
@@ -261,6 +269,7 @@ AGREEMENTS = (
         "DataParallelPPOActor.apply_min_p",
         "`token_signals_from_logits`: `logprobs` - `log_kept_mass`, at min-p 0.02 and 0.1",
         {"proxy": proxy_difference},
+        of="log-probs",
     ),
     Agreement(
         "Lp-Reg, on-policy",
@@ -340,6 +349,20 @@ AGREEMENTS = (
             "dapo whole": _loss("trl", "dapo whole", WIDER),
             "symmetric clip": _loss("trl", "symmetric clip", ClipHigher(high=0.2)),
             "on-policy": _loss("trl", "on-policy", WIDER, SequenceMean(), live_ratio=True),
+        },
+    ),
+    Agreement(
+        "two-sided clip (TRL delta)",
+        "trl",
+        "clip_higher",
+        "GRPOTrainer._compute_loss with delta",
+        "`clip_higher` (dual clip delta) for delta 3 and 1.8, which are above 1 + high; for 1.1, which is below, "
+        "`clip_higher` (high 0.1, dual clip 1.28)",
+        {
+            "delta None": _loss("trl", "delta None", WIDER),
+            "delta 3.0": _loss("trl", "delta 3.0", ClipHigher(dual_clip=3.0)),
+            "delta 1.8": _loss("trl", "delta 1.8", ClipHigher(dual_clip=1.8)),
+            "delta 1.1": _loss("trl", "delta 1.1", ClipHigher(high=0.1, dual_clip=1.28)),
         },
     ),
     Agreement(
@@ -471,6 +494,7 @@ AGREEMENTS = (
             "rloo_vectorized": advantage("verl", "rloo_vectorized, groups", estimators.rloo),
         },
         SINGLE,
+        "advantages",
     ),
     Agreement(
         "advantages (TRL scale_rewards group, none)",
@@ -483,6 +507,7 @@ AGREEMENTS = (
             "none": advantage("trl", "none", estimators.dr_grpo),
         },
         SINGLE,
+        "advantages",
     ),
     Agreement(
         "advantages (Dr. GRPO drgrpo, grpo)",
@@ -495,5 +520,6 @@ AGREEMENTS = (
             "grpo": advantage("dr_grpo", "grpo", estimators.grpo, epsilon=1e-8),
         },
         SINGLE,
+        "advantages",
     ),
 )
