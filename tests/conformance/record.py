@@ -6,7 +6,16 @@
     python -m tests.conformance.record stare    CHECKOUT              # hp-luo/STARE
     python -m tests.conformance.record lp_reg   CHECKOUT              # CarlanLark/Lp-Reg-dev
     python -m tests.conformance.record dr_grpo  CHECKOUT CHECKOUT     # sail-sg/understand-r1-zero, sail-sg/oat
+    python -m tests.conformance.record maspo    CHECKOUT              # FlyTune/MASPO-RL
+    python -m tests.conformance.record ce_gppo  CHECKOUT              # Kwai-Klear/CE-GPPO
+    python -m tests.conformance.record dcpo     CHECKOUT              # lime-RL/DCPO
+    python -m tests.conformance.record aspo     CHECKOUT              # wizard-III/Archer2.0
+    python -m tests.conformance.record steer    CHECKOUT              # zz-haooo/STEER
+    python -m tests.conformance.record m2po     CHECKOUT              # Infini-AI-Lab/M2PO
+    python -m tests.conformance.record drpo     CHECKOUT              # Tencent-Hunyuan/UniRL
+    python -m tests.conformance.record ar       CHECKOUT              # zhyang2226/AR-Lopti
 
+What is recorded from a checkout is in :mod:`tests.conformance.authors`.
 A step in parts is run as its trainer runs it: one call of the published loss for each part, one backward each,
 gradients and losses added. Only losses, advantages, masks and controllers are called; what their modules import
 besides, and what is not installed, is replaced by an empty module.
@@ -15,15 +24,12 @@ besides, and what is not installed, is replaced by an empty module.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
-import io
 import json
 import math
 import random
 import re
-import subprocess
 import sys
 import textwrap
 import types
@@ -110,6 +116,7 @@ def _ratios() -> dict[str, Any]:
     # one token that the engine finds far more likely, one on which all agree
     rows["old"][2][4], rows["live"][2][4], rows["rollout"][2][4] = -4.6, -4.8, -0.6
     rows["rollout"][4][1] = rows["old"][4][1]
+    rows["entropies"] = [[round(abs(draw.gauss(0.7, 0.5)), 2) if one else 50.0 for one in row] for row in mask]
     return {"mask": mask, "advantages": advantages, **rows}
 
 
@@ -646,257 +653,11 @@ def verl() -> dict[str, Any]:
     }
 
 
-# -- hp-luo/STARE ------------------------------------------------------------------------------------------------------
-
-
-def stare(checkout: str) -> dict[str, Any]:
-    sys.path.insert(0, checkout)
-    import verl
-
-    _empty("verl.workers", __path__=[])
-    _empty("verl.workers.config", ActorConfig=object)
-    from verl.trainer.ppo import core_algos as code
-
-    whole = {"batch_num_tokens": int(tensors("main")["mask"].sum()), "dp_size": 1}
-
-    def loss(
-        cut: str | None = None, inputs: str = "main", gate: bool = True, local: bool = False, **settings: Any
-    ) -> dict[str, Any]:
-        chosen = {"enabled": True, "variant": "O1", "top_p_ratio": 0.1, "reweight_w": 1.1, "reweight_m": 0.9}
-        info = {} if local or inputs != "main" else whole
-        config = Config(
-            clip_ratio=0.2,
-            clip_ratio_low=0.2,
-            clip_ratio_high=0.28,
-            clip_ratio_c=10.0,
-            global_batch_info=info,
-            stare=chosen | settings,
-        )
-        controller = {"gate_on": gate}
-        rows = len(load("inputs")[inputs]["advantages"])
-
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor]:
-            one, _ = code.compute_policy_loss_stare(
-                old_log_prob=values["old"],
-                log_prob=live,
-                advantages=values["advantages"],
-                response_mask=values["mask"],
-                loss_agg_mode="token-mean",
-                config=config,
-                stare_ctrl_dict=controller,
-            )
-            weights, _ = code.compute_stare_token_weights(
-                live, values["advantages"], values["mask"], config, controller
-            )
-            return one * (len(live) / rows if local else 1), weights != 1
-
-        return case(published, inputs, cut, gate=gate, local_counts=local, **chosen | settings)
-
-    def controller(target: float, alpha: float, entropies: list[float]) -> dict[str, Any]:
-        one = code.STAREController(target, 1.1, 0.9, adaptive=alpha > 0, alpha=alpha)
-        steps = []
-        for entropy in entropies:
-            one.update(entropy)
-            steps.append({"entropy": entropy, "gate": one.gate_on, "boost": one.reweight_w, "damp": one.reweight_m})
-        return {"target_entropy": target, "alpha": alpha, "steps": steps}
-
-    def mean_entropy(mode: str) -> float:
-        values = tensors("main")
-        return code.agg_loss(values["entropies"], values["mask"], mode).item()
-
-    falling = [0.5, 0.35, 0.3, 0.29, 0.1, 0.1, 0.2, 0.31, 0.6, 0.6]
-    return {
-        "provenance": {
-            "repository": "hp-luo/STARE",
-            "commit": _commit(checkout),
-            "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_stare, compute_stare_token_weights, "
-            "STAREController, agg_loss",
-            "how": "The functions, called on the stored tensors; the gate is handed in. With local_counts each part "
-            "is divided by its own tokens and weighted by its share of the rows, as verl/workers/actor/dp_actor.py "
-            "does; otherwise the tokens of the whole step are handed in.",
-            "version": verl.__version__,
-        },
-        "cases": {
-            **{f"{variant} {cut}": loss(cut, variant=variant) for variant in ("O1", "C2") for cut in CUTS},
-            "O1 ragged, local": loss("ragged", local=True),
-            "C2 wide": loss("halves", variant="C2", top_p_ratio=0.35, reweight_w=1.5, reweight_m=0.5),
-            "C2 gate closed": loss("halves", variant="C2", gate=False),
-            "equal surprisals": loss(inputs="equal_surprisal", top_p_ratio=0.25),
-        },
-        "controllers": {
-            "fixed": controller(0.3, 0.0, falling),
-            "adaptive": controller(0.3, 0.01, falling),
-            "steep": controller(0.3, 0.25, falling),
-        },
-        "mean_entropy": {mode: mean_entropy(mode) for mode in ("token-mean", "seq-mean-token-mean")},
-    }
-
-
-# -- CarlanLark/Lp-Reg-dev ---------------------------------------------------------------------------------------------
-
-
-def lp_reg(checkout: str) -> dict[str, Any]:
-    sys.path.insert(0, checkout)
-    nothing = {"index_first_axis": None, "pad_input": None, "rearrange": None, "unpad_input": None}
-    _empty("flash_attn")
-    _empty("flash_attn.bert_padding", **nothing)
-    from verl.trainer.ppo import core_algos as code
-    from verl.workers.actor.dp_actor import DataParallelPPOActor
-
-    def proxy(logits: str, min_p: float) -> Tensor:
-        values = tensors("main")[f"{logits}_logits"]
-        kept = DataParallelPPOActor.apply_min_p(None, values.flatten(0, 1), min_p).view(values.shape)
-        return _taken(kept, torch.tensor(load("inputs")["main"]["tokens"]))
-
-    def loss(
-        cut: str | None = None,
-        inputs: str = "main",
-        live: str = "live",
-        target: str = "old",
-        share: float = 0.3,
-        min_p: float = 0.02,
-        low: float = 1.0,
-        high: float = 9.0,
-        dtype: str = "float64",
-    ) -> dict[str, Any]:
-        rows = len(load("inputs")[inputs]["advantages"])
-        every = proxy(target, min_p) if inputs == "main" else tensors(inputs)["target"]
-        every = every.to(getattr(torch, dtype))
-        parts = iter([list(range(rows))] if cut is None else CUTS[cut])
-
-        def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
-            aim = every[next(parts)]
-            found = []
-            for coefficient in (1.0, 0.0):  # the tokens at which the coefficient matters are the selected ones
-                used = leaf if coefficient else leaf.detach().clone().requires_grad_()
-                if live == "old":
-                    used = used + (values["old"] - values["live"])
-                one, *_ = code.compute_policy_loss_lp_reg(
-                    old_log_prob=values["old"],
-                    log_prob=used,
-                    pos_tgt_log_prob=aim,
-                    neg_tgt_log_prob=aim,
-                    advantages=values["advantages"],
-                    response_mask=values["mask"],
-                    cliprange_low=low,
-                    cliprange_high=high,
-                    logp_neg_k_percent=share,
-                    ppo_kl_coef=coefficient,
-                )
-                found.append((one, torch.autograd.grad(one, used, retain_graph=True)[0]))
-            return found[0][0] * len(leaf) / rows, found[0][1] != found[1][1]
-
-        settings = {"live": live, "proxy": target, "logp_neg_k_percent": share, "minp_p_threshold": min_p}
-        return case(published, inputs, cut, dtype, **settings, clip_ratio_low=low, clip_ratio_high=high)
-
-    def split(cut: str | None = None, inputs: str = "main") -> dict[str, Any]:
-        rows = len(load("inputs")[inputs]["advantages"])
-
-        def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
-            mask = values["mask"]  # is changed in place to the selection
-            one, *_ = code.compute_policy_loss_8020_split(
-                values["old"], leaf, values["entropies"], values["advantages"], mask, 0.2, 0.2, 0.28
-            )
-            return one * len(leaf) / rows, mask
-
-        return case(published, inputs, cut)
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        return {
-            "provenance": {
-                "repository": "CarlanLark/Lp-Reg-dev",
-                "commit": _commit(checkout),
-                "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_lp_reg, compute_policy_loss_8020_split; "
-                "verl.workers.actor.dp_actor: DataParallelPPOActor.apply_min_p",
-                "how": "The functions, called on the stored tensors; the proxy is the log-softmax of what apply_min_p "
-                "makes of the stored logits. Each part is weighted by its share of the rows, as dp_actor.py does.",
-            },
-            "proxy": {
-                f"{logits} {min_p}": proxy(logits, min_p).tolist()
-                for logits in ("old", "live")
-                for min_p in (0.02, 0.1)
-            },
-            "cases": {
-                **{f"on-policy {cut}": loss(cut, live="old") for cut in CUTS},
-                "on-policy, published share": loss(live="old", share=0.01),
-                "on-policy, min-p 0.1": loss(live="old", share=0.6, min_p=0.1),
-                **{f"proxy of the live policy, {cut}": loss(cut, target="live") for cut in CUTS},
-                "proxy of the old policy": loss(target="old"),
-                "proxy handed in": loss(inputs="proxy", share=0.7),
-                "proxy handed in, narrow clip": loss(inputs="proxy", share=0.7, low=0.2, high=0.28),
-                "equal surprisals": loss(inputs="equal_surprisal", share=0.5),
-                "one token": loss(inputs="equal_surprisal", share=0.25),
-                "far proxy": loss(inputs="proxy_far", share=0.7, dtype="float32"),
-                "8020_split whole": split(),
-                "8020_split ragged": split("ragged"),
-                "8020_split equal": split(inputs="equal_entropy"),
-            },
-        }
-
-
-# -- sail-sg/understand-r1-zero ----------------------------------------------------------------------------------------
-
-
-def dr_grpo(checkout: str, oat: str) -> dict[str, Any]:
-    sys.path.insert(0, oat)
-    from oat.utils.ops import masked_sum
-
-    # the file imports a serving engine, so only the method is compiled
-    tree = ast.parse((Path(checkout) / "train_zero_math.py").read_text())
-    wanted = [one for one in ast.walk(tree) if getattr(one, "name", None) == "compute_monte_carlo_advantages"]
-    space: dict[str, Any] = {}
-    exec(compile(ast.Module(wanted, []), "train_zero_math.py", "exec"), space)
-
-    def loss(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-        token = -values["advantages"] * (live - values["old"]).exp()
-        return masked_sum(token, values["mask"], axis=1, constant_normalizer=LENGTH).mean(), None
-
-    def advantages(kind: str) -> dict[str, Any]:
-        given = load("inputs")["rewards"]["groups"]
-        order = sorted(range(len(given["ids"])), key=lambda row: given["ids"][row])
-        learner = types.SimpleNamespace(args=types.SimpleNamespace(num_samples=4, critic_type=kind))
-        rewards = torch.tensor([given["rewards"][row] for row in order]).unsqueeze(-1)
-        found = space["compute_monte_carlo_advantages"](learner, rewards, None)
-        values = dict(zip(order, found.tolist(), strict=True))
-        return {"rewards": "groups", "critic_type": kind, "advantages": [values[row] for row in range(len(order))]}
-
-    return {
-        "provenance": {
-            "repository": "sail-sg/understand-r1-zero, sail-sg/oat",
-            "commit": f"{_commit(checkout)}, {_commit(oat)}",
-            "functions": "train_zero_math.py: ZeroMathLearner.compute_monte_carlo_advantages; oat/utils/ops.py: "
-            "masked_sum",
-            "how": "masked_sum over the tokens of a row with the constant, then the mean over rows, as in "
-            "oat/algorithms/ppo.py, of the unclipped ratio times the negated advantage.",
-        },
-        "cases": {"constant": case(loss, "main", length=LENGTH), "empty row": case(loss, "empty_row", length=LENGTH)},
-        "advantages": {kind: advantages(kind) for kind in ("drgrpo", "grpo")},
-    }
-
-
-def _empty(name: str, **members: Any) -> None:
-    module = types.ModuleType(name)
-    module.__dict__.update(members)
-    sys.modules[name] = module
-
-
-def _commit(checkout: str) -> str:
-    done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-SOURCES: dict[str, Callable[..., dict[str, Any]]] = {
-    "inputs": inputs,
-    "trl": trl,
-    "verl": verl,
-    "stare": stare,
-    "lp_reg": lp_reg,
-    "dr_grpo": dr_grpo,
-}
-
 if __name__ == "__main__":
+    from tests.conformance import authors
+
     source, *checkouts = sys.argv[1:]
-    made = SOURCES[source](*checkouts)
+    made = ({"inputs": inputs, "trl": trl, "verl": verl}.get(source) or getattr(authors, source))(*checkouts)
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1)
     flat = re.sub(r"\[[^\[\]{}]*\]", lambda row: " ".join(row[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
