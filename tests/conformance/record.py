@@ -568,6 +568,7 @@ def verl() -> dict[str, Any]:
         cases[f"{kind} ragged"] = policy(
             kind, "ragged", "main", clip_ratio_low=0.05, clip_ratio_high=0.02, clip_ratio_c=20.0
         )
+    cases["dppo_tv, as configured"] = policy("dppo_tv")
     cases["gspo"] = policy("gspo", mode="seq-mean-token-mean", **sides)
     cases["gspo, token-mean"] = policy("gspo", **sides)
     cases["gspo ragged"] = policy("gspo", "ragged", "main", "seq-mean-token-mean", **sides)
