@@ -62,6 +62,8 @@ def evidence(rows: int, length: int) -> dict[str, Tensor]:
         "max_logprobs": top,
         "log_kept_mass": top * 0.1,
         "sum_p_sq": top.exp().square(),
+        "truncated": (torch.rand(rows, 1, generator=draw) < 0.1).expand(rows, length),
+        "block_ids": (torch.arange(length) * 3 // length).expand(rows, length),
     }
 
 

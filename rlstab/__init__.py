@@ -22,13 +22,17 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.gmpo import GMPO
+from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
+from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
@@ -37,7 +41,11 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "CISPO",
+    "GMPO",
+    "GSPO",
     "NOTHING",
+    "SAPO",
     "STARE",
     "AdaptiveEntropy",
     "Bounds",

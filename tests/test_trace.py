@@ -14,12 +14,15 @@ from rlstab import zoo
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import compose, within
 from rlstab.core.objective import State, TokenObjective
+from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Terms, merge_terms
 from rlstab.presets import PRESETS
+from rlstab.report.tokens import read_tokens
 from rlstab.trace import ACTIONS, Trace, trace
+from rlstab.trace.effects import ALIKE
 from rlstab.trace.token_texts import token_texts
 from rlstab.trace.writer import Tracer
 from rlstab.zoo.clip_higher import ClipHigher
@@ -29,6 +32,8 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from tests.core.gate_methods import DPPO, SAPO
+from tests.core.test_pull import Capped
 from tests.train.runs import go, small
 
 
@@ -195,6 +200,62 @@ def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
         assert torch.equal(actions["damped"], batch.advantages < 0)
 
 
+def test_a_gate_clips_what_it_stops_and_damps_or_boosts_the_rest() -> None:
+    objective = compose(DPPO(bound=0.02, cap=1.2), SAPO(), observe(SAPO(punished=3.0)), S2TMask(max_prob=0.3))
+    plan, traces, metrics = traced(objective)
+    pulling = sum(int(plan.part(batch).pulls.sum()) for batch, _ in traces)
+    assert 0 < total(traces, "dppo", "clipped") == pytest.approx(metrics["dppo/stopped"] * pulling)
+    assert sum(int(one.clipped.sum()) for _, one in traces) == total(traces, "dppo", "clipped")
+    assert total(traces, "sapo", "clipped") == total(traces, "sapo", "boosted") == 0
+    for batch, one in traces:
+        pulls, stopped = plan.part(batch).pulls, one.methods["dppo"].actions["clipped"]
+        assert torch.equal(one.clipped, stopped)
+        assert torch.equal(one.methods["dppo"].actions["damped"], pulls & ~stopped & (one.ratio > 1.2 * 1.001))
+        z = torch.sigmoid(torch.where(batch.advantages > 0, 1.0, 1.05) * (one.ratio - 1))
+        soft = torch.where(pulls, 4 * z * (1 - z), 1.0)
+        torch.testing.assert_close(one.methods["sapo"].gate, soft)
+        assert torch.equal(one.methods["sapo"].actions["damped"], soft < 1 - ALIKE)
+        torch.testing.assert_close(one.gate, soft * torch.where(stopped, 0.0, one.methods["dppo"].gate))
+        assert one.methods["observe_sapo"].gate is None  # it changes nothing
+        assert one.methods["observe_sapo"].actions == {}
+
+
+def test_a_pull_is_a_gate_relative_to_the_ratio() -> None:
+    _, traces, metrics = traced(compose(Capped(floor=0.7, cap=1.1), RandomMask(share=0.5)))
+    for batch, one in traces:
+        own, pulls = one.methods["capped"], one.kept & (batch.advantages != 0)
+        assert torch.equal(own.actions["clipped"], pulls & (one.ratio < 0.7))
+        assert torch.equal(own.actions["damped"], pulls & (one.ratio > 1.1 * (1 + ALIKE)))
+        assert not own.actions["boosted"].any()
+        assert torch.equal(one.clipped, own.actions["clipped"])
+        assert torch.equal(one.gate, own.gate)
+    assert metrics["ratio/stopped"] > 0
+
+
+@final
+@dataclass(frozen=True)
+class Spare(TokenObjective):
+    """Exempts the tokens at which the policy was unsure."""
+
+    name: ClassVar[str] = "spare"
+    needs = frozenset({"entropies"})
+    writes = frozenset({"exempt"})
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(exempt=batch.signal("entropies") > 0.2)
+
+
+@pytest.mark.parametrize("method", [DPPO(bound=0.0), Capped(floor=5.0)], ids=lambda one: one.name)
+def test_gates_and_pulls_leave_the_exempt_alone(method: TokenObjective) -> None:
+    _, traces, _ = traced(compose(method, Spare()))
+    for batch, one in traces:
+        free = batch.signal("entropies") > 0.2
+        assert torch.equal(one.methods["spare"].actions["exempt"], free)
+        assert not (one.clipped & free).any()
+        assert torch.equal(one.gate[free], torch.ones_like(one.gate[free]))
+        assert one.clipped[~free].any()
+
+
 def test_a_plan_knows_only_its_own_parts() -> None:
     plan = make_plan(compose(TokenMean()), [part(1)[0]])
     batch, live = part(2)
@@ -302,3 +363,18 @@ def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     assert found[0]["reward"] is None
     assert found[0]["ratio"][0] is None
     assert None not in found[0]["ratio"][1:]
+
+
+def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
+    run = small(tmp_path, tracking__trace_every=1)
+    tracer = Tracer(tmp_path / "tokens.jsonl", run.tracking, 1, lambda ids: "x" * len(ids))
+    batch, live = part(1)
+    tracer.begin(1, ["p"] * 3, batch.sequence_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3), 2)
+    plan = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch])
+    tracer.part(plan, batch, live, torch.ones(len(batch), dtype=torch.bool), torch.zeros((6, 12), dtype=torch.int64), 1)
+    found = trace(plan, batch, live)
+    pull = torch.where(found.ratio < 0.7, 0.0, found.ratio.clamp(max=1.1))
+    moved = ((pull - found.ratio) * batch.advantages).abs()
+    samples = read_tokens(tmp_path / "tokens.jsonl").samples
+    assert [one for sample in samples for one in sample.influence()] == pytest.approx(moved.tolist(), abs=1e-3)
+    assert any(sample.methods["capped"].actions.get("clipped") for sample in samples)

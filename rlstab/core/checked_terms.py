@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.contract import LIVE
+from rlstab.core.contract import COMBINATORS, LIVE
 from rlstab.core.stats import Mean
 from rlstab.core.terms import Bounds, Gate, Penalty, Pull, Terms
 from rlstab.errors import MethodError, did_you_mean, kind_of
+
+#: What a method that is only observed reports its trust region as.
+_OBSERVED = {"clip", "pull"}
 
 
 def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) -> Terms:
@@ -37,6 +40,8 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
             raise MethodError(
                 f"'{who}': Terms.{name} is {kind_of(value)}, expected a mapping by name. Write {{'name': {example}}}."
             )
+    if who not in COMBINATORS:
+        _check_names(who, terms)
     surplus = sorted(terms.filled() - writes)
     if surplus:
         raise MethodError(
@@ -68,6 +73,26 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
         ),
         misfits=_misfits(terms) if terms.misfits is None else terms.misfits,  # those of a combinator are counted
     )
+
+
+def _check_names(who: str, terms: Terms) -> None:
+    """Refuse names under which two metrics could meet: each becomes a part of the name of a metric."""
+    for field, what in (("gates", "gate"), ("penalties", "penalty"), ("report", "metric")):
+        for name in getattr(terms, field):
+            if not (isinstance(name, str) and (name.isidentifier() or (name == "" and field != "report"))):
+                raise MethodError(
+                    f"'{who}': a {what} is named {name!r}, expected letters, digits and underscores. Give it another "
+                    f"name."
+                )
+    taken = {"gate", "stopped"} if "" in terms.gates else set()
+    taken |= {"value"} if "" in terms.penalties else set()
+    own = {"the gate": _OBSERVED & terms.gates.keys(), "the metric": taken & terms.report.keys()}
+    own["the metric"] |= {name for name in terms.report if name.startswith("would_")}
+    for what, names in own.items():
+        if names:
+            raise MethodError(
+                f"'{who}': {what} '{min(names)}' has a name that rlstab gives to one of its own. Give it another name."
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,11 @@ SETS: Mapping[str, tuple[str, ...]] = {
 REASONS = ("exceptions", "excludes", "requires", "expects")
 #: Names of the combinators, which no method can have.
 COMBINATORS = ("composition", "observe", "within")
+#: First parts of metrics that the loss and the trainer report, which no method can have as a name either.
+METRICS = (
+    *("eval", "gradient", "head", "loss", "lr", "optimizer_steps", "ratio", "response", "reward", "rollout"),
+    *("sampler", "scorer", "seconds", "tokens"),
+)
 
 
 def check_class(cls: type) -> None:
@@ -48,8 +53,14 @@ def check_class(cls: type) -> None:
     who, name = cls.__qualname__, getattr(cls, "name", None)
     if not (isinstance(name, str) and name):
         raise MethodError(f"{who} has no name. Add a line such as: name: ClassVar[str] = 'my_method'.")
-    if name in COMBINATORS:
-        raise MethodError(f"{who} is named '{name}', as a combinator is. Give the class another `name`.")
+    if not name.isidentifier():
+        raise MethodError(
+            f"{who} is named {name!r}, expected letters, digits and underscores: it is a part of the names of metrics. "
+            f"Give the class another `name`."
+        )
+    if name in (*COMBINATORS, *METRICS):
+        kind = "a combinator is" if name in COMBINATORS else "metrics of the loss or the trainer are"
+        raise MethodError(f"{who} is named '{name}', as {kind}. Give the class another `name`.")
     for attribute in SETS:
         value = getattr(cls, attribute)
         if not isinstance(value, property):

@@ -18,6 +18,7 @@ SOURCES: Mapping[str, str] = {
     "sample": "responses that should not count as much as others: stale, cut off, or of the wrong sign",
     "exploration": "entropy that dies, and with it what the policy could still find",
     "length": "responses of different lengths that share one divisor",
+    "reference": "a reward that does not measure everything: what it leaves out drifts",
     "off-policy": "a sampler that is not the policy: other kernels, other precision, older weights",
 }
 

@@ -38,11 +38,11 @@ class Mean:
         """Summary of ``(n,)`` values, or of those where the ``(n,)`` bool is True. A bool counts as 0 or 1."""
         values = values.detach()
         if where is None:
-            count = torch.tensor(float(values.numel()), dtype=torch.float64)
+            number = torch.tensor(float(values.numel()), dtype=torch.float64)
         else:  # sums over a mask take a fraction of the time of picking the values first
-            count = where.count_nonzero().double()
+            number = where.count_nonzero().double()
             values = values & where if values.dtype == torch.bool else torch.where(where, values, 0.0)
-        return cls(values.count_nonzero().double() if values.dtype == torch.bool else total(values), count)
+        return cls(values.count_nonzero().double() if values.dtype == torch.bool else total(values), number)
 
     @classmethod
     def scalar(cls, value: float) -> Mean:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from rlstab.core.facts import Kind
+from rlstab.core.fit import unmet
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
 
@@ -33,5 +34,6 @@ def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
 
 def pairs(objective: TokenObjective) -> list[str]:
     """The same as lines of Markdown."""
-    found = [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]
+    found = [f"- **Not as published:** {text}" for text in unmet(objective)]
+    found += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]
     return found or ["Its methods declare nothing of each other."]

@@ -27,13 +27,14 @@ class Method:
     Attributes:
         name: of the method; the key under which it stands is the prefix of its metrics.
         actions: by action (see :data:`rlstab.trace.effects.ACTIONS`) the places of the tokens, ascending.
-        weight, bonus: by place, where the method has one of its own.
+        weight, bonus, gate: by place, where the method has one of its own.
     """
 
     name: str
     actions: Mapping[str, list[int]]
     weight: Mapping[int, float] = field(default_factory=dict)
     bonus: Mapping[int, float] = field(default_factory=dict)
+    gate: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Sample:
         surprisal: minus the log-prob under the policy that sampled, nats.
         entropies: nats.
         advantages: by token.
-        ratio, weight, kept, bonus, exempt, clipped: see :class:`rlstab.trace.effects.Trace`.
+        ratio, weight, kept, bonus, exempt, clipped, gate: see :class:`rlstab.trace.effects.Trace`.
         methods: by key.
     """
 
@@ -73,17 +74,19 @@ class Sample:
     exempt: list[bool]
     clipped: list[bool]
     methods: Mapping[str, Method]
+    gate: Numbers = field(default_factory=list)
 
     def influence(self) -> list[float]:
-        """By token, how far the methods moved its pull: ``|w k c (A + b) r - A r|``.
+        """By token, how far the methods moved its pull: ``|w g k c (A + b) r - A r|``.
 
-        w is the weight, k 0 where the token is dropped and c 0 where it is clipped (else 1), b the bonus, r the ratio,
-        A the advantage; what is not known is taken for the identity. Penalties pull on their own and are not in it.
+        w is the weight, g the gate, k 0 where the token is dropped and c 0 where it is clipped (else 1), b the bonus, r
+        the ratio, A the advantage; what is not known is taken for the identity. Penalties pull on their own and are not
+        in it.
         """
         pulls = []
         for place in range(len(self.tokens)):
             advantage, bonus = _at(self.advantages, place, 0.0), _at(self.bonus, place, 0.0)
-            ratio, weight = _at(self.ratio, place, 1.0), _at(self.weight, place, 1.0)
+            ratio, weight = _at(self.ratio, place, 1.0), _at(self.weight, place, 1.0) * _at(self.gate, place, 1.0)
             stopped = (bool(self.kept) and not self.kept[place]) or (bool(self.clipped) and self.clipped[place])
             pulls.append(abs((0.0 if stopped else weight * (advantage + bonus) * ratio) - advantage * ratio))
         return pulls
@@ -208,13 +211,14 @@ class _OwnLine(_Line):
     bonus: Numbers = []
     exempt: list[bool] = []
     clipped: list[bool] = []
+    gate: Numbers = []
     methods: dict[str, dict[str, list[int] | list[tuple[int, Annotated[float, Field(ge=-1e30, le=1e30)]]]]] = {}
     names: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _fit(self) -> _OwnLine:
         columns = (self.ids, self.logprobs, self.entropies, self.ratio, self.weight, self.kept, self.bonus, self.exempt)
-        _same_length(len(self.tokens), *columns, self.clipped)
+        _same_length(len(self.tokens), *columns, self.clipped, self.gate)
         for method in self.methods.values():
             for places in method.values():
                 for one in places:
@@ -243,6 +247,7 @@ class _OwnLine(_Line):
             exempt=self.exempt,
             clipped=self.clipped,
             methods={key: self._method(key, one) for key, one in self.methods.items()},
+            gate=self.gate,
         )
 
     def _method(self, key: str, one: Mapping[str, list[Any]]) -> Method:
@@ -251,6 +256,7 @@ class _OwnLine(_Line):
             {action: sorted(one[action]) for action in ACTIONS if one.get(action)},
             dict(one.get("weight", [])),
             dict(one.get("bonus", [])),
+            dict(one.get("gate", [])),
         )
 
 

@@ -186,6 +186,8 @@
     ];
     const bonus = column(sample, "bonus", place);
     if (known(bonus) && bonus !== 0) rows.push(["bonus", signed(bonus)]);
+    const gate = column(sample, "gate", place);
+    if (known(gate) && gate !== 1) rows.push(["gate", number(gate)]);
     const numbers = make("dl");
     for (const [name, value] of rows) {
       const row = make("div");
@@ -196,7 +198,9 @@
     for (const { key, action } of done(sample).get(place) ?? []) {
       const own = (sample.methods[key].weights ?? []).find(([at]) => at === place);
       const added = (sample.methods[key].bonuses ?? []).find(([at]) => at === place);
-      const how = action !== "boosted" && action !== "damped" ? "" : own ? `: weight ${number(own[1])}` : added ? `: bonus ${signed(added[1])}` : "";
+      const gated = (sample.methods[key].gates ?? []).find(([at]) => at === place);
+      const by = [own && `weight ${number(own[1])}`, added && `bonus ${signed(added[1])}`, gated && `gate ${number(gated[1])}`].filter(Boolean);
+      const how = (action === "boosted" || action === "damped") && by.length ? `: ${by.join(", ")}` : "";
       const line = make("li");
       const sign = make("span", `t ${action}`, "ab");
       sign.setAttribute("aria-hidden", "true");

@@ -169,6 +169,7 @@ def _sample(one: Sample) -> dict[str, Any]:
         "ratio": _column(one.ratio),
         "weight": _column(one.weight),
         "bonus": _column(one.bonus),
+        "gate": _column(one.gate),
         "influence": _column([_short(value) for value in influence]),
         "total": _short(sum(influence)),
         "methods": {_key(key): _method(method) for key, method in one.methods.items()},
@@ -181,6 +182,8 @@ def _method(one: Method) -> dict[str, Any]:
         line["weights"] = list(one.weight.items())
     if one.bonus:
         line["bonuses"] = list(one.bonus.items())
+    if one.gate:
+        line["gates"] = list(one.gate.items())
     return line
 
 

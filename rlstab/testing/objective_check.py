@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rich.table import Table
 from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
-from rlstab.errors import MissingPackage, ProcessError
+from rlstab.errors import FitWarning, MissingPackage, ProcessError
 from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.laws import LAWS, Case, Law, NotHere
@@ -190,7 +191,9 @@ def _hold(
             raise BrokenLaw(f"{error} Seen on {first!r}.") from error.__cause__
 
     try:
-        holds()
+        with warnings.catch_warnings():  # alone or beside the partners of the laws, whatever it was published with
+            warnings.simplefilter("ignore", FitWarning)
+            holds()
     except NotHere as reason:
         return Result(law.name, law.says, "silent", str(reason))
     except BrokenLaw as error:

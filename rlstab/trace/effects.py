@@ -12,10 +12,12 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.loss import Part, held_ratio
 from rlstab.core.plan import Plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.terms import Terms
+from rlstab.core.terms import Held, Terms
 
 #: What a method can do to a token.
 ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "exempt")
+#: A gate or pull leaves a token alone that it changes by no more: a soft gate is seldom exactly 1.
+ALIKE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +29,15 @@ class MethodTrace:
         actions: ``(n,)`` bool by action, those that its terms can do; see :func:`trace`.
         weight: ``(n,)`` its own weight, None where it has none.
         bonus: ``(n,)`` what it adds to the advantage, None where it adds nothing.
+        gate: ``(n,)`` product of its gates, and of its pull in place of the ratio over the ratio; 1 where they do not
+            act, None where it has neither.
     """
 
     name: str
     actions: Mapping[str, Tensor]
     weight: Tensor | None
     bonus: Tensor | None
+    gate: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +50,9 @@ class Trace:
         kept: ``(n,)`` bool.
         bonus: ``(n,)`` sum of what the methods add to the advantage, None where none adds anything.
         exempt: ``(n,)`` bool, None where no method exempts.
-        clipped: ``(n,)`` bool, beyond a bound in the direction in which it pulls: what the metrics
-            ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count.
+        clipped: ``(n,)`` bool, stopped: beyond a bound in the direction in which it pulls, which the metrics
+            ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count, or by a gate or pull of 0.
+        gate: ``(n,)`` product over the methods' gates and pull, None where no method has any.
         methods: by the prefix of their metrics.
     """
 
@@ -56,6 +62,7 @@ class Trace:
     bonus: Tensor | None
     exempt: Tensor | None
     clipped: Tensor
+    gate: Tensor | None
     methods: Mapping[str, MethodTrace]
 
 
@@ -63,10 +70,12 @@ class Trace:
 def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     """Trace one of the parts of a plan.
 
-    A method has *dropped* a token that it does not keep; *boosted* it by a weight above 1, or by a bonus that makes it
-    pull harder in the direction of its advantage; *damped* it by a weight below 1, or by a bonus against that
-    direction; *clipped* it where the method owns the bounds that stopped it; *regularised* it where it is under a
-    penalty of the method; *exempted* it from the bounds.
+    A method has *dropped* a token that it does not keep; *boosted* it by a weight above 1, by a bonus that makes it
+    pull harder in the direction of its advantage, or by a gate or pull that makes more of its ratio; *damped* it by a
+    weight below 1, by a bonus against that direction, or by a gate or pull that makes less of its ratio; *clipped* it
+    where the method owns the bounds, gate or pull that stopped it; *regularised* it where it is under a penalty of the
+    method; *exempted* it from the trust region. Gates and pulls count where a token pulls and is not exempt, and where
+    they change it by more than :data:`ALIKE`.
 
     Args:
         plan: the decisions of the step.
@@ -79,47 +88,68 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     ratio = held_ratio(part, live)
     everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
     kept = everywhere if merged.keep is None else merged.keep
-    clipped = _clipped(part, ratio)
+    held = Held(live, part.advantages, kept)
+    bound = part.pulls if merged.exempt is None else part.pulls & ~merged.exempt
+    beyond, gate = _beyond(part, ratio) & bound, _gate(merged, ratio, held, bound)
+    methods = {}
+    for key, one in member_terms(plan, batch).items():
+        own = _gate(one.terms, ratio, held, bound)
+        actions = _actions(one.terms, batch.advantages, beyond, own, everywhere)
+        methods[key] = MethodTrace(one.name, actions, one.terms.weight, one.terms.bonus, own)
     return Trace(
         ratio=ratio,
         weight=torch.ones_like(ratio) if merged.weight is None else merged.weight,
         kept=kept,
         bonus=merged.bonus,
         exempt=merged.exempt,
-        clipped=clipped,
-        methods={
-            key: MethodTrace(
-                one.name, _actions(one.terms, batch.advantages, clipped, everywhere), one.terms.weight, one.terms.bonus
-            )
-            for key, one in member_terms(plan, batch).items()
-        },
+        clipped=beyond if gate is None else beyond | (gate == 0),
+        gate=gate,
+        methods=methods,
     )
 
 
-def _clipped(part: Part, ratio: Tensor) -> Tensor:
-    bounds, exempt = part.terms.bounds, part.terms.exempt
+def _beyond(part: Part, ratio: Tensor) -> Tensor:
+    bounds = part.terms.bounds
     if bounds is None:
         return torch.zeros_like(part.pulls)
-    beyond = torch.stack(list(bounds.stops(ratio, part.advantages).values())).any(0)
-    return beyond & (part.pulls if exempt is None else part.pulls & ~exempt)
+    return torch.stack(list(bounds.stops(ratio, part.advantages).values())).any(0)
 
 
-def _actions(terms: Terms, advantages: Tensor, clipped: Tensor, everywhere: Tensor) -> dict[str, Tensor]:
+def _gate(terms: Terms, ratio: Tensor, held: Held, bound: Tensor) -> Tensor | None:
+    factors = [one.fn(ratio, held) for one in terms.gates.values() if one.acts]
+    if terms.pull is not None:
+        factors.append(terms.pull.fn(ratio, held) / ratio)
+    if not factors:
+        return None
+    return torch.where(bound, torch.stack([one.to(ratio.dtype) for one in factors]).prod(0), 1.0)
+
+
+def _actions(
+    terms: Terms, advantages: Tensor, beyond: Tensor, gate: Tensor | None, everywhere: Tensor
+) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
+
+    def add(action: str, where: Tensor) -> None:
+        found[action] = found[action] | where if action in found else where
+
     if terms.keep is not None:
-        found["dropped"] = ~terms.keep
+        add("dropped", ~terms.keep)
     if terms.weight is not None:
-        found["boosted"], found["damped"] = terms.weight > 1, terms.weight < 1
+        add("boosted", terms.weight > 1)
+        add("damped", terms.weight < 1)
     if terms.bonus is not None:
         along = torch.where(advantages == 0, terms.bonus.abs(), terms.bonus * advantages.sign())
-        found["boosted"] = found.get("boosted", ~everywhere) | (along > 0)
-        found["damped"] = found.get("damped", ~everywhere) | (along < 0)
+        add("boosted", along > 0)
+        add("damped", along < 0)
     if terms.bounds is not None:
-        found["clipped"] = clipped
+        add("clipped", beyond)
+    if gate is not None:
+        add("boosted", gate > 1 + ALIKE)
+        add("damped", (gate < 1 - ALIKE) & (gate != 0))
+        add("clipped", gate == 0)
     for penalty in terms.penalties.values():
         if penalty.coefficient != 0:
-            where = everywhere if penalty.where is None else penalty.where
-            found["regularised"] = found.get("regularised", ~everywhere) | where
+            add("regularised", everywhere if penalty.where is None else penalty.where)
     if terms.exempt is not None:
-        found["exempt"] = terms.exempt
+        add("exempt", terms.exempt)
     return found

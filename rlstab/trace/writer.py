@@ -133,6 +133,8 @@ class Tracer:
         if found.exempt is not None:
             line["exempt"] = found.exempt[where].tolist()
         line["clipped"] = found.clipped[where].tolist()
+        if found.gate is not None:
+            line["gate"] = _numbers(found.gate[where])
         line["methods"] = {key: _method(one, where) for key, one in found.methods.items()}
         # inside `within` the key says where a method stands, and not which one it is
         named = {key: one.name for key, one in found.methods.items() if key.rpartition("/")[2] in ("outer", "inner")}
@@ -144,7 +146,7 @@ def _method(one: MethodTrace, where: Tensor) -> dict[str, Any]:
     for action, tokens in one.actions.items():
         if bool(tokens[where].any()):
             line[action] = _places(tokens[where])
-    for name, values, identity in (("weight", one.weight, 1.0), ("bonus", one.bonus, 0.0)):
+    for name, values, identity in (("weight", one.weight, 1.0), ("bonus", one.bonus, 0.0), ("gate", one.gate, 1.0)):
         if values is not None and bool((values[where] != identity).any()):
             own = values[where]
             line[name] = [[place, _rounded(float(own[place]))] for place in _places(own != identity)]

@@ -8,13 +8,17 @@ from rlstab.core.registry import Registry
 METHODS = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
+        "cispo": "rlstab.zoo.cispo:CISPO",
         "clip_higher": "rlstab.zoo.clip_higher:ClipHigher",
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",
+        "gmpo": "rlstab.zoo.gmpo:GMPO",
+        "gspo": "rlstab.zoo.gspo:GSPO",
         "kl": "rlstab.zoo.kl:KLPenalty",
         "lp_reg": "rlstab.zoo.lp_reg:LpReg",
         "random_mask": "rlstab.zoo.random_mask:RandomMask",
         "s2t": "rlstab.zoo.s2t:S2TMask",
+        "sapo": "rlstab.zoo.sapo:SAPO",
         "sequence_mean": "rlstab.zoo.sequence_mean:SequenceMean",
         "stare": "rlstab.zoo.stare:STARE",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",

@@ -112,6 +112,7 @@ class AdaptiveEntropy(TokenObjective):
     )
 
     name: ClassVar[str] = "adaptive_entropy"
+    addresses = frozenset({"exploration"})
     needs = frozenset({"entropies"})
     live_needs = frozenset({"entropies"})
     writes = frozenset({"penalties"})

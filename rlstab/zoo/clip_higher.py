@@ -102,6 +102,7 @@ class ClipHigher(TokenObjective):
     )
 
     name: ClassVar[str] = "clip_higher"
+    addresses = frozenset({"trust region", "exploration"})
     writes = frozenset({"bounds"})
 
     low: Annotated[float, Range(ge=0, le=1)] = 0.2

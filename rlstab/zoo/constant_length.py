@@ -105,6 +105,7 @@ class ConstantLength(TokenObjective):
     )
 
     name: ClassVar[str] = "constant_length"
+    addresses = frozenset({"length"})
     writes = frozenset({"aggregate"})
 
     length: Annotated[int, Range(ge=1)]

@@ -108,6 +108,7 @@ class RandomMask(TokenObjective):
     )
 
     name: ClassVar[str] = "random_mask"
+    addresses = frozenset({"token"})
     writes = frozenset({"keep"})
     exceptions: ClassVar[Mapping[str, str]] = {
         "replication": "a copy of a sequence is another sequence, and its tokens are drawn again"

@@ -147,6 +147,7 @@ class S2TMask(TokenObjective):
     )
 
     name: ClassVar[str] = "s2t"
+    addresses = frozenset({"token"})
     needs = frozenset({"entropies"})
     writes = frozenset({"keep"})
 

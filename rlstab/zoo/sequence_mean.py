@@ -96,6 +96,7 @@ class SequenceMean(TokenObjective):
     )
 
     name: ClassVar[str] = "sequence_mean"
+    addresses = frozenset({"length"})
     writes = frozenset({"aggregate"})
 
     def in_words(self) -> Mapping[str, str]:

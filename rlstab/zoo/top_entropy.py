@@ -109,6 +109,7 @@ class TopEntropyMask(TokenObjective):
     )
 
     name: ClassVar[str] = "top_entropy"
+    addresses = frozenset({"token"})
     needs = frozenset({"entropies"})
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.2

@@ -199,6 +199,23 @@ def mean(batch):
 
 
 CLASSES = {
+    "a name with a slash": (
+        lambda: a_class(name="a/b"),
+        MethodError,
+        "Mine is named 'a/b', expected letters, digits and underscores: it is a part of the names of metrics. Give the "
+        "class another `name`.",
+    ),
+    "a name with an escape sequence": (
+        lambda: a_class(name="\x1b[31mred"),
+        MethodError,
+        "Mine is named '\\x1b[31mred', expected letters, digits and underscores: it is a part of the names of metrics. "
+        "Give the class another `name`.",
+    ),
+    "a name that metrics have": (
+        lambda: a_class(name="tokens"),
+        MethodError,
+        "Mine is named 'tokens', as metrics of the loss or the trainer are. Give the class another `name`.",
+    ),
     "no name": (
         lambda: a_class(name=None),
         MethodError,
@@ -809,6 +826,40 @@ FUNCTIONS = {
         lost(lambda b: Terms(gates={"": Gate(lambda ratio, held: None)})),
         MethodError,
         "'mine': the gate returned None. Return a tensor of shape (n,), one value per token.",
+    ),
+    "a penalty whose name has a slash": (
+        planned(lambda b: Terms(penalties={"b/c": Penalty(0.1, lambda policy, anchor: policy.logprobs)})),
+        MethodError,
+        "'mine': a penalty is named 'b/c', expected letters, digits and underscores. Give it another name.",
+    ),
+    "a metric without a name": (
+        planned(lambda b: Terms(report={"": Mean.scalar(1.0)})),
+        MethodError,
+        "'mine': a metric is named '', expected letters, digits and underscores. Give it another name.",
+    ),
+    "a metric named as the one of its gate": (
+        planned(lambda b: Terms(gates={"": Gate(lambda ratio, held: ratio)}, report={"stopped": Mean.scalar(1.0)})),
+        MethodError,
+        "'mine': the metric 'stopped' has a name that rlstab gives to one of its own. Give it another name.",
+    ),
+    "a metric named as the one of its penalty": (
+        planned(
+            lambda b: Terms(
+                penalties={"": Penalty(0.1, lambda policy, anchor: policy.logprobs)}, report={"value": Mean.scalar(1.0)}
+            )
+        ),
+        MethodError,
+        "'mine': the metric 'value' has a name that rlstab gives to one of its own. Give it another name.",
+    ),
+    "a metric named as one of what is observed": (
+        planned(lambda b: Terms(report={"would_drop": Mean.scalar(1.0)})),
+        MethodError,
+        "'mine': the metric 'would_drop' has a name that rlstab gives to one of its own. Give it another name.",
+    ),
+    "a gate named as an observed clip": (
+        planned(lambda b: Terms(gates={"clip": Gate(lambda ratio, held: ratio)})),
+        MethodError,
+        "'mine': the gate 'clip' has a name that rlstab gives to one of its own. Give it another name.",
     ),
     "a pull that returns a number": (
         lost(lambda b: Terms(pull=Pull(lambda ratio, held: 0.5))),

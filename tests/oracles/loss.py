@@ -88,6 +88,15 @@ def rows_counted(tokens, counted):
     return lengths
 
 
+def kept_values(tokens, keep, values):
+    """{row: values of its kept tokens}."""
+    found = {token["row"]: [] for token in tokens}
+    for token, kept, value in zip(tokens, keep, values, strict=True):
+        if kept:
+            found[token["row"]].append(value)
+    return found
+
+
 def token_mean(tokens, counted):
     return [1 / sum(counted) if sum(counted) else 0.0 for _ in tokens]
 

@@ -107,6 +107,13 @@ def test_influence_is_how_far_the_pull_moved(tmp_path: Path) -> None:
     assert one.influence() == pytest.approx([1.0, 0.2, 1.5, 0.25])
 
 
+def test_a_gate_is_part_of_the_influence(tmp_path: Path) -> None:
+    gated = {"sapo": {"damped": [2], "gate": [[2, 0.75]]}}
+    (one,) = read_tokens(write(tmp_path / "t.jsonl", untouched(1, gate=[1.0, 1.0, 0.75, 1.0], methods=gated))).samples
+    assert one.influence() == pytest.approx([0.0, 0.0, 0.25, 0.0])
+    assert one.methods["sapo"].gate == {2: 0.75}
+
+
 DAMAGED = [
     '{"rollout": 1, "tok',
     "[]",
@@ -114,6 +121,7 @@ DAMAGED = [
     "{}",
     '{"rollout": 1, "sequence_id": 0, "tokens": "text"}',
     line(0, logprobs=[-1.0]),
+    line(0, gate=[1.0]),
     line(0, ratio=[1.0, 1.0, float("nan"), 1.0]),
     line(0, methods={"s2t": {"dropped": [4]}}),
     line(0, methods={"s2t": {"dropped": [-1]}}),
@@ -348,6 +356,16 @@ def test_the_page_marks_what_was_done_and_tells_it(opened: Any) -> None:
     assert "stare (within/inner) boosted it: weight 1.2" in told
     assert re.search(r"surprisal\s+3\b", told)
     assert re.search(r"probability\s+0.0498", told)
+
+
+def test_a_gate_is_told(opened: Any) -> None:
+    page = opened(untouched(1, gate=[1.0, 0.75, 1.0, 1.0], methods={"sapo": {"damped": [1], "gate": [[1, 0.75]]}}))
+    page.locator(".text > .t").nth(1).hover()
+    told = page.locator("#token").inner_text()
+    assert "sapo damped it: gate 0.75" in told
+    assert re.search(r"gate\s+0.75", told)
+    page.locator(".text > .t").nth(0).hover()
+    assert "gate" not in page.locator("#token").inner_text()
 
 
 def test_the_colour_follows_the_quantity(opened: Any) -> None:

@@ -25,7 +25,9 @@ def grid(name, **choices):
 
 SETTINGS = [
     *grid("clip_higher", low=[0.2, 1.0, 0.0], high=[0.28, 0.0], dual_clip=[None, 1.5, 10.0]),
+    *grid("cispo", cap=[1.2, 5.0], floor=[None, 0.8]),
     *grid("s2t", max_prob=[0.002, 1.0], quantile=[0.75, 0.3, 0.0, 1.0], population=["candidates", "all"]),
+    *grid("sapo", positive=[1.0, 0.0, 4.0], negative=[1.05, 0.0, 9.0]),
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
@@ -44,12 +46,16 @@ SETTINGS = [
     *grid("kl", coefficient=[0.3], estimator=["k3", "k1", "k2", "k3_straight_through"], cap=[10.0, None]),
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
+    *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
+    *grid("gspo"),
     *grid("token_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
+    ["gmpo", "s2t", "kl", "sequence_mean"],
+    ["gspo", "clip_higher", "s2t", "sequence_mean"],
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
     ["s2t", "lp_reg", "stare", "constant_length"],

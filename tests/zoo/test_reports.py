@@ -14,13 +14,17 @@ ROWS = random_rows(11, [3, 5, 0, 7, 4])
 #: Of a composition with nothing but this method, beyond what every loss reports.
 REPORTED = {
     "adaptive_entropy": {"coefficient", "value"},
+    "cispo": set(),
     "clip_higher": set(),
     "constant_length": set(),
     "entropy_bonus": {"value"},
+    "gmpo": set(),
+    "gspo": set(),
     "kl": {"value"},
     "lp_reg": {"threshold", "selected", "value"},
     "random_mask": {"dropped"},
     "s2t": {"threshold", "candidates", "dropped"},
+    "sapo": {"gate", "stopped"},
     "sequence_mean": set(),
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
     "token_mean": set(),

@@ -1,0 +1,122 @@
+"""CISPO: cap the ratio and let every token pull (MiniMax-M1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Held, Pull, Terms
+
+
+@final
+@dataclass(frozen=True)
+class CISPO(TokenObjective):
+    """Let every token pull with its ratio, at most ``cap``, instead of stopping those whose ratio has left a range.
+
+    Problem:
+        A clip stops a token for the rest of the rollout once its ratio has left the range. Rare tokens leave it first,
+        among them those that turn a line of thought around ("However", "Wait"), and from the second optimizer step on
+        they teach nothing. CISPO bounds how much a token counts instead of whether it counts.
+
+    Equation:
+        With r the ratio of the token as a constant, A its advantage, l its live log-prob:
+
+            loss = -clip(r, floor, cap) A l,    so the gradient on l is -clip(r, floor, cap) A
+
+        Without ``floor`` only the cap acts.
+
+    Reads:
+        nothing itself. The loss gives it the ratio, and multiplies what comes out by the advantage.
+
+    Writes:
+        - ``pull``: the capped ratio, in the place of the ratio.
+
+    Denominator:
+        untouched: every token counts.
+
+    Parameters:
+        - ``cap``: float in [1, inf), default 5.0. A ratio, not a distance from 1. ScaleRL (arXiv 2510.13786) takes 5
+          and finds 4, 5 and 8 alike; MiniMax-M1 tuned its bound and does not state it.
+        - ``floor``: float in [0, 1] or None, default None. A ratio too. MiniMax-M1 and ScaleRL have none.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: the value of the loss is -clip(r) A; the paper prints -clip(r) A l. The gradients are equal,
+          and neither value says how training goes.
+        - From the paper: log-ratios are clamped to 20 nats, and a token beyond pulls no more.
+        - From the paper: it describes a mask beside the cap that stops tokens as PPO does; the authors say that it was
+          off (MiniMax-AI/MiniMax-M1, issue 17). ROLL offers it; here it is not offered.
+        - From other code: TRL's and ms-swift's ``epsilon_high`` is this cap: 5.0 there is 5.0 here, and so is tinker's
+          ``clip_high_threshold`` (4.0). verl, slime, SkyRL, NeMo-RL and AReaL clip to [1 - low, 1 + high]: high 0.2
+          there is cap 1.2 here, high 4.0 is cap 5.0, and a low below 1 is floor 1 - low, which is 0.8 at 0.2.
+        - From other code: SkyRL's ``rollout_is`` gives tokens outside a band the weight 0. That is not offered.
+
+    Surprises:
+        There is no trust region: nothing stops a token that has moved far, so the policy may drift away from the data
+        over many optimizer steps. A floor makes tokens count that the policy has already left, and most ports have one
+        unless it is turned off.
+
+    Example:
+        Ratios 1.5 and 0.5, first rewarded, then punished, and a cap of 1.2. Every token pulls: 1.5 counts as 1.2, 0.5
+        as it is. The gradient is -A clip(r) / 4.
+
+        >>> import torch
+        >>> from rlstab import CISPO, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((2, 2), 0.4).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2), advantages=torch.tensor([1.0, -1.0]), old_logprobs=old
+        ... )
+        >>> live = torch.tensor([[0.6, 0.2], [0.6, 0.2]]).log().requires_grad_()
+        >>> compose(CISPO(cap=1.2))(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) for g in live.grad.flatten().tolist()]
+        [-0.3, -0.125, 0.3, 0.125]
+
+    Source:
+        MiniMax, "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention", 2025, arXiv 2506.13585
+        (eq. 4, 5); D. Khatri, L. Madaan et al., "The Art of Scaling Reinforcement Learning Compute for LLMs", 2025,
+        arXiv 2510.13786 (the cap). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``
+        (``compute_policy_loss_cispo``), huggingface/trl ``trl/trainer/grpo_trainer.py``.
+    """
+
+    limits = (
+        Limit({"cap": 1e9, "floor": None}, "a ratio is at most e^20, so none reaches the cap."),
+        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+    )
+    interacts = (
+        Interaction("good", "token_mean", "{own} was published on {other}."),
+        Interaction(
+            "beside",
+            "lp_reg",
+            "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not cap.",
+            where=lambda cispo, lp_reg: lp_reg.form == "code",
+        ),
+    )
+
+    name: ClassVar[str] = "cispo"
+    writes = frozenset({"pull"})
+    addresses = frozenset({"trust region", "exploration"})
+
+    cap: Annotated[float, Range(ge=1)] = 5.0
+    floor: Annotated[float | None, Range(ge=0, le=1)] = None
+
+    def in_words(self) -> Mapping[str, str]:
+        least = "" if self.floor is None else f" and at least {self.floor}"
+        return {
+            "pull": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, and all count."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        def capped(ratio: Tensor, held: Held) -> Tensor:
+            return ratio.clamp(self.floor, self.cap)
+
+        return Terms(pull=Pull(capped))

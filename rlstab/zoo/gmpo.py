@@ -1,0 +1,144 @@
+"""GMPO: the geometric mean of the ratios of a response, each clipped before it is averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab.core.loss import token_log_ratio
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.settings import Range
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Held, Terms
+
+
+@final
+@dataclass(frozen=True)
+class GMPO(TokenObjective):
+    """Give all tokens of a response one ratio, the geometric mean of theirs, each clipped first by its log-ratio.
+
+    Problem:
+        GRPO maximises the arithmetic mean of token ratios, which a few tokens with a huge ratio decide. The geometric
+        mean cannot be pulled far by single tokens. The ratios then stay so near 1 that each token can be given a wider
+        range than PPO's, and exploration goes on.
+
+    Equation:
+        With d_t = ln of the ratio of token t, A its advantage, n the kept tokens of its response:
+
+            d'_t = min(d_t, e_high) where A >= 0,   max(d_t, -e_low) where A < 0
+            rho  = exp((1 / n) sum_t d'_t)
+            loss = -A rho,                          averaged over responses by `sequence_mean`
+
+        e_low is ``low``, e_high ``high``. The gradient on the log-prob of a token is -rho A / n, and 0 where d'_t is
+        clipped.
+
+    Reads:
+        nothing itself. The loss gives it the live log-probs and the advantages, of which it reads the sign, and says
+        which tokens are kept.
+
+    Writes:
+        - ``ratio``: rho, with a gradient on each unclipped token's own log-prob.
+
+    Denominator:
+        untouched: a token that is clipped still counts in n and in the mean.
+
+    Parameters:
+        - ``low`` (e_low): float in [0, inf), default 0.4. Nats. Paper and official script.
+        - ``high`` (e_high): float in [0, inf), default 0.4. Nats. Paper and official script: ratios from 0.67 to 1.49.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: an advantage belongs to a token here, and its sign says on which side the token is clipped. In
+          the paper all tokens of a response have one advantage, and then nothing differs.
+        - From the paper: n and the sum are over the tokens that no mask drops; the paper has no masks. The mean ln rho
+          is clamped to 20 nats.
+        - From other code: verl's ``geo_mean`` averages the responses of each micro-batch, whatever their number in the
+          optimizer step, and takes the mean advantage of a response. The official code sees one response at a time. A
+          log-ratio exactly on a bound keeps its gradient here, and half of it in torch's maximum.
+
+    Surprises:
+        The range is in nats: 0.4 is [0.67, 1.49], and PPO's 0.2 would be [0.82, 1.22]. A token that is clipped teaches
+        nothing, and its clipped log-ratio still scales the pull of all others in its response.
+
+    Example:
+        Ratios 1.5 and 0.5, log-ratios 0.405 and -0.693. Rewarded, the first is clipped to 0.4: rho = exp(-0.147) =
+        0.8637. Punished, the second is clipped to -0.4: rho = exp(0.003) = 1.0027. The other two tokens pull with rho /
+        (2 * 2).
+
+        >>> import torch
+        >>> from rlstab import GMPO, PolicyOutputs, SequenceMean, TokenBatch, compose
+        >>> old = torch.full((2, 2), 0.4).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2), advantages=torch.tensor([1.0, -1.0]), old_logprobs=old
+        ... )
+        >>> live = torch.tensor([[0.6, 0.2], [0.6, 0.2]]).log().requires_grad_()
+        >>> objective = compose(GMPO(), SequenceMean())
+        >>> objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) + 0.0 for g in live.grad.flatten().tolist()]
+        [0.0, -0.2159, 0.2507, 0.0]
+
+    Source:
+        Y. Zhao, Y. Liu et al., "Geometric-Mean Policy Optimization", 2025, arXiv 2507.20673. Reference code:
+        callsys/GMPO ``train_zero_math_gmpo.py``, ``scripts/qwen2.5-math-7b-gmpo.sh`` (commit 205b2bf). Code of others:
+        verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``geo_mean``).
+    """
+
+    limits = (
+        Limit(None, "Where every response keeps one token whose log-ratio is within the range."),
+        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+    )
+    interacts = (
+        Interaction("good", "sequence_mean", "{own} was published on {other}."),
+        Interaction(
+            "redundant",
+            "clip_higher",
+            "{own} clips each token itself; {other} would clip the mean over the response, which stays near 1.",
+        ),
+        Interaction(
+            "beside",
+            "lp_reg",
+            "the tokens that {other} selects in form 'code' are clipped by {own} all the same.",
+            where=lambda gmpo, lp_reg: lp_reg.form == "code",
+        ),
+        Interaction(
+            "beside",
+            MASK,
+            "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the others.",
+        ),
+    )
+    expects: ClassVar[Mapping[str, str]] = {
+        "sequence_mean": "it gives responses equal votes, and under a token mean a long one outvotes the others."
+    }
+
+    name: ClassVar[str] = "gmpo"
+    writes = frozenset({"ratio"})
+    addresses = frozenset({"trust region", "token"})
+
+    low: Annotated[float, Range(ge=0)] = 0.4
+    high: Annotated[float, Range(ge=0)] = 0.4
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "ratio": f"All tokens of a response have one ratio, the geometric mean of those that are kept. Before, a "
+            f"log-ratio is clipped at {self.high} where the advantage is positive and at -{self.low} where it is "
+            f"negative; such a token stops pulling."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
+            gaps = token_log_ratio(held.anchor, held.anchor, batch)
+            clipped = torch.where(held.advantages < 0, gaps.clamp(min=-self.low), gaps.clamp(max=self.high))
+            mean = batch.spread(batch.sequence_mean(clipped, held.keep)).to(gaps.dtype)
+            own = policy.logprobs - held.anchor.logprobs  # a zero that carries the gradient
+            return mean + torch.where(clipped == gaps, own, 0.0)
+
+        return Terms(ratio=ratio)

@@ -1,0 +1,132 @@
+"""GSPO: one ratio for a response, the geometric mean of those of its tokens (Qwen)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab.core.loss import token_log_ratio
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Held, Terms
+
+
+@final
+@dataclass(frozen=True)
+class GSPO(TokenObjective):
+    """Give all tokens of a response one ratio, the geometric mean of theirs, so that responses are clipped whole.
+
+    Problem:
+        A reward is for a response, and the ratio of one token is one sample of its position: it corrects nothing and
+        adds noise that grows with the length. In mixture-of-experts models it is mostly noise, because the experts
+        chosen for a token change between sampling and training. The mean over a response is steady, and it fits what
+        was rewarded.
+
+    Equation:
+        With d_t = ln of the ratio of token t, n the kept tokens of its response:
+
+            s    = exp((1 / n) sum_t d_t)
+            loss = max(-s A, -clip(s, 1 - e_low, 1 + e_high) A),   meaned over responses
+
+        The clip belongs to `clip_higher`, at ``low`` 3e-4 and ``high`` 4e-4; the mean to `sequence_mean`. The gradient
+        on the log-prob of each token is -s A / n where the response is not clipped.
+
+    Reads:
+        nothing itself. The loss gives it the live log-probs, and says which tokens are kept.
+
+    Writes:
+        - ``ratio``: s, with a gradient on each token's own log-prob.
+
+    Denominator:
+        untouched: a response that is clipped still counts.
+
+    Parameters:
+        none
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: this is its token form (GSPO-token): each token has the value s and the gradient of its own
+          log-prob. The sequence form has the same gradient where the advantage is one for the response and nothing is
+          dropped; where a mask drops tokens it would pull them all the same, so it is not offered.
+        - From the paper: n and the sum are over the tokens that no mask drops; the paper has no masks.
+        - From other code: verl clamps ln s at 10 from above; here it is clamped to 20 nats, with zero gradient beyond.
+          verl averages by ``seq-mean-token-mean`` whatever is set. In TRL it is ``importance_sampling_level``
+          "sequence" with ``loss_type`` "grpo".
+        - From other code: LUSPO (arXiv 2602.05261) multiplies the loss of a response by its length. It is not offered.
+
+    Surprises:
+        ln s is a mean, far smaller than what it averages: with the 0.2 of a token clip no response is ever stopped. At
+        3e-4 many are: the paper reports two orders of magnitude more clipped tokens than GRPO, and learns faster.
+        Log-probs in bfloat16 are off by more than the range. One wild token in a long response goes unseen.
+
+    Example:
+        Ratios 1.5 and 0.75 in a rewarded and in a punished response: s = sqrt(1.125) = 1.0607. The rewarded response is
+        beyond 1.0004 and stopped; the punished one is not below 0.9997, and its tokens pull with 1.0607 / (2 * 2).
+
+        >>> import torch
+        >>> from rlstab import GSPO, ClipHigher, PolicyOutputs, SequenceMean, TokenBatch, compose
+        >>> old = torch.full((2, 2), 0.4).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2), advantages=torch.tensor([1.0, -1.0]), old_logprobs=old
+        ... )
+        >>> live = torch.tensor([[0.6, 0.3], [0.6, 0.3]]).log().requires_grad_()
+        >>> objective = compose(GSPO(), ClipHigher(low=3e-4, high=4e-4), SequenceMean())
+        >>> objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) + 0.0 for g in live.grad.flatten().tolist()]
+        [0.0, 0.0, 0.2652, 0.2652]
+
+    Source:
+        C. Zheng, S. Liu, M. Li et al., "Group Sequence Policy Optimization", 2025, arXiv 2507.18071 (section 4.3; the
+        range in section 5.1). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``
+        (``compute_policy_loss_gspo``), huggingface/trl ``trl/trainer/grpo_trainer.py``.
+    """
+
+    limits = (
+        Limit(None, "Where every response keeps one token, or all its ratios are equal."),
+        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+    )
+    interacts = (
+        Interaction(
+            "good", ("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 3e-4 and 4e-4."
+        ),
+        Interaction(
+            "beside",
+            ("clip_higher", "cispo", "sapo"),
+            "the ratio of {own} is a mean and stays near 1, where settings of {other} that suit single tokens never "
+            "act.",
+            where=lambda gspo, other: other.name != "clip_higher" or other.high > 0.01,
+        ),
+        Interaction(
+            "beside",
+            MASK,
+            "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the others.",
+        ),
+    )
+    expects: ClassVar[Mapping[str, str]] = {
+        "sequence_mean": "it gives responses equal votes, and under a token mean a long one outvotes the others."
+    }
+
+    name: ClassVar[str] = "gspo"
+    writes = frozenset({"ratio"})
+    addresses = frozenset({"trust region", "off-policy"})
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "ratio": "All tokens of a response have one ratio, the geometric mean of the ratios of those that are kept."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
+            gaps = token_log_ratio(held.anchor, held.anchor, batch)
+            mean = batch.spread(batch.sequence_mean(gaps, held.keep)).to(gaps.dtype)
+            return mean + (policy.logprobs - held.anchor.logprobs)  # a zero that carries the gradient
+
+        return Terms(ratio=ratio)

@@ -1,0 +1,129 @@
+"""SAPO: a token pulls less the further its ratio is from 1, without an edge (Qwen)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Gate, Held, Terms
+
+
+@final
+@dataclass(frozen=True)
+class SAPO(TokenObjective):
+    """Let a token pull less the further its ratio is from 1, on either side, and sooner where it is punished.
+
+    Problem:
+        A clip is an edge: just inside a token pulls in full, just outside not at all. A tight range throws signal away,
+        a wide one lets noise in. And an update that punishes a token raises many others that were never sampled, so it
+        does more harm far from the data than one that rewards. SAPO turns the edge into a slope, steeper for punished
+        tokens.
+
+    Equation:
+        With r the ratio of the token, A its advantage, tau = tau_pos where A > 0, else tau_neg:
+
+            loss     = -(4 / tau) sigmoid(tau (r - 1)) A                          as printed
+            gradient = -g r A on the log-prob
+            g        = 4 z (1 - z) = 1 / cosh(tau (r - 1) / 2)^2                  z = sigmoid(tau (r - 1))
+
+        g is 1 at r = 1 and one half near |r - 1| = 1.76 / tau.
+
+    Reads:
+        nothing itself. The loss gives it the ratio and the advantage, of which it reads the sign.
+
+    Writes:
+        - ``gates``: g.
+
+    Denominator:
+        untouched: a token that pulls less still counts.
+
+    Parameters:
+        - ``positive`` (tau_pos): float in [0, inf), default 1.0. The paper, and every port. 0 leaves the ratio alone.
+        - ``negative`` (tau_neg): float in [0, inf), default 1.05. The paper, and every port; it asks for more than
+          ``positive``.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: the value of the loss is -g r A. The printed one has the same gradient, and is -2 A / tau at r
+          = 1: do not compare losses with those of other code.
+        - From the paper: log-ratios are clamped to 20 nats, where g is 0 anyway unless tau is tiny; verl does the same.
+        - From other code: Trinity-RFT refuses ``negative`` below ``positive``, and averages over tokens as AReaL does.
+          AReaL refuses SAPO beside its decoupled loss; here a weight for the sampler's mismatch multiplies it.
+        - From other code: ports offer SAPO on the ratio of a sequence. That is `gspo` beside it here, and not the
+          paper's.
+
+    Surprises:
+        The slope is gentle: at the defaults a ratio of 1.28 keeps 98 % of its pull and one of 2 keeps 79 %, so next to
+        a clip at 0.2 it hardly bounds anything. It damps both directions: a token that moves back towards the data
+        pulls less too.
+
+    Example:
+        Ratios 2 and 0.5, first rewarded, then punished. Rewarded, g is 1 / cosh(0.5)^2 = 0.7864 at 2; punished it is 1
+        / cosh(0.525)^2 = 0.7683. The gradient is -g r A / 4.
+
+        >>> import torch
+        >>> from rlstab import SAPO, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((2, 2), 0.4).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2), advantages=torch.tensor([1.0, -1.0]), old_logprobs=old
+        ... )
+        >>> live = torch.tensor([[0.8, 0.2], [0.8, 0.2]]).log().requires_grad_()
+        >>> compose(SAPO())(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) for g in live.grad.flatten().tolist()]
+        [-0.3932, -0.1175, 0.3841, 0.1168]
+
+    Source:
+        C. Gao et al., "Soft Adaptive Policy Optimization", 2025, arXiv 2511.20347. Common code: verl-project/verl
+        ``verl/trainer/ppo/core_algos.py`` (``compute_policy_loss_sapo``), huggingface/trl
+        ``trl/trainer/grpo_trainer.py``.
+    """
+
+    limits = (
+        Limit({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."),
+        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+    )
+    interacts = (
+        Interaction("good", "sequence_mean", "{own} was published on {other}."),
+        Interaction(
+            "redundant",
+            ("clip_higher", "cispo"),
+            "{own} was published in the place of a clip: what {other} would bound it has damped.",
+        ),
+        Interaction(
+            "beside",
+            "lp_reg",
+            "the tokens that {other} selects in form 'code' have no trust region: {own} leaves them alone.",
+            where=lambda sapo, lp_reg: lp_reg.form == "code",
+        ),
+    )
+
+    name: ClassVar[str] = "sapo"
+    writes = frozenset({"gates"})
+    addresses = frozenset({"trust region"})
+
+    positive: Annotated[float, Range(ge=0)] = 1.0
+    negative: Annotated[float, Range(ge=0)] = 1.05
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "gates": f"A token pulls 1 / cosh(tau (ratio - 1) / 2)^2 times as hard, tau = {self.positive} where its "
+            f"advantage is positive and {self.negative} where it is negative. It still counts in full."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        def gate(ratio: Tensor, held: Held) -> Tensor:
+            tau = torch.where(held.advantages > 0, self.positive, torch.full_like(ratio, self.negative))
+            return (tau * (ratio - 1) / 2).cosh().pow(-2)
+
+        return Terms(gates={"": Gate(gate)})
