@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from rlstab import (
+    CISPO,
+    GMPO,
+    GSPO,
+    SAPO,
     STARE,
     ClipHigher,
     ConstantLength,
@@ -88,8 +92,11 @@ def kept(terms: Terms) -> Tensor:
 
 
 OLD = tensors("main")["old"]
+#: As published code has it, in float32.
+NEGATIVE = torch.tensor(1.05, dtype=torch.float32).item()
 WIDER, TRL_TOP = ClipHigher(), TopEntropyMask(denominator="all")
 VERL = ClipHigher(dual_clip=10.0)
+SEQUENCE = ClipHigher(low=0.1, high=0.15)
 
 
 # -- STARE -------------------------------------------------------------------------------------------------------------
@@ -388,6 +395,97 @@ AGREEMENTS = (
         "`clip_higher` (dual clip 10) in float32",
         {"dual clip 10, float32": _loss("verl", "dual clip 10, float32", VERL)},
         SINGLE,
+    ),
+    Agreement(
+        "GSPO (TRL)",
+        "trl",
+        "gspo",
+        "GRPOTrainer._compute_loss, importance_sampling_level sequence",
+        "`gspo`, `clip_higher` (0.1, 0.15), `sequence_mean` (loss_type grpo), `token_mean` (dapo), `constant_length` "
+        "of 1 (luspo)",
+        {
+            "grpo, sequence": _loss("trl", "grpo, sequence", GSPO(), SEQUENCE, SequenceMean()),
+            "grpo, sequence, halves": _loss("trl", "grpo, sequence, halves", GSPO(), SEQUENCE, SequenceMean()),
+            "dapo, sequence": _loss("trl", "dapo, sequence", GSPO(), SEQUENCE, TokenMean()),
+            "luspo, sequence": _loss("trl", "luspo, sequence", GSPO(), SEQUENCE, ConstantLength(length=1)),
+        },
+    ),
+    Agreement(
+        "GSPO (verl)",
+        "verl",
+        "gspo",
+        "compute_policy_loss_gspo",
+        "`gspo`, `clip_higher` (0.1, 0.15) with `sequence_mean`, with `token_mean`",
+        {
+            "gspo": _loss("verl", "gspo", GSPO(), SEQUENCE, SequenceMean()),
+            "gspo ragged": _loss("verl", "gspo ragged", GSPO(), SEQUENCE, SequenceMean()),
+            "gspo, token-mean": _loss("verl", "gspo, token-mean", GSPO(), SEQUENCE, TokenMean()),
+        },
+        ADDED,
+    ),
+    Agreement(
+        "GMPO (verl)",
+        "verl",
+        "gmpo",
+        "compute_policy_loss_geo_mean",
+        "`gmpo` (0.4, 0.4), (0.1, 0.3), `sequence_mean`; theirs adds 1e-8 to a length twice",
+        {
+            "geo_mean": _loss("verl", "geo_mean", GMPO(), SequenceMean()),
+            "geo_mean ragged": _loss("verl", "geo_mean ragged", GMPO(low=0.1, high=0.3), SequenceMean()),
+        },
+        2 * ADDED,
+    ),
+    Agreement(
+        "CISPO (TRL)",
+        "trl",
+        "cispo",
+        "GRPOTrainer._compute_loss, loss_type cispo",
+        "`cispo` (cap: epsilon_high), also with the ratio of `gspo`",
+        {
+            "cispo": _slope("trl", "cispo", CISPO(cap=1.28)),
+            "cispo ragged": _slope("trl", "cispo ragged", CISPO(cap=5.0)),
+            "cispo, sequence": _slope("trl", "cispo, sequence", GSPO(), CISPO(cap=1.15)),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "CISPO (verl)",
+        "verl",
+        "cispo",
+        "compute_policy_loss_cispo",
+        "`cispo` (cap: 1 + clip_ratio_high, floor: 1 - clip_ratio_low, null where that is 0)",
+        {
+            "cispo": _slope("verl", "cispo", CISPO(cap=1.28, floor=0.8)),
+            "cispo ragged": _slope("verl", "cispo ragged", CISPO(cap=1.28, floor=0.8)),
+            "cispo, no floor": _slope("verl", "cispo, no floor", CISPO(cap=5.0)),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "SAPO (TRL)",
+        "trl",
+        "sapo",
+        "GRPOTrainer._compute_loss, loss_type sapo",
+        "`sapo`, `sequence_mean`, also with the ratio of `gspo`; 1.05 as the float32 that it is there",
+        {
+            "sapo": _slope("trl", "sapo", SAPO(negative=NEGATIVE), SequenceMean()),
+            "sapo halves": _slope("trl", "sapo halves", SAPO(positive=2.0, negative=3.0), SequenceMean()),
+            "sapo, sequence": _slope("trl", "sapo, sequence", GSPO(), SAPO(negative=NEGATIVE), SequenceMean()),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "SAPO (verl)",
+        "verl",
+        "sapo",
+        "compute_policy_loss_sapo",
+        "`sapo`, `sequence_mean`",
+        {
+            "sapo": _slope("verl", "sapo", SAPO(), SequenceMean()),
+            "sapo ragged": _slope("verl", "sapo ragged", SAPO(positive=2.0, negative=3.0), SequenceMean()),
+        },
+        ADDED,
+        "gradient",
     ),
     Agreement(
         "token mean (verl token-mean)",

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from rlstab import (
+    CISPO,
+    GMPO,
+    SAPO,
     STARE,
     ClipHigher,
     ConstantLength,
@@ -127,6 +130,42 @@ DEVIATIONS = (
         slope(stored("verl", "ratio on the dual bound"), 0, 0),
         slope(found("verl", "ratio on the dual bound", ClipHigher(dual_clip=2.0)), 0, 0),
         (0.5, 1.0),
+    ),
+    Deviation(
+        GMPO,
+        "averages the responses of each micro-batch",
+        "verl",
+        "loss, micro-batches of 3, 1 and 4 rows, whose means are added",
+        loss(stored("verl", "geo_mean ragged, means added")),
+        loss(found("verl", "geo_mean ragged, means added", GMPO(low=0.1, high=0.3), SequenceMean())),
+        (1.535, 0.8190),
+    ),
+    Deviation(
+        CISPO,
+        "the value of the loss is -clip(r) A",
+        "trl",
+        "loss at the same gradient",
+        loss(stored("trl", "cispo")),
+        loss(found("trl", "cispo", CISPO(cap=1.28))),
+        (-0.2745, -0.09380),
+    ),
+    Deviation(
+        CISPO,
+        "a low below 1 is floor 1 - low",
+        "verl",
+        "gradient of a rewarded token at a ratio of 0.25, one of 36, low 0.2 there and no floor here",
+        slope(stored("verl", "cispo"), 0, 1),
+        slope(found("verl", "cispo", CISPO(cap=1.28)), 0, 1),
+        (-0.8 * 1.25 / 36, -0.25 * 1.25 / 36),
+    ),
+    Deviation(
+        SAPO,
+        "the value of the loss is -g r A",
+        "trl",
+        "loss at the same gradient",
+        loss(stored("trl", "sapo")),
+        loss(found("trl", "sapo", SAPO(), SequenceMean())),
+        (-0.3225, -0.06618),
     ),
     Deviation(
         KLPenalty,

@@ -502,13 +502,15 @@ def verl() -> dict[str, Any]:
         without: dict[str, Any] | None = None,
         covariance: dict[str, Any] | None = None,
         correction: dict[str, Any] | None = None,
+        by_rows: bool = True,
         **settings: Any,
     ) -> dict[str, Any]:
         """A registered loss with verl's own configuration; the parts of a cut get the counts of the whole step.
 
         ``covariance``: settings of Clip-Cov and KL-Cov. ``without``: those at which no token is selected; the selected
         tokens are those whose gradient differs. ``correction``: settings of the rollout correction of the whole step,
-        whose weights and mask then count; the selected tokens are those that it leaves.
+        whose weights and mask then count; the selected tokens are those that it leaves. ``by_rows``: geo_mean, which
+        takes the mean over the rows of a part, counts by their share; in verl its means are added.
         """
         every = tensors(inputs)
         mask, weights, rows = every["mask"], torch.ones_like(every["mask"]), len(every["mask"])
@@ -539,7 +541,7 @@ def verl() -> dict[str, Any]:
                 config=config(chosen),
                 rollout_is_weights=None if correction is None else weights[part],
             )
-            return one * (len(part) / rows if kind == "geo_mean" else 1)  # takes the mean over the rows of the part
+            return one * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
 
         parts = iter([list(range(rows))] if cut is None else CUTS[cut])
 
@@ -577,6 +579,9 @@ def verl() -> dict[str, Any]:
     cases["gpg"] = policy("gpg")
     cases["geo_mean"] = policy("geo_mean", clip_ratio_low=0.4, clip_ratio_high=0.4)
     cases["geo_mean ragged"] = policy("geo_mean", "ragged", "main", clip_ratio_low=0.1, clip_ratio_high=0.3)
+    cases["geo_mean ragged, means added"] = policy(
+        "geo_mean", "ragged", "main", by_rows=False, clip_ratio_low=0.1, clip_ratio_high=0.3
+    )
     cases["cispo"] = policy("cispo", **wide)
     cases["cispo, no floor"] = policy("cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
     cases["cispo ragged"] = policy("cispo", "ragged", "main", **wide)
