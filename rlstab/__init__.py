@@ -22,18 +22,26 @@ from rlstab.presets import preset
 from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ar import AR
+from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.dcpo_clip import DCPOClip
+from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
+from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
@@ -41,7 +49,10 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 __version__ = "0.1.0"
 
 __all__ = [
+    "AR",
+    "CEGPPO",
     "CISPO",
+    "DPPO",
     "GMPO",
     "GSPO",
     "NOTHING",
@@ -52,14 +63,18 @@ __all__ = [
     "ClipHigher",
     "Composition",
     "ConstantLength",
+    "DCPOClip",
+    "ESSScale",
     "EntropyBonus",
     "Gate",
     "Grouped",
     "Held",
+    "ImportanceCorrection",
     "KLPenalty",
     "LossOutput",
     "LpReg",
     "Mean",
+    "Mismatch",
     "Penalty",
     "Plan",
     "PolicyOutputs",
@@ -70,6 +85,7 @@ __all__ = [
     "S2TMask",
     "SequenceMean",
     "Settled",
+    "SignWeights",
     "Stat",
     "State",
     "Terms",

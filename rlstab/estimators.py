@@ -1,4 +1,4 @@
-"""Small pure mathematics: estimators of a Kullback-Leibler divergence from the log-prob of one sampled token.
+"""Small pure mathematics on the log-prob of one sampled token: its probability, and estimators of a KL divergence.
 
 ``d = ln p_target(a) - ln p_policy(a)`` in nats, shape ``(n,)``, for tokens ``a`` sampled from the policy. Names after
 J. Schulman, "Approximating KL divergence" (2020).
@@ -14,6 +14,11 @@ from torch.autograd.function import once_differentiable
 
 #: ``d`` is clamped to this before ``exp``: at 100 nats the exponential overflows and 0 * inf poisons the gradient.
 MAX_D = 20.0
+
+
+def probability(logprobs: Tensor) -> Tensor:
+    """``(n,)`` float64 in [0, 1]: a log-prob above 0, where rounding may put it, counts as 0."""
+    return logprobs.double().clamp(max=0.0).exp()
 
 
 def k1(d: Tensor) -> Tensor:

@@ -110,6 +110,7 @@ def test_traces_agree_with_the_metrics() -> None:
 #: What the methods of the zoo do to single tokens, with settings under which they do it here.
 ACTS = {
     "adaptive_entropy": ({"target_entropy": 2.0, "initial": 0.001}, {"regularised"}),
+    "ar": ({}, {"damped"}),
     "clip_higher": ({"low": 0.1, "high": 0.1}, {"clipped"}),
     "constant_length": ({"length": 10}, set()),
     "entropy_bonus": ({}, {"regularised"}),
@@ -118,6 +119,7 @@ ACTS = {
     "random_mask": ({"share": 0.3}, {"dropped"}),
     "s2t": ({"max_prob": 0.3}, {"dropped"}),
     "sequence_mean": ({}, set()),
+    "sign_weights": ({}, {"damped"}),
     "stare": ({"variant": "C2", "target_entropy": 2.0}, {"boosted", "damped"}),
     "token_mean": ({}, set()),
     "top_entropy": ({"denominator": "all"}, {"damped"}),

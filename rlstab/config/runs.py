@@ -265,8 +265,8 @@ def build_run(document: Document) -> RunConfig:
     run = document.validate(RunConfig, data)
     assert isinstance(run, RunConfig)
     optimisation = run.optimisation
-    # of what acts: an observed method that moved the policies of a run would change it
-    drift = frozenset[str]().union(*(one.reads_drift for one in composition.acting()))
+    # of what acts: a method that is observed, or only reports, would change the run by moving its policies
+    drift = frozenset[str]().union(*(one.reads_drift for one in composition.acting() if one.writes))
     unset = {
         "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, optimisation.optimizer_steps_per_rollout),
         "refresh": optimisation.refresh or refresh_for(drift, optimisation.optimizer_steps_per_rollout),

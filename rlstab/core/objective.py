@@ -141,11 +141,11 @@ class TokenObjective(ABC):
         """What it does to a token: sentences for each field of Terms that it may fill, with the settings filled in.
 
         A setting that the sentences leave out has no effect beside the others. Without an override it is the first
-        line of the docstring, with all settings, under one of the fields.
+        line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills none.
         """
         chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
         text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
-        return dict.fromkeys(sorted(self.writes)[:1], text)
+        return dict.fromkeys(sorted(self.writes)[:1] or ["report"], text)
 
     def init_state(self) -> State:
         """State before the first optimizer step; its keys are those of every later one."""

@@ -10,18 +10,26 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
+from rlstab.zoo.ar import AR
+from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.dcpo_clip import DCPOClip
+from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.mismatch import Mismatch
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
+from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
@@ -29,20 +37,42 @@ from rlstab.zoo.top_entropy import TopEntropyMask
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
     "cispo": (CISPO(cap=1.1), CISPO(cap=1.2, floor=0.9)),
+    "ce_gppo": (CEGPPO(), CEGPPO(low=0.1, high=0.28, pull_low=0.5, pull_high=0.25, dual_clip=1.5)),
+    "ar": (AR(), AR(alpha=0.9)),
     "clip_higher": (ClipHigher(), ClipHigher(low=0.1, high=0.1, dual_clip=1.5)),
     "constant_length": (ConstantLength(length=7),),
+    "dcpo_clip": (DCPOClip(), DCPOClip(low=0.02, high=0.03, cap=1.5, dual_clip=None)),
+    "dppo": (
+        DPPO(high=0.05, low=0.05, cap=1.2),
+        DPPO(divergence="kl", high=0.01, low=0.01),
+        DPPO(high=0.1, low=0.05, cap=1.5, anchor="old"),
+    ),
     "entropy_bonus": (EntropyBonus(),),
     "gmpo": (GMPO(), GMPO(low=0.1, high=0.2)),
     "gspo": (GSPO(),),
+    "ess_scale": (ESSScale(), ESSScale(base=0.9, power=1.0, anchor="old")),
+    "importance_correction": (
+        ImportanceCorrection(max_weight=1.01),
+        ImportanceCorrection(level="sequence", min_weight=0.98, max_weight=1.02, normalize=True),
+        ImportanceCorrection(max_weight=None, keep_low=0.99, keep_high=1.01, normalize=True, denominator="kept"),
+        ImportanceCorrection(level="geometric", keep_low=0.995, veto=0.98),
+        ImportanceCorrection(level="sequence", keep_high=1.01, denominator="kept"),
+    ),
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),
     ),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),
+    "mismatch": (Mismatch(), Mismatch(of="logprobs"), Mismatch(of="logprobs", to="old_logprobs")),
     "random_mask": (RandomMask(share=0.3), RandomMask(share=0.5, sign="all", seed=7)),
     "s2t": (S2TMask(max_prob=0.02), S2TMask(max_prob=0.05, population="all", quantile=0.8)),
     "sapo": (SAPO(), SAPO(positive=3.0, negative=6.0)),
     "sequence_mean": (SequenceMean(),),
+    "sign_weights": (
+        SignWeights(),
+        SignWeights(positive=0.0),
+        SignWeights(positive=1.0, negative=0.0),
+    ),
     "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),

@@ -52,7 +52,11 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
 
 
 #: Settings that a method wants in this order, smallest first.
-ORDERED = {"adaptive_entropy": [("low", "initial", "high")], "stare": [("boost", "max_boost"), ("min_damp", "damp")]}
+ORDERED = {
+    "adaptive_entropy": [("low", "initial", "high")],
+    "importance_correction": [("min_weight", "max_weight"), ("keep_low", "keep_high")],
+    "stare": [("boost", "max_boost"), ("min_damp", "damp")],
+}
 
 
 @cache
@@ -62,10 +66,11 @@ def settings(name: str) -> st.SearchStrategy[dict[str, Any]]:
 
     def ordered(drawn: dict[str, Any]) -> dict[str, Any]:
         for names in ORDERED.get(name, []):
-            drawn.update(zip(names, sorted(drawn[one] for one in names), strict=True))
+            given = [one for one in names if drawn[one] is not None]
+            drawn.update(zip(given, sorted(drawn[one] for one in given), strict=True))
         return drawn
 
-    return found.map(ordered)
+    return found.map(ordered).filter(lambda drawn: name != "mismatch" or drawn["of"] != drawn["to"])
 
 
 @cache

@@ -133,15 +133,17 @@ def test_a_method_within_another_or_nested_counts() -> None:
 
 def test_what_is_only_observed_changes_no_policy_of_the_run() -> None:
     """Else the run with it would learn from other evidence than the run without."""
-    watched = {"name": "observe", "method": ["reads_sampler", "reads_step"]}
+    observed = {"name": "observe", "method": ["reads_sampler", "reads_step"]}
     for epochs in (1, 2):
         alone, beside = (
             load_run({"objective": objective, "optimisation": {"epochs": epochs}})
-            for objective in (["clip_higher"], ["clip_higher", watched])
+            for objective in (["clip_higher"], ["clip_higher", "mismatch", observed])
         )
         assert beside.optimisation == alone.optimisation
+    in_one_step = load_run({"objective": ["clip_higher", "mismatch"]})
     assert observe(ReadsSampler()).reads_drift == {"sampler"}
     assert any(text.startswith("observe_reads_step cannot act: the evidence is that of") for text in notes(beside))
+    assert any(text.startswith("mismatch cannot act: old_logprobs: live compares") for text in notes(in_one_step))
 
 
 # -- what stays idle ---------------------------------------------------------------------------------------------------

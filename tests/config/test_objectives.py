@@ -65,7 +65,11 @@ def test_methods_share_a_hash_exactly_when_they_are_equal(one, other):
 
 
 #: What a method has to be told, or wants so that each of its settings can change alone.
-ROOM = {"constant_length": {"length": 7}, "adaptive_entropy": {"initial": 0.001, "high": 0.5}}
+ROOM = {
+    "adaptive_entropy": {"initial": 0.001, "high": 0.5},
+    "constant_length": {"length": 7},
+    "mismatch": {"of": "logprobs"},
+}
 EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_of(METHODS.get(name))]
 
 
@@ -73,7 +77,7 @@ EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_
 def test_another_value_of_any_setting_has_another_hash(name, setting):
     before = {"name": name, **ROOM.get(name, {})}
     (full,) = dump_objective(load_objective(before))
-    candidates = (*setting.choices, 0.001, 0.5, 1.2, 2.0, 9)
+    candidates = (*setting.choices, True, 0.001, 0.5, 1.2, 2.0, 9)
     other = next(one for one in candidates if setting.accepts(one) and one != full[setting.name])
     assert objective_hash(load_objective({**before, setting.name: other})) != objective_hash(load_objective(before))
 

@@ -1,5 +1,8 @@
 """What is only observed measures, remembers and reports, and changes nothing."""
 
+from dataclasses import dataclass
+from typing import ClassVar, final
+
 import pytest
 import torch
 
@@ -10,10 +13,13 @@ from rlstab import (
     EntropyBonus,
     KLPenalty,
     LpReg,
+    Mean,
     RandomMask,
     S2TMask,
     SequenceMean,
+    Terms,
     TokenMean,
+    TokenObjective,
     TopEntropyMask,
     compose,
     make_plan,
@@ -234,6 +240,27 @@ def test_a_plan_in_which_nothing_acts_is_silent():
     batch = batch_of([[{**one, "A": 0.0} for one in row] for row in ROWS])
     assert make_plan(compose(observe(KLPenalty(coefficient=0.5)), observe(EntropyBonus())), [batch]).silent
     assert not make_plan(compose(KLPenalty(coefficient=0.5)), [batch]).silent
+
+
+@final
+@dataclass(frozen=True)
+class Reporting(TokenObjective):
+    """Report the mean advantage."""
+
+    name: ClassVar[str] = "reporting"
+    bins: int = 3
+
+    def terms(self, batch, stat, state):
+        return Terms(report={"advantage": Mean.of(batch.advantages)})
+
+
+def test_a_method_may_write_nothing_and_only_report():
+    assert Reporting().in_words() == {"report": "Report the mean advantage. (bins = 3)"}
+    batch = batch_of(ROWS)
+    losses = [compose(*methods)(batch, live_of(batch, ROWS)[0]) for methods in ((), (Reporting(),))]
+    assert torch.equal(*(one.loss for one in losses))
+    assert losses[1].metrics()["reporting/advantage"] == pytest.approx(batch.advantages.mean().item())
+    assert check_objective(Reporting(), examples=3).ok
 
 
 def test_each_method_of_a_plan_is_there_by_its_name():

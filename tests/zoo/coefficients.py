@@ -18,13 +18,16 @@ def row(ratios, advantage, **more):
     return [token(now=-60.0, drift=math.log(one), A=advantage, **more) for one in ratios]
 
 
-def coefficients(methods, rows, *, dtype=torch.float64, state=None):
-    """``c`` of each token, in loss gradient = -c / N; with a sequence mean where all rows are equally long."""
-    objective = compose(*methods)
-    batch = batch_of(rows, dtype=dtype)
+def coefficients(methods, rows, *, dtype=torch.float64, state=None, live_ratio=False):
+    """``c`` of each token, in loss gradient = -c / N; with a sequence mean where all rows are equally long.
+
+    Of one method or several.
+    """
+    objective = compose(*methods) if isinstance(methods, tuple | list) else compose(methods)
+    batch = batch_of(rows, dtype=dtype, live_ratio=live_ratio)
     policy, leaves = live_of(batch, rows, dtype=dtype)
     objective(batch, policy, state=objective.init_state() if state is None else state).loss.backward()
-    return (-len(batch) * gradients(batch, leaves)["logp"]).tolist()
+    return [-len(batch) * slope + 0.0 for slope in gradients(batch, leaves)["logp"].tolist()]
 
 
 def extremes(advantages=(1.5, -1.5), **more):

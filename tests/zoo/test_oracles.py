@@ -28,6 +28,8 @@ SETTINGS = [
     *grid("cispo", cap=[1.2, 5.0], floor=[None, 0.8]),
     *grid("s2t", max_prob=[0.002, 1.0], quantile=[0.75, 0.3, 0.0, 1.0], population=["candidates", "all"]),
     *grid("sapo", positive=[1.0, 0.0, 4.0], negative=[1.05, 0.0, 9.0]),
+    *grid("mismatch", of=["old_logprobs", "logprobs"], to=["rollout_logprobs"]),
+    *grid("mismatch", of=["logprobs"], to=["old_logprobs"]),
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
@@ -43,14 +45,44 @@ SETTINGS = [
         max_boost=[1.5],
         min_damp=[0.4],
     ),
+    *grid("ess_scale", base=[1.0, 0.55], power=[0.5, 1.0, 0.0], anchor=["rollout", "old"]),
+    *grid(
+        "importance_correction",
+        level=["token", "sequence", "geometric"],
+        min_weight=[None],
+        max_weight=[2.0, 1.1, None],
+        keep_low=[None],
+        keep_high=[None],
+        veto=[None],
+        normalize=[False, True],
+        denominator=["all"],
+    ),
+    *grid(
+        "importance_correction",
+        level=["sequence", "geometric", "token"],
+        min_weight=[0.95],
+        max_weight=[None],
+        keep_low=[0.9],
+        keep_high=[1.2, None],
+        veto=[None, 0.7],
+        normalize=[True, False],
+        denominator=["kept", "all"],
+    ),
     *grid("kl", coefficient=[0.3], estimator=["k3", "k1", "k2", "k3_straight_through"], cap=[10.0, None]),
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
     *grid("gspo"),
+    *grid(
+        "ce_gppo", low=[0.2, 0.0], high=[0.2, 0.0], pull_low=[0.75, 0.0], pull_high=[1.0, 0.5], dual_clip=[None, 1.5]
+    ),
+    *grid("dcpo_clip", low=[0.02, 0.16, 0.0], high=[0.03, 0.0], cap=[10.0, 1.2], dual_clip=[10.0, None, 1.5]),
+    *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
     *grid("token_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
+    *grid("ar", alpha=[0.3, 0.0, 1.0]),
+    *grid("sign_weights", positive=[0.1, 0.0, 1.5], negative=[1.0, 0.0]),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
@@ -147,7 +179,9 @@ def check(methods, rows, state=None, memories=None, live_ratio=False):
             if field in decision:
                 assert getattr(terms, field).tolist() == decision[field], (name, field)
         if "weight" in decision:
-            assert (terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)) == decision["weight"]
+            weight = terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)
+            weight = [1.0] * len(tokens) if terms.weight is None else terms.weight.tolist()
+            assert weight == pytest.approx(decision["weight"], rel=REORDERED)
         if "bonus" in decision:
             assert terms.bonus.tolist() == pytest.approx(decision["bonus"], rel=REORDERED)
         if "lr_scale" in decision:

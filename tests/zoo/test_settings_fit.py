@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlstab import STARE, AdaptiveEntropy, TokenObjective
+from rlstab import STARE, AdaptiveEntropy, ImportanceCorrection, Mismatch, TokenObjective
 from rlstab.errors import OutOfRange
 
 
@@ -20,6 +20,18 @@ from rlstab.errors import OutOfRange
         (
             lambda: AdaptiveEntropy(initial=0.1),
             "'adaptive_entropy': low = 0.0, initial = 0.1, high = 0.005, expected low <= initial <= high.",
+        ),
+        (
+            lambda: ImportanceCorrection(min_weight=3.0),
+            "'importance_correction': min_weight = 3.0 and max_weight = 2.0, expected min_weight <= max_weight.",
+        ),
+        (
+            lambda: ImportanceCorrection(keep_low=2.0, keep_high=0.5),
+            "'importance_correction': keep_low = 2.0 and keep_high = 0.5, expected keep_low <= keep_high.",
+        ),
+        (
+            lambda: Mismatch(to="old_logprobs"),
+            "'mismatch': of and to are both 'old_logprobs', expected two policies.",
         ),
         (
             lambda: STARE(increment=0.1, boost=2.0),

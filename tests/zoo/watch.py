@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from typing import ClassVar
@@ -13,7 +14,7 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
-from rlstab.core.stats import settle
+from rlstab.errors import OutOfRange
 from rlstab.explain.card_sections import BASICS, card
 
 
@@ -40,20 +41,26 @@ class WatchedPolicy(PolicyOutputs):
 
 
 def examples(cls: type[TokenObjective]) -> list[TokenObjective]:
-    """One instance for each combination of choices, and of None and a number; other settings at their default."""
+    """One instance for each combination of choices, and of None and a number; other settings at their default.
+
+    Combinations that the method refuses are left out.
+    """
 
     def values(setting: Setting) -> list[object]:
         if setting.choices:
             return list(setting.choices)
+        if bool in setting.kinds:
+            return [False, True]
         some = next(value for value in (0.5, 2, 2.0) if setting.accepts(value))
         required = setting.default is dataclasses.MISSING
         return [None, some] if setting.optional else [some if required else setting.default]
 
     settings = settings_of(cls)
-    return [
-        cls(**dict(zip((one.name for one in settings), chosen, strict=True)))
-        for chosen in itertools.product(*(values(one) for one in settings))
-    ]
+    found = []
+    for chosen in itertools.product(*(values(one) for one in settings)):
+        with contextlib.suppress(OutOfRange):
+            found.append(cls(**dict(zip((one.name for one in settings), chosen, strict=True))))
+    return found
 
 
 def evidence() -> dict[str, torch.Tensor]:
@@ -137,8 +144,7 @@ def watch(method: TokenObjective) -> tuple[set[str], set[str], set[str], list[st
     WatchedBatch.seen.clear()
     state, lively, filled, wrong = method.init_state(), set(), set(), []
     for _ in range(2):
-        stat = settle([method.measure(batch)], LocalComm())
-        state = method.advance(state, stat)
+        stat, state = method.settle([batch], state, LocalComm())
         terms = method.terms(batch, stat, state)
         filled |= terms.filled()
         for name, penalty in terms.penalties.items():

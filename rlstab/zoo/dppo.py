@@ -1,0 +1,172 @@
+"""DPPO: a trust region of the probability that moved, not of the ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Held, Pull, Terms
+from rlstab.estimators import probability
+
+
+@final
+@dataclass(frozen=True)
+class DPPO(TokenObjective):
+    """Stop a token from pulling away once the policy has moved too much probability at its place.
+
+    Problem:
+        The ratio of one sampled token says little about how far the policy has moved there. A token of probability
+        0.001 that rises to 0.004 has ratio 4 and moved nothing; one that falls from 0.9 to 0.6 has ratio 0.67 and moved
+        a third of the mass. A clip of the ratio stops rare tokens, which carry exploration, and also those that only
+        differ because the sampler rounds otherwise; and it lets likely ones run. DPPO bounds the divergence instead,
+        estimated from the sampled token against all others.
+
+    Equation:
+        With p = exp(live ``logprobs``), q the probability of the token under the anchor, r = p / q, A the advantage:
+
+            D    = |p - q|                                                           divergence: tv
+                 = q ln(q / p) + (1 - q) ln((1 - q) / (1 - p))                       divergence: kl
+            M    = 0 if A > 0, p > q and D > d_high,  or A < 0, p < q and D > d_low;  else 1
+            pull = M min(r, C)
+
+        d_high is ``high``, d_low ``low``, C ``cap``. The gradient of a token is pull A times that of its log-prob.
+
+    Reads:
+        - ``rollout_logprobs`` (n,), nats: the anchor, with ``anchor="rollout"``.
+        - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
+
+    Writes:
+        - ``pull``: min(r, C) inside the region, 0 outside.
+
+    Denominator:
+        untouched: a token that is stopped still counts.
+
+    Parameters:
+        - ``divergence``: 'tv' | 'kl', default 'tv'. Total variation or KL of the token against all others. The
+          official code's default; the paper finds both good.
+        - ``high`` (d_high): float in [0, inf), default 0.15. For 'tv', the official scripts. For 'kl' they have 0.05,
+          in nats. prime-rl has 0.2 for 'tv'.
+        - ``low`` (d_low): float in [0, inf), default 0.15. As ``high``.
+        - ``cap`` (C): float in [1, inf), default 20.0. verl's default. The official scripts have 10000, which is none.
+        - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that r and D compare with. The paper: the region
+          has to be around the policy that sampled, and recomputed log-probs are worse. 'old' is their ``recompute``.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: it has top-K forms of both divergences, which need the K likeliest tokens of the sampler; its
+          own ablation finds no clear gain, and they are not offered.
+        - From its code: for 'kl' the code adds 1e-8 to both (1 - q) and (1 - p), in float32, so that near probability 1
+          it is off; here it is exact, in float64, and infinite where p rounds to 1 and q does not.
+        - From its code: log-ratios are clamped to 20 nats on both sides, there only above. A log-prob above 0 counts as
+          0.
+        - From verl: its ``dppo_tv`` and ``dppo_kl`` compare with ``old_log_probs``, which are those of the rollout only
+          in bypass mode, and read the bounds from ``clip_ratio``, whose default of 0.2 means something else there.
+        - From prime-rl: its default loss adds 0.001 (ln r)^2 on every token, and has no cap.
+
+    Surprises:
+        The region is wide: from 0.5 a token may go to 0.65, from 0.01 to 0.16. With the anchor 'rollout' the ratio is
+        DPPO's own, so ``old_logprobs`` do not matter to it: ``old_logprobs: rollout`` spares their forward pass. A
+        sampler that differs from the trainer is corrected already, up to the cap.
+
+    Example:
+        A rewarded and a punished response, both of tokens sampled with probability 0.5 and 0.01. From 0.5 they moved by
+        0.2, beyond 0.15, and are stopped. The rare tokens have ratios 5 and 0.2, moved by 0.04 and 0.008, and pull.
+
+        >>> import torch
+        >>> from rlstab import DPPO, PolicyOutputs, TokenBatch, compose
+        >>> rollout = torch.tensor([[0.5, 0.01], [0.5, 0.01]]).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2),
+        ...     advantages=torch.tensor([1.0, -1.0]),
+        ...     old_logprobs=rollout,
+        ...     rollout_logprobs=rollout,
+        ... )
+        >>> live = torch.tensor([[0.7, 0.05], [0.3, 0.002]]).log().requires_grad_()
+        >>> compose(DPPO())(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) + 0.0 for g in live.grad.flatten().tolist()]
+        [0.0, -1.25, 0.0, 0.05]
+
+    Source:
+        P. Qi, X. Zhou, Z. Liu et al., "Rethinking the Trust Region in LLM Reinforcement Learning", 2026,
+        arXiv 2602.04879. Reference code: sail-sg/Stable-RL ``verl/trainer/ppo/core_algos.py``
+        (``compute_policy_loss_with_mask``, commit c6af1d1). Code of others: verl-project/verl
+        ``verl/trainer/ppo/core_algos.py`` (``dppo_tv``, ``dppo_kl``), PrimeIntellect-ai/prime-rl
+        ``src/prime_rl/trainer/rl/loss.py``.
+    """
+
+    limits = (
+        Limit(
+            {"divergence": "tv", "anchor": "old", "high": 1.0, "low": 1.0, "cap": 1e9},
+            "no probability moves by more than 1, and no ratio reaches the cap.",
+        ),
+        Limit(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
+    )
+    interacts = (Interaction("good", "constant_length", "{own} was published on {other}."),)
+
+    name: ClassVar[str] = "dppo"
+    addresses = frozenset({"trust region", "off-policy"})
+    writes = frozenset({"pull"})
+
+    divergence: Literal["tv", "kl"] = "tv"
+    high: Annotated[float, Range(ge=0)] = 0.15
+    low: Annotated[float, Range(ge=0)] = 0.15
+    cap: Annotated[float, Range(ge=1)] = 20.0
+    anchor: Literal["rollout", "old"] = "rollout"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
+
+    @property
+    def reads_drift(self) -> frozenset[str]:
+        """From the sampler the live policy differs in every run: already by its kernels."""
+        return frozenset({"live"} if self.anchor == "old" else ())
+
+    @property
+    def excludes(self) -> Mapping[str, str]:
+        own = {"ratio": "'dppo' makes its own ratio, that of the token to its anchor, and would ignore the other."}
+        if self.anchor == "old":
+            return own
+        return {**own, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
+
+    def in_words(self) -> Mapping[str, str]:
+        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
+        kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]
+        return {
+            "pull": f"A token pulls with its ratio to {anchor}, at most {self.cap}; not at all once its move away from "
+            f"{anchor} is a {kind} of more than {self.high} where its advantage is positive, or {self.low} where it is "
+            f"negative. It still counts."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        anchor = batch.old_logprobs if self.anchor == "old" else batch.signal("rollout_logprobs")
+        live_ratio = batch.live_ratio and self.anchor == "old"
+
+        def pull(ratio: Tensor, held: Held) -> Tensor:
+            live = held.anchor.logprobs
+            other = live if live_ratio else anchor
+            gap, moved = live - other, self._divergence(live, other)
+            beyond = torch.where(held.advantages > 0, moved > self.high, moved > self.low)
+            stopped = beyond & (held.advantages.sign() * gap > 0)
+            return torch.where(stopped, 0.0, gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=self.cap))
+
+        return Terms(pull=Pull(pull))
+
+    def _divergence(self, live: Tensor, other: Tensor) -> Tensor:
+        if self.divergence == "tv":
+            return (probability(live) - probability(other)).abs()
+        live, other = live.double().clamp(max=0.0), other.double().clamp(max=0.0)
+        rest_p, rest_q = -live.expm1(), -other.expm1()
+        return other.exp() * (other - live) + torch.xlogy(rest_q, rest_q) - torch.xlogy(rest_q, rest_p)

@@ -1,0 +1,240 @@
+"""Importance correction: reweigh or reject what the sampler drew otherwise than the trainer would (TIS, IcePop)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import NOTHING, Mean, Settled, Stat
+from rlstab.core.terms import Terms
+from rlstab.errors import OutOfRange
+
+
+@final
+@dataclass(frozen=True)
+class ImportanceCorrection(TokenObjective):
+    """Weigh or reject tokens by how likely the old policy is to draw them, relative to the sampler that did (TIS).
+
+    Problem:
+        The engine that samples is not the trainer: other kernels, lower precision, other experts of a mixture, older
+        weights. Log-probs of the same token differ, by 0.01 nats or by several, and the policy gradient is then that of
+        a distribution that nobody sampled from. The old policy recomputed by the trainer keeps the trust region sound;
+        what is left between it and the sampler is corrected by importance weights, truncated for their variance, or by
+        dropping what is too far off to be repaired.
+
+    Equation:
+        With d_t = ``old_logprobs`` - ``rollout_logprobs``, all tokens of a response having one z but for level 'token':
+
+            z_t    = d_t                                                 level: token
+                   = sum of d over the response                          level: sequence
+                   = mean of d over the response                         level: geometric
+            keep_t = l <= e^z <= h   and no token of the response has e^d < v
+            w_t    = keep_t clip(e^z, a, b) / Z
+
+        a is ``min_weight``, b ``max_weight``, l ``keep_low``, h ``keep_high``, v ``veto``; None lifts the bound. Z is
+        1, or with ``normalize`` the mean of w over the tokens of the optimizer step that the divisor counts (over its
+        responses where their tokens share z). Published variants, other settings being at their default:
+
+            TIS                     max_weight 2
+            TIS, sequence           level sequence, max_weight 2 (VCPO: 8)
+            truncated on both sides min_weight 0.5, max_weight 5                            OpenRLHF
+            IcePop                  max_weight None, keep_low 0.5, keep_high 5              Ring-1T
+            masked, sequence        level sequence, max_weight None, keep_high 3            TRL's default
+            self-normalised         normalize true                                          verl
+            veto                    veto 0.0001                                             earlier verl
+            geometric rejection     level geometric, min_weight 1, max_weight 1, keep_low 0.999, keep_high 1.001
+                                    and beside it a second one for the weights              verl's guide, NeMo-RL
+
+        The method may be listed several times: masks join and weights multiply.
+
+    Reads:
+        - ``old_logprobs`` (n,), nats: the policy that the ratio divides by, recomputed by the trainer.
+        - ``rollout_logprobs`` (n,), nats: as the sampler reported them, of the distribution that it drew from.
+        - ``sequence`` (n,), integers: the response of each token, except at level 'token' without a veto.
+        - ``sequence_ids`` (S,), integers: their number.
+
+    Writes:
+        - ``weight``: w, 0 on what is rejected.
+        - ``keep``: False on what is rejected, with ``denominator="kept"`` and a bound to reject by.
+
+    Denominator:
+        all or kept: rejected tokens still count by default; with ``denominator="kept"`` they leave the divisor.
+
+    Parameters:
+        - ``level``: 'token' | 'sequence' | 'geometric', default 'token'. Whose ratio is meant. A token's ratio is
+          biased, the more the longer the response; that of the sequence is not, and its variance explodes with length.
+          The geometric mean is for rejection: as a weight it is neither.
+        - ``min_weight`` (a): float in (0, inf) or None, default None. TIS has none; OpenRLHF uses 0.5.
+        - ``max_weight`` (b): float in (0, inf) or None, default 2.0. The value of TIS in verl, slime and open-instruct.
+          Without a bound weights end at e^20.
+        - ``keep_low`` (l): float in (0, inf) or None, default None. IcePop: 0.5.
+        - ``keep_high`` (h): float in (0, inf) or None, default None. IcePop: 5; TRL, of a sequence: 3.
+        - ``veto`` (v): float in (0, inf) or None, default None. One token with a lower ratio rejects its response.
+          verl's guide had 0.0001.
+        - ``normalize``: bool, default False. Divide by the mean weight, so that the step is not smaller by truncation;
+          verl's ``rollout_is_batch_normalize``, off there too.
+        - ``denominator``: 'all' | 'kept', default 'all'. Whether rejected tokens leave the divisor. TRL, and IcePop's
+          equation, count all; masks by rejection in verl leave the divisor.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: IcePop writes the ratio of the policies of training and inference at the start of the rollout;
+          here it is that of ``old_logprobs``, which is this policy where it is recomputed.
+        - From verl: its rejection by ``k1`` bounds the inverse ratio, so its bounds are 1 / h and 1 / l of ours; its
+          forms by k2 and k3 are not offered. Its mean weight is that of the whole rollout, here of the optimizer step.
+          It clamps a sum of log-ratios to 20 nats before it compares; here only weights are clamped.
+        - From TRL: no clamp there, so a weight may be infinite, and a bound that is not given is none in both.
+        - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
+
+    Surprises:
+        Under ``old_logprobs: rollout`` the old policy is the sampler, every weight is 1, and the ratio of the trust
+        region carries the mismatch; a surrogate that is anchored at the sampler carries it too, and correcting it
+        again counts it twice. A sampler that reports log-probs before its temperature or top-p gives ratios of another
+        distribution. Truncation makes the mean weight less than 1, so the gradient is smaller than without.
+
+    Example:
+        Ratios 0.75, 1, 1.5 and 8 of the old policy over the sampler. TIS truncates the last one at 2; IcePop gives it
+        the weight 0.
+
+        >>> import torch
+        >>> from rlstab import ImportanceCorrection, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.tensor([[0.3, 0.2, 0.3, 0.8]]).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4),
+        ...     advantages=torch.ones(1),
+        ...     old_logprobs=old,
+        ...     rollout_logprobs=torch.tensor([[0.4, 0.2, 0.2, 0.1]]).log(),
+        ... )
+        >>> tis = ImportanceCorrection()
+        >>> icepop = ImportanceCorrection(max_weight=None, keep_low=0.5, keep_high=5.0)
+        >>> for method in (tis, icepop):
+        ...     live = old.clone().requires_grad_()
+        ...     compose(method)(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        ...     print([round(g, 4) + 0.0 for g in live.grad[0].tolist()])
+        [-0.1875, -0.25, -0.375, -0.5]
+        [-0.1875, -0.25, -0.375, 0.0]
+
+    Source:
+        F. Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025, a blog post
+        (TIS); Ling Team, "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model", 2025,
+        arXiv 2510.18855 (IcePop). Common code: verl-project/verl ``verl/trainer/ppo/rollout_corr_helper.py``,
+        huggingface/trl ``trl/trainer/grpo_trainer.py``, allenai/open-instruct ``open_instruct/grpo_utils.py``,
+        NVIDIA-NeMo/RL ``nemo_rl/algorithms/loss/loss_functions.py``.
+    """
+
+    limits = (
+        Limit(
+            {"min_weight": 1.0, "max_weight": 1.0, "keep_low": None, "keep_high": None, "veto": None},
+            "every weight is 1 and nothing is rejected.",
+        ),
+        Limit(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
+    )
+    interacts = (
+        Interaction(
+            "good",
+            "clip_higher",
+            "{own} corrects what lies between sampler and old policy, {other} bounds what comes after.",
+        ),
+        Interaction(
+            "beside",
+            ("kl", "entropy_bonus", "adaptive_entropy"),
+            "{own} weighs the policy term alone: the penalty of {other} is averaged over what the sampler drew.",
+        ),
+    )
+
+    name: ClassVar[str] = "importance_correction"
+    needs = frozenset({"rollout_logprobs"})
+    addresses = frozenset({"off-policy"})
+    reads_drift = frozenset({"sampler"})
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    min_weight: Annotated[float | None, Range(gt=0)] = None
+    max_weight: Annotated[float | None, Range(gt=0)] = 2.0
+    keep_low: Annotated[float | None, Range(gt=0)] = None
+    keep_high: Annotated[float | None, Range(gt=0)] = None
+    veto: Annotated[float | None, Range(gt=0)] = None
+    normalize: bool = False
+    denominator: Literal["all", "kept"] = "all"
+
+    def __post_init__(self) -> None:
+        for low, high in (("min_weight", "max_weight"), ("keep_low", "keep_high")):
+            one, other = getattr(self, low), getattr(self, high)
+            if one is not None and other is not None and one > other:
+                raise OutOfRange(f"'{self.name}': {low} = {one} and {high} = {other}, expected {low} <= {high}.")
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset({"weight", "keep"} if self.denominator == "kept" and self._rejects else {"weight"})
+
+    @property
+    def _rejects(self) -> bool:
+        return not self.keep_low is self.keep_high is self.veto is None
+
+    def in_words(self) -> Mapping[str, str]:
+        whose = {
+            "token": "its ratio",
+            "sequence": "the product of the ratios of its response",
+            "geometric": "the geometric mean of the ratios of its response",
+        }[self.level]
+        ends = [f"at {kind} {one}" for kind, one in (("least", self.min_weight), ("most", self.max_weight)) if one]
+        units = "tokens" if self.level == "token" else "responses"
+        mean = f", divided by the mean over the {units} of the optimizer step" if self.normalize else ""
+        words = {
+            "weight": f"Give a token as weight {whose}, of the old policy over the sampler"
+            f"{''.join(f', {one}' for one in ends)}{mean}."
+        }
+        if self._rejects:
+            sides = (("below", self.keep_low), ("above", self.keep_high))
+            when = [f"{whose} is {side} {one}" for side, one in sides if one is not None]
+            when += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
+            if self.denominator == "kept":
+                words["keep"] = f"Drop a token when {' or '.join(when)}. It leaves the divisor too."
+            else:
+                words["weight"] += f" The weight is 0 when {' or '.join(when)}; the token still counts."
+        return words
+
+    def measure(self, batch: TokenBatch) -> Stat:
+        if not self.normalize:
+            return NOTHING
+        weight, keep = self._decided(batch)
+        counted = keep if self.denominator == "kept" else torch.ones_like(keep)
+        if self.level != "token":  # all tokens of a response have one weight, and it counts once
+            weight, counted = batch.sequence_mean(weight), batch.sequence_mean(counted) > 0
+        return {"weight": Mean.of(weight, counted)}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        weight, keep = self._decided(batch)
+        report = {"rejected": Mean.of(~keep)} if self._rejects else {}
+        if self.normalize:
+            mean = stat.mean("weight").value
+            weight = weight / (mean if mean > 0 else 1.0)  # where all is rejected, or nothing is there
+        report["weight"] = Mean.of(weight)
+        weight = weight.to(batch.old_logprobs.dtype)
+        return Terms(weight=weight, keep=keep if "keep" in self.writes else None, report=report)
+
+    def _decided(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """``(n,)`` float64 weights before their mean is divided out, and which tokens are not rejected."""
+        gap = batch.old_logprobs.double() - batch.signal("rollout_logprobs").double()
+        over = {"sequence": batch.sequence_total, "geometric": batch.sequence_mean}.get(self.level)
+        shift = gap if over is None else batch.spread(over(gap))
+        keep = torch.ones_like(shift, dtype=torch.bool)
+        if self.keep_low is not None:
+            keep = keep & (shift >= math.log(self.keep_low))
+        if self.keep_high is not None:
+            keep = keep & (shift <= math.log(self.keep_high))
+        if self.veto is not None:
+            keep = keep & (batch.spread(batch.sequence_total(gap < math.log(self.veto))) == 0)
+        ratio = shift.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        return torch.where(keep, ratio.clamp(self.min_weight or 0.0, self.max_weight or math.inf), 0.0), keep

@@ -1,0 +1,165 @@
+"""Mismatch: how far two of the three policies of a run are from each other, on the tokens that were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.stats import Mean, Pool, Settled, Stat
+from rlstab.core.terms import Terms
+from rlstab.errors import OutOfRange
+from rlstab.estimators import k1, k3
+
+
+@final
+@dataclass(frozen=True)
+class Mismatch(TokenObjective):
+    """Report how far one policy is from another one, by the log-probs of the sampled tokens; change nothing.
+
+    Problem:
+        Three policies should be close, and nobody sees whether they are: the one that sampled, the one that the ratio
+        divides by, and the one at the start of the optimizer step. A gap between sampler and trainer is reported to
+        come before a collapse; so is a fall of the effective sample size. These numbers cost next to nothing, whatever
+        is done about them.
+
+    Equation:
+        With d_t = log-prob of the token under ``of`` - log-prob under ``to``, D_i its sum and n_i the number of tokens
+        of response i, and S the number of responses that have a token:
+
+            k1                = mean of -d_t                     over tokens: estimates KL(to || of)
+            k3                = mean of e^d - d - 1              over tokens: the same, never negative
+            chi2              = mean of e^2d - 1                 over tokens: the variance of the ratio
+            ess               = (sum_i e^D)^2 / (S sum_i e^2D)   effective sample size, a share in [1 / S, 1]
+            log_ppl_diff      = mean of -D_i / n_i               over responses: ln perplexity of one less the other
+            max_abs_log_ratio = max of |d_t|                     over tokens, nats
+
+        All are of the whole optimizer step. Where ``to`` is the policy that sampled, k1, k3 and chi2 have no bias.
+
+    Reads:
+        - ``old_logprobs`` (n,), nats: where one of the two is this.
+        - ``logprobs`` (n,), nats: likewise.
+        - ``rollout_logprobs`` (n,), nats: likewise.
+        - ``sequence`` (n,), integers: the response of each token.
+        - ``sequence_ids`` (S,), integers: their number.
+
+    Writes:
+        nothing. It only reports.
+
+    Denominator:
+        untouched: and every token is looked at, whatever masks drop.
+
+    Parameters:
+        - ``of``: 'old_logprobs' | 'logprobs', default 'old_logprobs'. The policy that is compared. As in verl's
+          metrics.
+        - ``to``: 'rollout_logprobs' | 'old_logprobs', default 'rollout_logprobs'. What it is compared with. As there.
+
+    State:
+        none
+
+    Deviations:
+        - From verl: sums are exact over the optimizer step; there each worker averages what it has. Perplexities are
+          compared by their logarithm; there also as a ratio. The effective sample size is that of weights that are not
+          clamped or truncated: the largest is divided out before the exponential, so none overflows.
+        - From verl: d is clamped to 20 nats in k3 too, there only in chi2.
+        - From TRL: it reports mean and largest absolute difference per token, and the ratios that it corrects by.
+
+    Surprises:
+        The effective sample size is that of whole responses. With thousands of tokens it is far below 1 at a gap of
+        0.01 nats per token that no other number shows. k1 may be negative by chance. List the method twice for two
+        pairs of policies: their metrics are then under ``mismatch_1`` and ``mismatch_2``, in the order in which a
+        printed composition shows them.
+
+    Example:
+        Two responses of two tokens; the trainer finds one token half as likely as the sampler said, and one twice. The
+        responses weigh 1 / 2 and 2: (2.5)^2 / (2 * 4.25) = 0.7353 of them count.
+
+        >>> import torch
+        >>> from rlstab import Mismatch, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.tensor([[0.2, 0.5], [0.4, 0.1]], dtype=torch.float64).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2),
+        ...     advantages=torch.tensor([1.0, -1.0]),
+        ...     old_logprobs=old,
+        ...     rollout_logprobs=torch.tensor([[0.4, 0.5], [0.2, 0.1]], dtype=torch.float64).log(),
+        ... )
+        >>> out = compose(Mismatch())(batch, PolicyOutputs.from_padded(batch, logprobs=old.clone().requires_grad_()))
+        >>> for name, value in out.metrics().items():
+        ...     if name.startswith("mismatch/"):
+        ...         print(name.removeprefix("mismatch/"), round(value, 4) + 0.0)
+        k1 0.0
+        k3 0.125
+        chi2 0.5625
+        log_ppl_diff 0.0
+        ess 0.7353
+        max_abs_log_ratio 0.6931
+
+    Source:
+        J. Schulman, "Approximating KL Divergence", 2020 (the estimators); L. J. Huang et al., "Stable Asynchrony:
+        Variance-Controlled Off-Policy RL for LLMs", 2026, arXiv 2602.17616 (the effective sample size as a warning).
+        Common code: verl-project/verl ``verl/trainer/ppo/rollout_corr_helper.py`` (``compute_offpolicy_metrics``).
+    """
+
+    limits = (Limit({}, "It only reports."),)
+    interacts = (Interaction("good", "importance_correction", "{own} measures what {other} is there to correct."),)
+
+    name: ClassVar[str] = "mismatch"
+    addresses = frozenset({"off-policy"})
+
+    of: Literal["old_logprobs", "logprobs"] = "old_logprobs"
+    to: Literal["rollout_logprobs", "old_logprobs"] = "rollout_logprobs"
+
+    def __post_init__(self) -> None:
+        if self.of == self.to:
+            raise OutOfRange(f"'{self.name}': of and to are both '{self.of}', expected two policies.")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({self.to} - {"old_logprobs"})
+
+    @property
+    def reads_drift(self) -> frozenset[str]:
+        if self.of == "old_logprobs":
+            return frozenset({"sampler"})
+        return frozenset({"step"} if self.to == "old_logprobs" else ())  # from sampler to step, either may move
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "report": f"Measure how far `{self.of}` are from `{self.to}`: divergence, chi-square, effective sample "
+            f"size, perplexity, largest log-ratio."
+        }
+
+    def measure(self, batch: TokenBatch) -> Stat:
+        gap = self._gap(batch)
+        largest = Pool.largest(batch.sequence_total(gap), 1, batch.lengths > 0)
+        return {"log_weight": largest, "gap": Pool.largest(gap.abs(), 1)}
+
+    def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
+        largest = stat.threshold("log_weight").value or 0.0
+        weight = (batch.sequence_total(self._gap(batch)) - largest).exp()
+        return {"weight": Mean.of(weight, batch.lengths > 0), "square": Mean.of(weight.square(), batch.lengths > 0)}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        gap = self._gap(batch)
+        size = stat.mean("weight").value ** 2 / stat.mean("square").value if len(batch) else 0.0
+        report = {
+            "k1": Mean.of(k1(gap)),
+            "k3": Mean.of(k3(gap)),
+            "chi2": Mean.of((2 * gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).expm1()),
+            "log_ppl_diff": Mean.of(-batch.sequence_mean(gap), batch.lengths > 0),
+            "ess": Mean.scalar(size) if len(batch) else Mean.of(torch.zeros(0)),
+            "max_abs_log_ratio": stat.threshold("gap").report(),
+        }
+        return Terms(report=report)
+
+    def _gap(self, batch: TokenBatch) -> Tensor:
+        """``(n,)`` float64 log-ratio of the two policies."""
+        one, other = (getattr(batch, name).double() for name in (self.of, self.to))
+        return one - other
