@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 from rlstab import (
+    AR,
+    CEGPPO,
     CISPO,
+    DPPO,
     GMPO,
     GSPO,
     SAPO,
     STARE,
     ClipHigher,
     ConstantLength,
+    DCPOClip,
+    ImportanceCorrection,
     KLPenalty,
     LpReg,
     Mean,
@@ -91,7 +96,7 @@ def kept(terms: Terms) -> Tensor:
     return terms.keep
 
 
-OLD = tensors("main")["old"]
+OLD, RATIOS_OLD = tensors("main")["old"], tensors("ratios")["old"]
 #: As published code has it, in float32.
 NEGATIVE = torch.tensor(1.05, dtype=torch.float32).item()
 WIDER, TRL_TOP = ClipHigher(), TopEntropyMask(denominator="all")
@@ -227,6 +232,37 @@ def advantage(source: str, case: str, estimator: Callable[..., Tensor], **settin
 
     return found
 
+
+# -- corrections -------------------------------------------------------------------------------------------------------
+
+
+def corrected(mode: str, **settings: Any) -> dict[str, Callable[[], float]]:
+    """TRL's weights by an engine, without and with a lower bound."""
+    sides = {"truncate": ("min_weight", "max_weight"), "mask": ("keep_low", "keep_high")}[mode.split("_")[1]]
+    return {
+        f"{mode} {low}": _loss(
+            "trl",
+            f"{mode} {low}",
+            ImportanceCorrection(**{"max_weight": None} | dict(zip(sides, (low, 2.0), strict=True)) | settings),
+            WIDER,
+        )
+        for low in (None, 0.6)
+    }
+
+
+def rejecting(level: str, low: float | None = None, high: float | None = None, **settings: Any) -> ImportanceCorrection:
+    """No weights: what is rejected leaves the divisor."""
+    settings |= {"min_weight": 1.0, "max_weight": 1.0, "denominator": "kept"}
+    return ImportanceCorrection(level=level, keep_low=low, keep_high=high, **settings)
+
+
+def of_engine(case: str, *methods: Any, **options: Any) -> dict[str, Callable[[], float]]:
+    """verl's loss under a rollout correction."""
+    return {case: _loss("verl", f"correction: {case}", *methods, VERL, **options)}
+
+
+#: verl bounds the inverse ratio.
+GEOMETRIC = rejecting("geometric", 1 / 1.25, 1 / 0.8)
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
@@ -486,6 +522,138 @@ AGREEMENTS = (
         },
         ADDED,
         "gradient",
+    ),
+    Agreement(
+        "DPPO (verl)",
+        "verl",
+        "dppo",
+        "compute_policy_loss_dppo_tv, compute_policy_loss_dppo_kl",
+        "`dppo` (tv, kl; thresholds 0.15, and 0.05 and 0.02; caps 20 and 1.7), anchor: old, and anchor: rollout with "
+        "the same log-probs",
+        {
+            f"{case}, {anchor}": _slope(
+                "verl",
+                case,
+                DPPO(divergence=divergence, low=low, high=high, cap=cap, anchor=anchor),
+                **(
+                    {"rollout": tensors("main" if "ragged" in case else "ratios")["old"]} if anchor == "rollout" else {}
+                ),
+            )
+            for divergence in ("tv", "kl")
+            for case, low, high, cap, sampler in (
+                (f"dppo_{divergence} 0.15, 0.15", 0.15, 0.15, 20.0, RATIOS_OLD),
+                (f"dppo_{divergence} 0.05, 0.02", 0.05, 0.02, 20.0, RATIOS_OLD),
+                (f"dppo_{divergence}, ratios up to 1.7", 0.15, 0.15, 1.7, RATIOS_OLD),
+                (f"dppo_{divergence} ragged", 0.05, 0.02, 20.0, OLD),
+            )
+            for anchor in ("old", "rollout")
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "CE-GPPO",
+        "ce_gppo",
+        "ce_gppo",
+        "compute_gppo_loss_general_beta",
+        "`ce_gppo` (high: 0.28, dual clip 10, which no ratio reaches); n / (n + 1e-8)",
+        {"0.75, 1": _loss("ce_gppo", "0.75, 1", CEGPPO(high=0.28, dual_clip=10.0), local=by_rows_added)},
+    ),
+    Agreement(
+        "CE-GPPO beyond the dual clip",
+        "ce_gppo",
+        "ce_gppo",
+        "compute_gppo_loss_general_beta",
+        "the same, pulls of 0.5 and 1, of 0.25 and 0.6, dual clip 10 and 3",
+        {
+            "0.5, 1, main": _slope(
+                "ce_gppo", "0.5, 1, main", CEGPPO(high=0.28, pull_low=0.5, dual_clip=10.0), local=by_rows_added
+            ),
+            "0.25, 0.6, dual clip 3": _slope(
+                "ce_gppo",
+                "0.25, 0.6, dual clip 3",
+                CEGPPO(high=0.28, pull_low=0.25, pull_high=0.6, dual_clip=3.0),
+                local=by_rows_added,
+            ),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "DCPO, its clip",
+        "dcpo",
+        "dcpo_clip",
+        "compute_policy_loss_dcpo, get_clip_low_high",
+        "`dcpo_clip` (0.16, 0.2), (0.04, 0.05), dual clip 10 and 3; n / (n + 1e-8)",
+        {
+            "0.16, 0.2": _loss("dcpo", "0.16, 0.2", DCPOClip(), local=by_rows_added),
+            "0.16, 0.2, main": _loss("dcpo", "0.16, 0.2, main", DCPOClip(), local=by_rows_added),
+            "0.04, 0.05": _loss("dcpo", "0.04, 0.05", DCPOClip(low=0.04, high=0.05), local=by_rows_added),
+            "dual clip 3": _loss(
+                "dcpo", "dual clip 3", DCPOClip(low=0.04, high=0.05, dual_clip=3.0), local=by_rows_added
+            ),
+        },
+    ),
+    Agreement(
+        "importance weights of an engine (TRL)",
+        "trl",
+        "importance_correction",
+        "GRPOTrainer._generate_and_score_completions, _compute_loss: four vllm_importance_sampling_mode",
+        "`importance_correction` (token, sequence; max_weight: 2, or keep_high: 2 without it), `clip_higher`; also a "
+        "lower bound of 0.6",
+        corrected("token_truncate")
+        | corrected("token_mask")
+        | corrected("sequence_truncate", level="sequence")
+        | corrected("sequence_mask", level="sequence"),
+    ),
+    Agreement(
+        "importance weights of an engine (verl)",
+        "verl",
+        "importance_correction",
+        "compute_rollout_correction_weights, compute_policy_loss_vanilla",
+        "`importance_correction` (TIS and IcePop, of tokens and of sequences), `clip_higher` (dual clip 10)",
+        of_engine("token, at most 2", ImportanceCorrection(), selected=weighted)
+        | of_engine(
+            "token, 0.5 to 2", ImportanceCorrection(max_weight=None, keep_low=0.5, keep_high=2.0), selected=weighted
+        )
+        | of_engine("sequence, at most 2", ImportanceCorrection(level="sequence"), selected=weighted)
+        | of_engine(
+            "sequence, 0.3 to 2",
+            ImportanceCorrection(level="sequence", max_weight=None, keep_low=0.3, keep_high=2.0),
+            selected=weighted,
+        ),
+    ),
+    Agreement(
+        "normalised importance weights (verl)",
+        "verl",
+        "importance_correction",
+        "compute_rollout_correction_weights with rollout_is_batch_normalize",
+        "the same with `normalize`; theirs adds 1e-8 to the counts of the mean",
+        of_engine("token, normalized", ImportanceCorrection(normalize=True))
+        | of_engine("sequence, normalized", ImportanceCorrection(level="sequence", normalize=True)),
+        ADDED,
+    ),
+    Agreement(
+        "rejection by an engine (verl)",
+        "verl",
+        "importance_correction",
+        "compute_rollout_rejection_mask, compute_policy_loss_vanilla: token_k1, seq_sum_k1, seq_mean_k1, seq_max_k2",
+        "`importance_correction` (denominator: kept; bounds of the inverse ratio) of tokens, of sequences, geometric, "
+        "also beside weights, and veto: e^-2 for seq_max_k2 of 2",
+        of_engine("tokens kept", rejecting("token", 1 / 3.0, 1 / 0.5), selected=kept)
+        | of_engine("sequences kept", rejecting("sequence", 1 / 4.0, 1 / 0.4), selected=kept)
+        | of_engine("geometric, kept", GEOMETRIC, selected=kept)
+        | of_engine("geometric, kept, with token weights", GEOMETRIC, ImportanceCorrection(), selected=kept)
+        | of_engine("veto", rejecting("token", veto=math.exp(-2.0)), selected=kept),
+    ),
+    Agreement(
+        "AR",
+        "ar",
+        "ar",
+        "compute_reweight_advantage (both_linear_normal), compute_policy_loss",
+        "`ar` (alpha: 0.3, 0.8), `clip_higher` (0.2, 0.24, dual clip 3)",
+        {
+            case: _loss("ar", case, AR(alpha=alpha), ClipHigher(high=0.24, dual_clip=3.0))
+            for case, alpha in (("0.3", 0.3), ("0.3, main", 0.3), ("0.8", 0.8))
+        },
     ),
     Agreement(
         "token mean (verl token-mean)",

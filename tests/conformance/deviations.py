@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from rlstab import (
+    CEGPPO,
     CISPO,
+    DPPO,
     GMPO,
     SAPO,
     STARE,
     ClipHigher,
     ConstantLength,
+    ImportanceCorrection,
     KLPenalty,
     LpReg,
     Pool,
@@ -37,6 +40,7 @@ from tests.conformance.agreements import (
     held,
     kept,
     mean_entropy,
+    rejecting,
     signals_of,
     weighted,
 )
@@ -166,6 +170,48 @@ DEVIATIONS = (
         loss(stored("trl", "sapo")),
         loss(found("trl", "sapo", SAPO(), SequenceMean())),
         (-0.3225, -0.06618),
+    ),
+    Deviation(
+        DPPO,
+        "it prints -M min(r, C) A l",
+        "verl",
+        "loss at the same gradient",
+        loss(stored("verl", "dppo_tv 0.15, 0.15")),
+        loss(found("verl", "dppo_tv 0.15, 0.15", DPPO(anchor="old"))),
+        (-0.5444, 0.3824),
+    ),
+    Deviation(
+        DPPO,
+        "which is 3 where it is not set",
+        "verl",
+        "gradient of a punished token at a ratio of 4, one of 36, the cap being the default",
+        slope(stored("verl", "dppo_tv, as configured"), 1, 0),
+        slope(found("verl", "dppo_tv, as configured", DPPO(low=0.2, high=0.2, anchor="old")), 1, 0),
+        (3 * 0.75 / 36, 4 * 0.75 / 36),
+    ),
+    Deviation(
+        CEGPPO,
+        "beyond it the value of the loss there is -A c",
+        "ce_gppo",
+        "loss at the same gradient, dual clip 3",
+        loss(stored("ce_gppo", "0.25, 0.6, dual clip 3")),
+        loss(
+            found(
+                "ce_gppo",
+                "0.25, 0.6, dual clip 3",
+                CEGPPO(high=0.28, pull_low=0.25, pull_high=0.6, dual_clip=3.0),
+            )
+        ),
+        (0.1832, -0.004289),
+    ),
+    Deviation(
+        ImportanceCorrection,
+        "its rejection by ``k1`` bounds the inverse ratio",
+        "verl",
+        "tokens kept of 36 by bounds of 0.5 and 3",
+        chosen(stored("verl", "correction: tokens kept")),
+        chosen(found("verl", "correction: tokens kept", rejecting("token", 0.5, 3.0), VERL, selected=kept)),
+        (32, 26),
     ),
     Deviation(
         KLPenalty,

@@ -620,7 +620,6 @@ def verl() -> dict[str, Any]:
             "rollout_rs": "seq_mean_k1",
             "rollout_rs_threshold": "0.8_1.25",
         },
-        "gap (k3)": {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.1},
     }.items():
         cases[f"correction: {name}"] = policy("vanilla", correction=chosen, **wide, clip_ratio_c=10.0)
 

@@ -34,7 +34,7 @@ def lines() -> Iterator[str]:
     yield row(["method", "published code", "settings here", "cases", "compared", "largest difference", "deviations"])
     yield row(["---"] * 7)
     for one in AGREEMENTS:
-        listed = f"{', '.join(numbers.get(one.card, ['none']))}; {card(one.card)}"
+        listed = "; ".join([*([", ".join(numbers[one.card])] if one.card in numbers else []), card(one.card)])
         where = f"{published(one.source)}: {one.code}"
         largest = f"{one.largest():.0e}" if one.largest() else "0"
         yield row([one.method, where, one.settings, str(len(one.cases)), one.of, largest, listed])
