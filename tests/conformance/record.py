@@ -330,12 +330,13 @@ def trl() -> dict[str, Any]:
     other = {"vespo_k_pos": 1.0, "vespo_lambda_pos": 1.5, "vespo_k_neg": 0.5, "vespo_lambda_neg": 0.25}
     cases["vespo"] = ratios(loss_type="vespo", **gamma)
     cases["vespo ragged"] = loss("ragged", loss_type="vespo", **other)
-    cases["vespo, engine"] = ratios(
-        loss_type="vespo",
-        **gamma,
-        vllm_importance_sampling_mode="token_truncate",
-        vllm_importance_sampling_clip_max=1e9,
-    )
+    for name, most in (("vespo, engine", 1e9), ("vespo, engine truncated", 3.0)):
+        cases[name] = ratios(
+            loss_type="vespo",
+            **gamma,
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_max=most,
+        )
     for kind in ("grpo", "dapo", "luspo"):
         cases[f"{kind}, sequence"] = ratios(loss_type=kind, **sequence)
     cases["grpo, sequence, halves"] = loss("halves", loss_type="grpo", **sequence)
