@@ -23,12 +23,16 @@ from rlstab.signals import token_signals
 from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.ar import AR
+from rlstab.zoo.aspo import ASPO
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
+from rlstab.zoo.block_mean import BlockMean
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
+from rlstab.zoo.cppo import CPPO
 from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
+from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.ess_scale import ESSScale
 from rlstab.zoo.gmpo import GMPO
@@ -36,7 +40,10 @@ from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.mismatch import Mismatch
+from rlstab.zoo.m2po import M2PO
+from rlstab.zoo.off_policy_mask import OffPolicyMask
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
@@ -45,6 +52,8 @@ from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
+from rlstab.zoo.vespo import VESPO
+from rlstab.zoo.truncated_mask import TruncatedMask
 
 __version__ = "0.1.0"
 
@@ -55,10 +64,19 @@ __all__ = [
     "DPPO",
     "GMPO",
     "GSPO",
+    "MASPO",
+    "ASPO",
+    "CEGPPO",
+    "CPPO",
+    "DPPO",
+    "DRPO",
+    "M2PO",
     "NOTHING",
     "SAPO",
     "STARE",
+    "VESPO",
     "AdaptiveEntropy",
+    "BlockMean",
     "Bounds",
     "ClipHigher",
     "Composition",
@@ -75,6 +93,7 @@ __all__ = [
     "LpReg",
     "Mean",
     "Mismatch",
+    "OffPolicyMask",
     "Penalty",
     "Plan",
     "PolicyOutputs",
@@ -95,6 +114,7 @@ __all__ = [
     "TokenObjective",
     "TopEntropyMask",
     "TorchComm",
+    "TruncatedMask",
     "available",
     "compose",
     "errors",

@@ -69,7 +69,7 @@ def instances(cls: type[TokenObjective]) -> list[TokenObjective]:
 
 def others(method: TokenObjective, setting: Setting) -> Iterator[TokenObjective]:
     """The method with other values of a setting, as far as they fit the rest."""
-    candidates: list[Any] = list(setting.choices) or [0.0035, 0.31, 0.93, 1.25, 7.5, 3, 11]
+    candidates: list[Any] = list(setting.choices) or [False, True, 0.0035, 0.31, 0.93, 1.25, 7.5, 3, 11]
     for value in [*candidates, *([None] if setting.optional else [])]:
         if setting.accepts(value) and value != getattr(method, setting.name):
             try:
@@ -96,7 +96,7 @@ def losses(method: TokenObjective) -> list[Tensor]:
 def test_there_are_words_for_each_field_that_is_filled(cls: type[TokenObjective]) -> None:
     for method in instances(cls):
         said = method.in_words()
-        assert said.keys() == method.writes
+        assert said.keys() == (method.writes or {"report"})
         assert all(re.fullmatch(r"[A-Z].*[.)]", text) and "``" not in text for text in said.values()), said
 
 
@@ -116,9 +116,9 @@ def test_every_setting_is_mentioned_where_it_acts(cls: type[TokenObjective]) -> 
     for setting in settings_of(cls):
         tried = [other for method in instances(cls) for other in others(method, setting)]
         assert tried
-        if setting.choices:
+        if setting.choices or bool in setting.kinds:
             said = {getattr(one, setting.name): one.in_words() for one in tried}
-            assert len({repr(text) for text in said.values()}) == len(setting.choices)
+            assert len({repr(text) for text in said.values()}) == len(setting.choices or (False, True))
         else:
             assert any(
                 str(value) in text or (isinstance(value, float) and percent(value) in text)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import itertools
 from collections.abc import Collection, Iterable
 from typing import get_args
 
 from rlstab.core.facts import MASK, Kind, Limit
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.core.terms import SLOTS, WRITABLE
+from rlstab.core.terms import SLOTS
 from rlstab.core.walk import walk
 from rlstab.explain.card_sections import Card, Parameter
 from rlstab.explain.card_sections import card as card_of
+from rlstab.explain.exclusions import RIVALS, excludes, named, shipped, whom, writers
 from rlstab.explain.interactions import TITLES
 from rlstab.explain.markdown_text import body, inline, table
 from rlstab.presets import PRESETS
-from rlstab.zoo import METHODS
 
 #: How each page begins.
 MARK = "<!-- Written by `rlstab cards` from the class"
@@ -27,11 +25,6 @@ _RUN_SETTINGS = (
     "that sampled, or is recomputed at the start of each optimizer step. `scope: step | microbatch`: statistics are "
     "taken over the whole optimizer step, or over each micro-batch alone, which only reproduces published code."
 )
-
-
-def shipped() -> list[type[TokenObjective]]:
-    """The methods of rlstab itself, by name; those of other packages have pages of their own."""
-    return [cls for cls in map(METHODS.get, METHODS.names()) if cls.__module__.startswith("rlstab.zoo.")]
 
 
 def markdown(card: Card, beside: Collection[str] = ()) -> str:
@@ -93,55 +86,27 @@ def _interacts(card: Card, beside: Collection[str]) -> list[str]:
             found += [(one.kind, one.says(other.name, cls.name)) for one in told]
             theirs = card_of(other).heads("Writes")
             for slot in (one for one in SLOTS if one in writes and one in theirs):
-                rivals.setdefault(slot, []).append(f"`{other.name}`")
+                rivals.setdefault(slot, []).append(other.name)
     found.sort(key=lambda one: get_args(Kind).index(one[0]))
     conflicts = [
-        f"{_names(names)} can define the {slot} as well; only one method of a composition may."
+        f"{named(names)} can define the {slot} as well; only one method of a composition may."
         for slot, names in rivals.items()
     ]
-    for own, rival in (("pull", "bounds"), ("bounds", "pull")):
+    for own, rival in (RIVALS, RIVALS[::-1]):
         if own in writes:
-            conflicts.append(f"no method with {rival} beside it: {_names(_writers(rival))}. Both are trust regions.")
-    conflicts += [f"{_whom(key)}: {why}" for key, why in _excludes(cls).items()]
+            conflicts.append(f"no method with {rival} beside it: {named(writers(rival))}. Both are trust regions.")
+    conflicts += [f"{whom(key)}: {why}" for key, why in excludes(cls).items()]
     conflicts += [
-        f"`{other.name}`: {_excludes(other)[key]}"
+        f"`{other.name}`: {excludes(other)[key]}"
         for other in shipped()
-        for key in _excludes(other)
+        for key in excludes(other)
         if other is not cls and (key == cls.name or key in writes)
     ]
     titled = [("Conflict", text) for text in conflicts]
-    titled += [("Needs", f"{_whom(key)}: {why}") for key, why in cls.requires.items()]
-    titled += [("Published with", f"{_whom(key)}: {why}") for key, why in cls.expects.items()]
+    titled += [("Needs", f"{whom(key)}: {why}") for key, why in cls.requires.items()]
+    titled += [("Published with", f"{whom(key)}: {why}") for key, why in cls.expects.items()]
     titled += [(TITLES[kind], text) for kind, text in found]
     return [f"**{title}:** {inline(text, beside)}" for title, text in titled]
-
-
-def _excludes(cls: type[TokenObjective]) -> dict[str, str]:
-    """With which methods or fields it cannot be composed, at any of its choices."""
-    declared = inspect.getattr_static(cls, "excludes")
-    if not isinstance(declared, property):
-        return dict(declared)
-    choices = [[(one.name, value) for value in one.choices] for one in settings_of(cls) if one.choices]
-    # without a default it says nothing that depends on a choice
-    if any(one.default is dataclasses.MISSING for one in settings_of(cls)):
-        return {}
-    found = [cls(**dict(chosen)).excludes for chosen in itertools.product(*choices)]
-    return {key: why for one in found for key, why in one.items()}
-
-
-def _whom(key: str) -> str:
-    """A method, or the methods that may fill a field."""
-    return f"a method with {key} ({_names(_writers(key))})" if key in WRITABLE else f"`{key}`"
-
-
-def _writers(field: str) -> list[str]:
-    return [f"`{cls.name}`" for cls in shipped() if field in card_of(cls).heads("Writes")]
-
-
-def _names(names: list[str]) -> str:
-    """In backticks already: "a, b and c"."""
-    *first, last = names or ["none that ships"]
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _limit(cls: type[TokenObjective], limit: Limit) -> str:

@@ -11,14 +11,15 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.walk import Leaf, walk
-from rlstab.explain.card_page import MARK, markdown, shipped
+from rlstab.explain.card_page import MARK, markdown
 from rlstab.explain.card_sections import BASICS, CardError, card
+from rlstab.explain.exclusions import exclusions, shipped
 from rlstab.explain.markdown_text import inline, table
 from rlstab.presets import PRESETS, Preset
 
 
 def comparison() -> str:
-    """Two tables: all methods side by side, and what each preset sets."""
+    """All methods side by side, which of them exclude each other, and what each preset sets."""
     cards = [card(cls) for cls in shipped()]
     names = {one.cls.name for one in cards}
     rows = []
@@ -46,6 +47,10 @@ def comparison() -> str:
             "A method reads what is listed under any of its settings; the page of each says which.",
             table(header, rows),
             f"The signals beyond the basics; live means that a penalty differentiates it:\n\n{signals}",
+            "## What cannot be composed",
+            "Every other pair composes, in any order; tests compose each pair, or see it refused. What composes and "
+            "may surprise is on the page of each method, under *Interacts*.",
+            "\n".join(f"- **{inline(what, names)}:** {inline(why, names)}" for what, why in exclusions()),
             "## Presets",
             "An empty cell: not part of the recipe. The source of each value is in `rlstab/presets.py`.",
             _presets([one.cls for one in cards]),

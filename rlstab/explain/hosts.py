@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
+from rlstab.signals import TRAINER_SIGNALS
 
 _LOGITS = frozenset({"entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"})
 _LIVE = frozenset({"entropies", "log_kept_mass"})
@@ -51,12 +51,13 @@ def measures(method: TokenObjective) -> bool:
     return type(method).measure is not TokenObjective.measure
 
 
-#: As of mid-2026; TRL 1.16.0 and verl 0.9.1 where run.
+#: As of mid-2026; TRL 1.16.0 and verl 0.9.1 where run. A response is truncated where its last token, which those two
+#: hand over, is no EOS.
 HOSTS: tuple[Host, ...] = (
     Host(
         "TRL",
         "subclass of `GRPOTrainer`, `_compute_loss`",
-        frozenset({"entropies", "ref_logprobs", "rollout_logprobs"}),
+        frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "truncated"}),
         live=frozenset({"entropies"}),
         step=True,
         read=False,
@@ -65,7 +66,7 @@ HOSTS: tuple[Host, ...] = (
     Host(
         "verl",
         "`TrainingWorker` with a loss of its own",
-        frozenset({"entropies", "ref_logprobs", "sum_p_sq"}),
+        frozenset({"entropies", "ref_logprobs", "sum_p_sq", "truncated"}),
     ),
     Host("slime, miles", "`--custom-loss-function-path`", _LOGITS | {"ref_logprobs", "rollout_logprobs"}, live=_LIVE),
     Host("prime-rl", "`[trainer.loss] type = custom`", frozenset({"ref_logprobs", "rollout_logprobs"})),
@@ -86,7 +87,7 @@ def hosts(objective: Composition) -> list[str]:
     ]
     needs = sorted(f"`{name}`" for name in objective.needs) + sorted(f"live `{name}`" for name in objective.live_needs)
     listed = ", ".join(["log-probs, old log-probs, advantages", *needs])
-    foreign = [name for name in sorted(objective.needs) if name not in SIGNALS]
+    foreign = [name for name in sorted(objective.needs) if name not in TRAINER_SIGNALS]
     own = f"no: it does not provide {', '.join(f'`{name}`' for name in foreign)}" if foreign else "yes"
     return [
         f"- rlstab's own trainer (`rlstab train`): {own}.",

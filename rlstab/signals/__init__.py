@@ -17,12 +17,20 @@ import torch
 from torch import Tensor
 
 from rlstab.errors import MissingPackage, MissingSignal, OutOfRange, ShapeError
-from rlstab.signals.fields import ORDER, SIGNAL_NAMES, Ask, TokenSignals
+from rlstab.signals.fields import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, TokenSignals
 from rlstab.signals.head import HeadSignals
 from rlstab.signals.logits import LogitsSignals
 from rlstab.signals.tile import wide
 
-__all__ = ["COLUMNS", "ROWS", "SIGNAL_NAMES", "TokenSignals", "token_signals", "token_signals_from_logits"]
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "SIGNAL_NAMES",
+    "TRAINER_SIGNALS",
+    "TokenSignals",
+    "token_signals",
+    "token_signals_from_logits",
+]
 
 #: The largest tile of logits that is held: rows, and columns of the vocabulary. On a CPU it stays near the cache.
 ROWS = 1024

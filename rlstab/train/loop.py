@@ -32,7 +32,7 @@ from rlstab.config.runs import AdvantageSettings, RunConfig, dump_run, run_hash
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
 from rlstab.errors import CheckpointError, ConfigError, NonFinite
-from rlstab.signals import SIGNAL_NAMES
+from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages import advantages
 from rlstab.tasks import Example, Task
 from rlstab.tasks.from_settings import build_task
@@ -113,7 +113,7 @@ def train(
     providers = Providers(signals or {}, advantages)
     require_signals(
         run.composition,
-        provides=SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs"} | providers.signals.keys(),
+        provides=TRAINER_SIGNALS | providers.signals.keys(),
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         otherwise="pass rlstab.train.train a function that makes it, in signals",
@@ -252,6 +252,9 @@ class _Loop:
         group_ids = sequence_ids // rollout.group
         signals = dict(sampled.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
+        if "truncated" in run.composition.needs:
+            cut = ~sampled.ended.to(self.policy.device).unsqueeze(-1)
+            signals["truncated"] = (sampled.sequences.response_mask & cut).float()
         if self.reference is not None:
             with metrics.phase("reference"):
                 signals["ref_logprobs"] = self._reference(sampled.sequences)

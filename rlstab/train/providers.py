@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS
 from rlstab.errors import ConfigError, NonFinite, ShapeError
-from rlstab.signals import SIGNAL_NAMES
+from rlstab.signals import TRAINER_SIGNALS
 from rlstab.tasks import Example
 
 
@@ -72,7 +71,7 @@ class Providers:
     advantages: AdvantageProvider | None = None
 
     def __post_init__(self) -> None:
-        for name in sorted(self.signals.keys() & (SIGNALS.keys() | SIGNAL_NAMES | {"old_logprobs", "advantages"})):
+        for name in sorted(self.signals.keys() & (TRAINER_SIGNALS | {"old_logprobs", "advantages"})):
             raise ConfigError(
                 f"signals: '{name}' is a signal of rlstab's own, which the trainer makes. Call yours by another name."
             )

@@ -103,6 +103,7 @@ class ImportanceCorrection(TokenObjective):
         region carries the mismatch; a surrogate that is anchored at the sampler carries it too, and correcting it
         again counts it twice. A sampler that reports log-probs before its temperature or top-p gives ratios of another
         distribution. Truncation makes the mean weight less than 1, so the gradient is smaller than without.
+        Penalties are not weighed: they are means over what the sampler drew.
 
     Example:
         Ratios 0.75, 1, 1.5 and 8 of the old policy over the sampler. TIS truncates the last one at 2; IcePop gives it
@@ -146,11 +147,6 @@ class ImportanceCorrection(TokenObjective):
             "good",
             "clip_higher",
             "{own} corrects what lies between sampler and old policy, {other} bounds what comes after.",
-        ),
-        Interaction(
-            "beside",
-            ("kl", "entropy_bonus", "adaptive_entropy"),
-            "{own} weighs the policy term alone: the penalty of {other} is averaged over what the sampler drew.",
         ),
     )
 

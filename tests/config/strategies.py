@@ -55,6 +55,7 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
 ORDERED = {
     "adaptive_entropy": [("low", "initial", "high")],
     "importance_correction": [("min_weight", "max_weight"), ("keep_low", "keep_high")],
+    "maspo": [("sigma", "max_sigma"), ("min_scale", "max_scale")],
     "stare": [("boost", "max_boost"), ("min_damp", "damp")],
 }
 

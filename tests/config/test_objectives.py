@@ -69,6 +69,7 @@ ROOM = {
     "adaptive_entropy": {"initial": 0.001, "high": 0.5},
     "constant_length": {"length": 7},
     "mismatch": {"of": "logprobs"},
+    "maspo": {"sigma": 1e-4, "min_scale": 1e-4},
 }
 EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_of(METHODS.get(name))]
 

@@ -8,6 +8,11 @@ import pytest
 import torch
 
 from rlstab import (
+    ASPO,
+    CEGPPO,
+    CPPO,
+    DPPO,
+    DRPO,
     ClipHigher,
     Gate,
     KLPenalty,
@@ -22,12 +27,14 @@ from rlstab import (
 from rlstab.core.terms import Held
 from rlstab.errors import NonFinite
 from rlstab.testing import check_objective
-from tests.core.gate_methods import ASPO, CEGPPO, CISPO, DPPO, DRPO, GSPO, MASPO, SAPO, VESPO, OneSided
+from tests.core.gate_methods import CISPO, GSPO, MASPO, SAPO, VESPO, OneSided
 from tests.core.methods import DropPunished, Exempt, Noise, Scale
 from tests.core.says import says
 from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts, token
 
-ROWS = random_rows(5, [6, 9, 0, 12, 7, 1, 10, 8, 11, 9])
+ROWS = [
+    [{**one, "logp": min(one["logp"], 0.0)} for one in row] for row in random_rows(5, [6, 9, 0, 12, 7, 1, 10, 8, 11, 9])
+]
 #: Rounding of one operation in float64.
 EPS = 2.0**-53
 #: Published as `-weight * ratio * A`. The others print `-weight * A * log-prob`, or an integral of the slope.
@@ -109,11 +116,11 @@ PUBLISHED = {
     CISPO(): cispo,
     SAPO(): sapo,
     MASPO(): maspo,
-    CEGPPO(): ce_gppo,
-    DPPO(): dppo,
+    CEGPPO(low=0.2, high=0.28, pull_low=0.5, pull_high=0.75): ce_gppo,
+    DPPO(high=0.05, low=0.05, cap=1.5, anchor="old"): dppo,
     VESPO(): vespo,
-    ASPO(): aspo,
-    DRPO(): drpo,
+    ASPO(cap=1.5): aspo,
+    DRPO(anchor="old"): drpo,
 }
 
 
@@ -159,7 +166,8 @@ def test_the_value_of_the_loss_is_minus_gate_times_ratio_times_advantage(method)
 
 @pytest.mark.parametrize("method", PUBLISHED, ids=lambda one: one.name)
 def test_gates_obey_every_law(method):
-    report = check_objective(compose(method, ClipHigher()), examples=3, shrink=False)
+    region = KLPenalty(coefficient=0.1) if "pull" in method.writes else ClipHigher()  # a pull has no bounds beside it
+    report = check_objective(compose(method, region), examples=3, shrink=False)
     assert report.ok, str(report)
 
 
@@ -190,9 +198,11 @@ def test_gates_multiply():
     torch.testing.assert_close(both * plain, each[0] * each[1], rtol=8 * EPS, atol=0)
 
 
-def test_exempt_tokens_pass_every_gate():
-    _, free, _ = run(compose(CISPO(), DPPO(), Exempt()))
+@pytest.mark.parametrize("methods", [[CISPO(), DRPO(0.15)], [DPPO()], [CPPO(0.01)]], ids=str)
+def test_exempt_tokens_pass_every_gate_and_pull(methods):
+    _, free, _ = run(compose(*methods, Exempt()))
     assert torch.equal(free, run(compose())[1])
+    assert not torch.equal(free, run(compose(*methods))[1])
 
 
 def test_a_gate_sees_the_ratio_of_the_sequence_and_that_sees_what_is_kept():
@@ -217,11 +227,11 @@ def test_a_gate_sees_the_ratio_of_the_sequence_and_that_sees_what_is_kept():
 
 
 def test_a_ratio_and_a_gate_read_the_advantage_after_bonuses():
-    lifted = compose(OneSided(), CEGPPO(), Scale(bonus=0.6))
+    lifted = compose(OneSided(), CEGPPO(), DRPO(0.15), Scale(bonus=0.6))
     _, slopes, batch = run(lifted)
     raised = [[{**one, "A": one["A"] + 0.6} for one in row] for row in ROWS]
     assert any((a > 0) != (b > 0) for a, b in zip(batch.advantages, batch_of(raised).advantages, strict=True))
-    assert torch.equal(slopes, run(compose(OneSided(), CEGPPO()), raised)[1])
+    assert torch.equal(slopes, run(compose(OneSided(), CEGPPO(), DRPO(0.15)), raised)[1])
 
 
 @dataclass(frozen=True)
@@ -292,19 +302,23 @@ def test_a_gate_of_sequences_within_sums_what_is_kept():
     assert not slopes[~keep].any()
 
 
-def test_metrics_of_a_gate_by_hand_and_over_parts():
+def test_metrics_of_gates_and_of_a_pull_by_hand_and_over_parts():
     rows = [
         [token(drift=math.log(2.0), A=1.0, now=-3.0), token(drift=math.log(1.25), A=1.0, now=-0.5)],
         [token(drift=math.log(0.5), A=-1.0, now=-0.5), token(drift=math.log(4.0), A=0.0)],
     ]
     # probabilities move by 0.05, 0.15 and -0.30; the last token has no advantage, so it is not counted
-    expected = {"cispo/gate": (0.6 + 0.96 + 1.0) / 3, "cispo/stopped": 0.0, "dppo/gate": 1 / 3, "dppo/stopped": 2 / 3}
-    objective = compose(CISPO(high=0.2), DPPO(bound=0.1, cap=9.0))
-    for parts in ([[0, 1]], [[0], [1]], [[1], [], [0]]):
-        _, report = run_parts(objective, rows, parts)
-        for name, value in expected.items():
-            assert report[name].value == pytest.approx(value, rel=1e-14), name
-            assert report[name].count == 3
+    gates = {"cispo/gate": (0.6 + 0.96 + 1.0) / 3, "cispo/stopped": 0.0, "cppo/gate": 1 / 3, "cppo/stopped": 2 / 3}
+    pulls = {"ratio/pull": 1.5 / 3, "ratio/stopped": 2 / 3}
+    for objective, expected in (
+        (compose(CISPO(high=0.2), CPPO(0.1, min_weight=1.0, min_budget=1.0, anchor="old")), gates),
+        (compose(DPPO(high=0.1, low=0.1, cap=1.5, anchor="old")), pulls),
+    ):
+        for parts in ([[0, 1]], [[0], [1]], [[1], [], [0]]):
+            _, report = run_parts(objective, rows, parts)
+            for name, value in expected.items():
+                assert report[name].value == pytest.approx(value, rel=1e-14), name
+                assert report[name].count == 3
 
 
 def test_a_gate_needs_no_more_live_rows_unless_it_reads_whole_sequences():
@@ -314,7 +328,9 @@ def test_a_gate_needs_no_more_live_rows_unless_it_reads_whole_sequences():
         return make_plan(compose(*methods, Noise()), [batch]).live_rows(batch)
 
     plain, whole = rows()["logprobs"], rows(VESPO())["logprobs"]
-    assert torch.equal(rows(CISPO(), SAPO(), DPPO(), ASPO())["logprobs"], plain)
+    for methods in ((CISPO(), SAPO(), DRPO()), (DPPO(),), (ASPO(),)):
+        assert torch.equal(rows(*methods)["logprobs"], plain)
+    assert torch.equal(rows(CPPO())["logprobs"], whole)
     reached = torch.zeros(batch.num_sequences, dtype=torch.bool)
     reached[batch.sequence[plain]] = True
     assert torch.equal(whole, batch.spread(reached))
@@ -327,12 +343,12 @@ def test_a_gate_of_whole_sequences_beside_a_mask_has_the_rows_that_it_reads():
     assert outcome["live rows"] == "passed", str(report)
 
 
-def test_a_gate_leaves_penalties_alone():
+def test_a_pull_leaves_penalties_alone():
     penalty = KLPenalty(coefficient=0.3)
-    zero = compose(DPPO(bound=0.0), penalty)
+    zero = compose(DPPO(high=0.0, low=0.0, anchor="old"), penalty)
     rows = [[replaced(one, drift) for one, drift in zip(row, [0.3, 0.4, 0.2], strict=False)] for row in ROWS[:2]]
     out, slopes, _ = run(zero, rows)
-    assert out.metrics()["dppo/stopped"] == 1
+    assert out.metrics()["ratio/stopped"] == 1
     assert torch.equal(slopes, run(compose(penalty, Scale(weight=0.0)), rows)[1])
     assert slopes.any()
 

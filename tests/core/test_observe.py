@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from rlstab import (
+    CPPO,
+    DPPO,
     STARE,
     AdaptiveEntropy,
     ClipHigher,
@@ -30,7 +32,7 @@ from rlstab.core.plan import member_terms
 from rlstab.core.walk import walk
 from rlstab.errors import Conflict
 from rlstab.testing import check_objective
-from tests.core.gate_methods import CISPO, DPPO, GSPO, SAPO, VESPO
+from tests.core.gate_methods import CISPO, GSPO, SAPO, VESPO
 from tests.core.measuring_methods import CentredGate, CovarianceThreshold
 from tests.core.methods import DropPunished, Exempt, Noise, Scale
 from tests.core.says import says
@@ -44,7 +46,8 @@ WATCHED = {
     "penalty with a mask": LpReg(share=0.4),
     "penalty of a controller": AdaptiveEntropy(target_entropy=0.8, initial=0.1, high=0.2),
     "trust region": ClipHigher(low=0.1, high=0.1, dual_clip=1.5),
-    "gate": DPPO(bound=0.02),
+    "gate": CPPO(delta=0.02),
+    "pull": DPPO(high=0.02, low=0.02),
     "gate after two rounds": CentredGate(),
     "bonus, weight and learning rate": Scale(weight=2.0, bonus=0.3, lr=0.5),
     "exemption": Exempt(),
@@ -78,7 +81,7 @@ def steps(objective, count=3):
 def test_what_is_observed_changes_no_bit(watched, acting):
     own = ACTING[acting]
     alone, beside = steps(compose(*own)), steps(compose(*own, observe(WATCHED[watched])))
-    acted = steps(compose(*own, WATCHED[watched])) if not _two_bounds(own, WATCHED[watched]) else None
+    acted = steps(compose(*own, WATCHED[watched])) if not _two_regions(own, WATCHED[watched]) else None
     for (out, bits), (watching, same) in zip(alone, beside, strict=True):
         assert all(map(torch.equal, bits, same))
         assert watching.lr_scale == out.lr_scale
@@ -95,8 +98,8 @@ def test_what_is_observed_changes_no_bit(watched, acting):
         )
 
 
-def _two_bounds(acting, watched):
-    return "bounds" in watched.writes & compose(*acting).writes
+def _two_regions(acting, watched):
+    return all(one.writes & {"bounds", "pull"} for one in (watched, compose(*acting)))
 
 
 @pytest.mark.parametrize("watched", ["weights with state", "penalty of a controller"])
@@ -172,6 +175,15 @@ def test_what_a_trust_region_would_stop_is_what_it_clips():
     beside = report(compose(observe(clip), ClipHigher(low=0.4, high=0.4)))
     assert float(beside["observe_clip_higher/clip/stopped"].total) == clipped
     assert float(beside["ratio/clipped_high"].total) < float(acted["ratio/clipped_high"].total)
+
+
+def test_what_a_pull_would_stop_is_what_it_stops():
+    method = WATCHED["pull"]
+    acted, seen = report(compose(method)), report(compose(observe(method), ClipHigher()))
+    stopped = seen["observe_dppo/pull/stopped"]
+    assert 0 < stopped.value == acted["ratio/stopped"].value < 1
+    assert stopped.count == acted["ratio/stopped"].count
+    assert "ratio/stopped" not in seen
 
 
 @pytest.mark.parametrize("watched", WATCHED)

@@ -64,6 +64,18 @@ def test_the_mask_ends_with_the_first_eos(policy: Policy) -> None:
         assert mask[row].long().diff().le(0).all(), "no token counts after the end"
 
 
+def test_a_response_that_ends_exactly_at_the_limit_ended(policy: Policy) -> None:
+    """A response does not depend on the limit, so each that ended can be sampled with its length as the limit."""
+    long = draw(policy, prompts(4), torch.arange(16), max_new_tokens=40)
+    lengths = long.sequences.response_mask.sum(-1)
+    limit = int(lengths[long.ended].median())
+    short = draw(policy, prompts(4), torch.arange(16), max_new_tokens=limit)
+    assert short.ended.tolist() == (long.ended & (lengths <= limit)).tolist()
+    exactly = lengths == limit
+    assert short.ended[exactly].any()
+    assert not short.ended.all(), "some are cut at the limit"
+
+
 def test_greedy_equals_generate_of_transformers(policy: Policy) -> None:
     texts = prompts(8)[::4]
     settings = RolloutSettings(max_new_tokens=20)

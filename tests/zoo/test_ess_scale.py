@@ -30,7 +30,7 @@ def rows(*weights: list[float]) -> list[list[dict[str, float]]]:
         (ESSScale(), [[], []], 1.0),
     ],
 )
-def test_published_values(method: ESSScale, weights: list[list[float]], scale: float) -> None:
+def test_scales_by_hand(method: ESSScale, weights: list[list[float]], scale: float) -> None:
     for parts in ([list(range(len(weights)))], [[0], list(range(1, len(weights)))], [list(range(len(weights))), []]):
         plan, _ = run_parts(compose(method), rows(*weights), parts)
         assert plan.lr_scale == pytest.approx(scale, rel=1e-7)

@@ -16,7 +16,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.errors import Conflict
-from rlstab.explain.card_page import shipped
+from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
 from tests.zoo.watch import evidence, examples, live
 

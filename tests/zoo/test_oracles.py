@@ -30,8 +30,29 @@ SETTINGS = [
     *grid("sapo", positive=[1.0, 0.0, 4.0], negative=[1.05, 0.0, 9.0]),
     *grid("mismatch", of=["old_logprobs", "logprobs"], to=["rollout_logprobs"]),
     *grid("mismatch", of=["logprobs"], to=["old_logprobs"]),
+    *grid(
+        "vespo",
+        positive_power=[2.0, 0.0],
+        positive_decay=[3.0, 0.1],
+        negative_power=[3.0, 1.0],
+        negative_decay=[2.0],
+        anchor=["old", "rollout"],
+    ),
+    *grid(
+        "maspo",
+        sigma=[1.0, 0.2],
+        alpha=[0.3, 0.0],
+        positive=[0.03, 5.0],
+        negative=[0.03, 5.0],
+        max_sigma=[10.0, 1.0],
+        min_scale=[0.1, 1.0],
+        max_scale=[10.0, 1.0],
+        cap=[None, 1.2],
+    ),
+    *grid("off_policy_mask", max_gap=[0.1, 0.0, 5.0], anchor=["rollout", "old"]),
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
+    *grid("truncated_mask", denominator=["kept", "all"]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
     *grid("lp_reg", share=[0.3, 1.0], min_p=[0.02], coefficient=[1.3], form=["code"], ratio_cap=[None, 2.0]),
     *grid(
@@ -73,12 +94,24 @@ SETTINGS = [
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
     *grid("gspo"),
+    *grid("aspo", room=[0.2, 0.0], room_high_entropy=[0.4], share=[0.57, 0.2, 1.0], cap=[3.0, 1.2]),
     *grid(
         "ce_gppo", low=[0.2, 0.0], high=[0.2, 0.0], pull_low=[0.75, 0.0], pull_high=[1.0, 0.5], dual_clip=[None, 1.5]
     ),
+    *grid(
+        "cppo",
+        delta=[0.05, 0.15],
+        min_weight=[0.8, 0.3],
+        min_budget=[0.004, 0.02],
+        quantile=[0.9, 0.57],
+        anchor=["rollout", "old"],
+    ),
     *grid("dcpo_clip", low=[0.02, 0.16, 0.0], high=[0.03, 0.0], cap=[10.0, 1.2], dual_clip=[10.0, None, 1.5]),
     *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
+    *grid("drpo", delta=[0.15, 12.5], anchor=["rollout", "old"]),
+    *grid("m2po", budget=[0.03712345, 0.0, 3.712345]),  # no mean of squares of hundredths is one of these
     *grid("token_mean"),
+    *grid("block_mean"),
     *grid("sequence_mean"),
     *grid("constant_length", length=[7]),
     *grid("ar", alpha=[0.3, 0.0, 1.0]),
@@ -91,7 +124,9 @@ TOGETHER = [
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
     ["s2t", "lp_reg", "stare", "constant_length"],
+    ["vespo", "sapo", "s2t", "kl", "token_mean"],
     ["clip_higher", "s2t", "top_entropy", "stare", "kl", "adaptive_entropy", "sequence_mean"],
+    ["clip_higher", "truncated_mask", "importance_correction", "kl", "ess_scale", "mismatch", "block_mean"],
 ]
 #: Beside a trust region that punished tokens can leave.
 EXEMPTING = {"share": 0.5, "min_p": 0.02, "coefficient": 1.3, "form": "code", "ratio_cap": None}

@@ -12,7 +12,7 @@ from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.terms import SLOTS
 from rlstab.errors import Conflict
-from rlstab.explain.card_page import shipped
+from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
 from rlstab.testing.laws import Case, split
 from rlstab.testing.steps import make_step

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlstab import STARE, AdaptiveEntropy, ImportanceCorrection, Mismatch, TokenObjective
+from rlstab import MASPO, STARE, AdaptiveEntropy, ImportanceCorrection, Mismatch, TokenObjective
 from rlstab.errors import OutOfRange
 
 
@@ -32,6 +32,16 @@ from rlstab.errors import OutOfRange
         (
             lambda: Mismatch(to="old_logprobs"),
             "'mismatch': of and to are both 'old_logprobs', expected two policies.",
+        ),
+        (
+            lambda: MASPO(sigma=11.0),
+            "'maspo': sigma = 11.0 and min_scale = 0.1, expected sigma <= max_sigma = 10.0 and min_scale <= max_scale "
+            "= 10.0.",
+        ),
+        (
+            lambda: MASPO(min_scale=2.0, max_scale=1.0),
+            "'maspo': sigma = 1.0 and min_scale = 2.0, expected sigma <= max_sigma = 10.0 and min_scale <= max_scale "
+            "= 1.0.",
         ),
         (
             lambda: STARE(increment=0.1, boost=2.0),

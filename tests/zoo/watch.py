@@ -14,6 +14,7 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
+from rlstab.core.stats import Settled, settle
 from rlstab.errors import OutOfRange
 from rlstab.explain.card_sections import BASICS, card
 
@@ -144,7 +145,10 @@ def watch(method: TokenObjective) -> tuple[set[str], set[str], set[str], list[st
     WatchedBatch.seen.clear()
     state, lively, filled, wrong = method.init_state(), set(), set(), []
     for _ in range(2):
-        stat, state = method.settle([batch], state, LocalComm())
+        # not by method.settle, which would refuse to measure a batch without tokens that lacks an undeclared signal
+        first = settle([method.measure(batch)], LocalComm())
+        stat = Settled({**first, **settle([method.measure_again(batch, first)], LocalComm())})
+        state = method.advance(state, stat)
         terms = method.terms(batch, stat, state)
         filled |= terms.filled()
         for name, penalty in terms.penalties.items():

@@ -1,0 +1,174 @@
+"""CPPO: a trust region that is stricter for early tokens, and tighter once the prefix has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Gate, Held, Terms
+from rlstab.estimators import probability
+
+
+@final
+@dataclass(frozen=True)
+class CPPO(TokenObjective):
+    """Stop a token that moved too much probability for its place, given how much the tokens before it moved.
+
+    Problem:
+        A trust region with one bound for all tokens takes them for independent. They are not: a change early in a
+        response changes the context of everything after it, and many small changes add up to a prefix that the sampler
+        would hardly have written. CPPO weighs the move of a token by its place, early ones most, and gives each
+        response a budget for the moves of its prefix; a token whose prefix has overspent has less room, or none.
+
+    Equation:
+        With p_t = exp(live ``logprobs``), q_t the probability under the anchor, A the advantage, t = 1..T the places of
+        the tokens in the response:
+
+            D_t  = |p_t - q_t|,   w_t = 1 - (1 - w_min) (t - 1) / max(T - 1, 1),   Z_t = w_t D_t
+            db   = min(max(quantile of D_1..D_T, db_min), 2 db_min)
+            c_t  = min(delta, delta + db sum_{j<t} w_j - sum_{j<t} Z_j)
+            gate = 1 if A (p_t - q_t) <= 0 or Z_t <= c_t, else 0
+
+        w_min is ``min_weight``, db_min ``min_budget``, the level of the quantile ``quantile``. A token that moves
+        against its advantage is never stopped. The gradient of a token is gate r A times that of its log-prob.
+
+    Reads:
+        - ``rollout_logprobs`` (n,), nats: the anchor, with ``anchor="rollout"``.
+        - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
+        - ``sequence`` (n,), integers: the response of each token.
+        - ``position`` (n,), integers: its place there.
+        - ``sequence_ids`` (S,), integers: how many responses there are.
+
+    Writes:
+        - ``gates``: 0 on the stopped tokens, 1 on the others.
+
+    Denominator:
+        untouched: a token that is stopped still counts.
+
+    Parameters:
+        - ``delta``: float in [0, inf), default 0.15. The paper, for dense models; 0.2 for its mixture of experts of
+          30B. The official code has 0.2.
+        - ``min_weight`` (w_min): float in [0, 1], default 0.8. The weight of the last token; 1 for all places alike.
+          Paper and official code.
+        - ``min_budget`` (db_min): float in [0, inf), default 0.02. What a token of the prefix may move on average, at
+          least; at most twice that. Paper and official code.
+        - ``quantile``: float in [0, 1], default 0.9. Of the moves in a response, for its budget. Paper and official
+          code.
+        - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that p is compared with. The paper: the one that
+          sampled. 'old' is ``replay`` in the official code.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: its ratio is to the policy that sampled, and here it is the one of the loss. They are the same
+          with ``old_logprobs: rollout``; with other old log-probs the mismatch between sampler and trainer is in the
+          gate alone.
+        - From its code: log-prob and place are those of the tokens that count, so tool output is no part of the prefix.
+          A log-prob above 0 counts as 0.
+        - From its README: there the allowance is said to shrink along the response. In its equation, its code and here
+          the weight multiplies the move, so early tokens have less room, and the last one may move ``delta`` / w_min.
+
+    Surprises:
+        Every move spends the budget of the prefix, also one against the advantage, and one that another method drops. A
+        burst of mismatch between sampler and trainer early in a response can stop all the rest of it. The quantile of a
+        short response is that of few tokens. The live log-probs of whole responses are read, so a mask saves no forward
+        in a response that still pulls.
+
+    Example:
+        One rewarded response. Its tokens, sampled with probability 0.5, have 0.62, 0.6 and 0.6 now: Z is 0.12, 0.09 and
+        0.08, and db 0.04. The bounds are 0.15, 0.15 + 0.04 - 0.12 = 0.07 and 0.15 + 0.076 - 0.21 = 0.016: only the
+        first pulls. ``dppo`` would stop none.
+
+        >>> import torch
+        >>> from rlstab import CPPO, PolicyOutputs, TokenBatch, compose
+        >>> rollout = torch.full((1, 3), 0.5).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 3),
+        ...     advantages=torch.ones(1),
+        ...     old_logprobs=rollout,
+        ...     rollout_logprobs=rollout,
+        ... )
+        >>> live = torch.tensor([[0.62, 0.6, 0.6]]).log().requires_grad_()
+        >>> compose(CPPO())(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(3 * g, 4) + 0.0 for g in live.grad[0].tolist()]
+        [-1.24, 0.0, 0.0]
+
+    Source:
+        R. Mao, X. Zhou, L. Tao et al., "Beyond Uniform Token-Level Trust Region in LLM Reinforcement Learning", 2026,
+        arXiv 2606.10968 (eq. 8-11, 22, algorithm 1). Reference code: Tencent-Hunyuan/UniRL
+        ``unirl/algorithms/cppo.py`` (commit e1211ee).
+    """
+
+    limits = (
+        Limit({"delta": 1e9}, "no response moves that many probabilities."),
+        Limit(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
+    )
+    interacts = (
+        Interaction("redundant", "dppo", "{own} and {other} both stop a token by the probability that it moved."),
+        Interaction(
+            "against",
+            "drpo",
+            "{own} stops what {other} would pull back.",
+            where=lambda cppo, drpo: drpo.delta < 1,
+        ),
+        Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
+    )
+
+    name: ClassVar[str] = "cppo"
+    addresses = frozenset({"trust region", "off-policy"})
+    writes = frozenset({"gates"})
+
+    delta: Annotated[float, Range(ge=0)] = 0.15
+    min_weight: Annotated[float, Range(ge=0, le=1)] = 0.8
+    min_budget: Annotated[float, Range(ge=0)] = 0.02
+    quantile: Annotated[float, Range(ge=0, le=1)] = 0.9
+    anchor: Literal["rollout", "old"] = "rollout"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
+
+    @property
+    def reads_drift(self) -> frozenset[str]:
+        """From the sampler the live policy differs in every run: already by its kernels."""
+        return frozenset({"live"} if self.anchor == "old" else ())
+
+    def in_words(self) -> Mapping[str, str]:
+        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
+        return {
+            "gates": f"Stop a token that has moved the way of its advantage by more probability from {anchor} than "
+            f"{self.delta}, or than that less what its prefix has moved beyond {self.min_budget} to "
+            f"{2 * self.min_budget} a token (by the {self.quantile}-quantile of its response). Moves weigh 1 at the "
+            f"first token, {self.min_weight} at the last. A stopped token still counts."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        anchor = batch.old_logprobs if self.anchor == "old" else batch.signal("rollout_logprobs")
+        live_ratio = batch.live_ratio and self.anchor == "old"
+        place = batch.running_total(torch.ones_like(anchor)) - 1
+        weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
+
+        def before(values: Tensor) -> Tensor:
+            return batch.running_total(values) - values
+
+        def gate(ratio: Tensor, held: Held) -> Tensor:
+            live = held.anchor.logprobs
+            other = live if live_ratio else anchor
+            moved = (probability(live) - probability(other)).abs()
+            budget = batch.sequence_quantile(moved, self.quantile).clamp(self.min_budget, 2 * self.min_budget)
+            spent = weight * moved
+            room = self.delta + batch.spread(budget) * before(weight) - before(spent)
+            inward = held.advantages.sign() * (live - other) <= 0
+            return (inward | (spent <= room.clamp(max=self.delta))).to(ratio.dtype)
+
+        return Terms(gates={"": Gate(gate, whole_sequences=True)})

@@ -1,0 +1,152 @@
+"""M2PO: drop the few tokens that are furthest from the policy that sampled, until the rest fits a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Pool, Settled, Stat
+from rlstab.core.terms import Terms
+
+
+@final
+@dataclass(frozen=True)
+class M2PO(TokenObjective):
+    """Give the tokens that moved furthest from the sampler the weight 0, until the mean square of the rest is small.
+
+    Problem:
+        With data that is hundreds of updates old, a clip stops tokens that carry the most information; without one,
+        training does well for a while and then collapses. The mean of a log-ratio hides what happens, for its signs
+        cancel; the mean of its square does not, and it bounds the variance of the importance weights. M2PO holds this
+        second moment to a budget and drops no more tokens than it takes, largest first.
+
+    Equation:
+        With d_t = ``logprobs`` - ``rollout_logprobs``, A_t = ``advantages``:
+
+            X     = { t : A_t > 0 and d_t > 0,  or  A_t < 0 and d_t < 0 }          moves the way of the advantage
+            tau'  = the smallest d_t^2 over X that has to go, largest first, for the mean over what is left to be <= tau
+            w_t   = 0 if t in X and d_t^2 >= tau', else 1
+            L     = (1 / N) sum_t w_t surrogate_t                                  N counts all tokens
+
+        tau is ``budget``. The set X is of the whole optimizer step. The smallest value in it always stays.
+
+    Reads:
+        - ``logprobs`` (n,), nats: policy at the start of the optimizer step.
+        - ``rollout_logprobs`` (n,), nats: policy that sampled, as the sampler reported it.
+        - ``advantages`` (n,), unitless: only the sign.
+
+    Writes:
+        - ``weight``: 0 on the dropped tokens, 1 on the others; nothing while the budget holds.
+
+    Denominator:
+        untouched: the mean runs over all tokens, as in the paper.
+
+    Parameters:
+        - ``budget`` (tau): float in [0, inf), default 0.04. Square nats. The paper and the official scripts.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: the published objective has the ratio to the policy that sampled, which is the loss with
+          ``old_logprobs: rollout``. Other old log-probs leave the mismatch between sampler and trainer out of the
+          ratio, not out of this budget.
+        - From the paper: d is that of the policy at the start of the optimizer step, once for all its micro-batches.
+          Pull requests to ms-swift (9965) and Trinity-RFT (616) do the same.
+        - From its code: another rule. The code looks for the bound to which all |d_t| of X would have to be cut for the
+          mean to fit the budget, and passes it to an ordinary clip, [exp(-bound), exp(bound)]. It compares with
+          ``old_log_probs``, and decides in each micro-batch of one device. Tokens beyond are stopped in both, but what
+          is cut still counts there, so more go.
+        - From AReaL: it drops tokens of both directions, compares the old policy with the proximal one, keeps at least
+          one token, and dropped tokens leave the denominator, so that the others pull harder.
+        - From all three: equal values go together.
+
+    Surprises:
+        It compares with the sampler, because there is nothing else to compare with: ``old_logprobs`` that were
+        recomputed for this rollout are ``logprobs`` up to its first update, and against them no token would ever move.
+        In a run with several optimizer steps per rollout set ``refresh: step``; else every step decides by the policy
+        before the first. What moves within the optimizer step is not bounded. The budget is a mean over X alone, so a
+        few far tokens are dropped easily when X is small.
+
+    Example:
+        A rewarded response. Three tokens rose, by 0.1, 0.2 and 0.6 nats: squares 0.01, 0.04 and 0.36, mean 0.137 >
+        0.04. Without the last the mean is 0.025. The token that fell by 1 nat is not in X.
+
+        >>> import torch
+        >>> from rlstab import M2PO, PolicyOutputs, TokenBatch, compose
+        >>> rollout = torch.full((1, 4), 0.3).log()
+        >>> now = rollout + torch.tensor([[0.1, 0.2, 0.6, -1.0]])
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4),
+        ...     advantages=torch.ones(1),
+        ...     old_logprobs=now,
+        ...     logprobs=now,
+        ...     rollout_logprobs=rollout,
+        ... )
+        >>> live = now.clone().requires_grad_()
+        >>> out = compose(M2PO())(batch, PolicyOutputs.from_padded(batch, logprobs=live))
+        >>> out.loss.backward()
+        >>> [round(g, 4) + 0.0 for g in live.grad[0].tolist()]
+        [-0.25, -0.25, 0.0, -0.25]
+        >>> round(out.metrics()["m2po/threshold"], 4)
+        0.36
+
+    Source:
+        H. Zheng, J. Zhao, B. Chen, "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on
+        LLMs?", 2025, arXiv 2510.01161 (algorithm 1). Reference code: Infini-AI-Lab/M2PO
+        ``verl/trainer/ppo/core_algos.py`` (``compute_m2po_policy_loss``, commit af54a3e). Code of others:
+        inclusionAI/AReaL ``areal/trainer/ppo/actor.py``.
+    """
+
+    limits = (
+        Limit({"budget": 1e9}, "no log-prob is tens of thousands of nats away from another."),
+        Limit(None, "An optimizer step in which the mean is within the budget keeps everything."),
+    )
+    interacts = (
+        Interaction(
+            "redundant",
+            ("clip_higher", "dcpo_clip", "dppo", "cppo"),
+            "{own} was published in the place of a trust region: it drops far fewer tokens than {other}.",
+        ),
+        Interaction("good", "token_mean", "{own} was published on {other}."),
+    )
+
+    name: ClassVar[str] = "m2po"
+    addresses = frozenset({"off-policy", "trust region"})
+    needs = frozenset({"rollout_logprobs"})
+    writes = frozenset({"weight"})
+    reads_drift = frozenset({"sampler"})
+
+    budget: Annotated[float, Range(ge=0)] = 0.04
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "weight": f"Of the tokens that moved from the rollout policy the way of their advantage, give those that "
+            f"moved furthest the weight 0, until the mean squared log-ratio of the others is at most {self.budget}, "
+            f"over the optimizer step. They still count in the divisor."
+        }
+
+    def measure(self, batch: TokenBatch) -> Stat:
+        square, harmful = self._moves(batch)
+        return {"square": Pool.beyond_budget(square, self.budget, harmful)}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        threshold = stat.threshold("square")
+        square, harmful = self._moves(batch)
+        dropped = harmful & threshold.reached(square)
+        report = {"threshold": threshold.report(), "harmful": Mean.of(harmful), "dropped": Mean.of(dropped)}
+        weight = None if threshold.value is None else (~dropped).to(batch.logprobs.dtype)
+        return Terms(weight=weight, report=report)
+
+    @staticmethod
+    def _moves(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """``(n,)`` float64 squared log-ratios, and the ``(n,)`` bool of tokens that moved the way of the advantage."""
+        d = batch.logprobs.double() - batch.signal("rollout_logprobs").double()
+        return d.square(), (batch.rewarded & (d > 0)) | (batch.punished & (d < 0))

@@ -1,0 +1,144 @@
+"""Off-policy mask: wrong responses that the policy has moved away from no longer pull (DeepSeek-V3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.loss import token_log_ratio
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Gate, Held, Terms
+
+
+@final
+@dataclass(frozen=True)
+class OffPolicyMask(TokenObjective):
+    """Stop a response from pulling where it is punished and the live policy has already left it.
+
+    Problem:
+        A punished response that the live policy would hardly sample any more teaches nothing that it needs to know,
+        and pushing it further down moves mass to wherever it may go. Rewarded responses do no such harm: what the
+        policy gave up may be worth having back. The paper ties both staleness and the mismatch of sampler and trainer
+        to instability of this kind, and drops such responses as a whole.
+
+    Equation:
+        With q the policy that sampled, p the live one, and n_i the tokens of response i:
+
+            gap_i  = 1 / n_i sum_t (ln q_t - ln p_t)                     over the response
+            gate_t = 0 where A_t < 0 and gap_i > delta, else 1
+
+        delta is ``max_gap``. ln q is ``rollout_logprobs``, or with ``anchor="old"`` the policy that the ratio divides
+        by. In expectation gap_i is the divergence KL(q || p) per token, so it is 0 on-policy.
+
+    Reads:
+        - ``rollout_logprobs`` (n,), nats: as the sampler reported them; with ``anchor="rollout"``.
+
+        Its gate reads the live log-probs of all tokens of a response, and ``old_logprobs`` with ``anchor="old"``.
+
+    Writes:
+        - ``gates``: 0 or 1.
+
+    Denominator:
+        untouched: a response that is stopped still counts.
+
+    Parameters:
+        - ``max_gap`` (delta): float in [0, inf), default 0.5. Nats per token. The paper gives no value. 0.5 is the
+          example of TRL's documentation, slime's default is 0.0001: see Surprises.
+        - ``anchor``: 'rollout' | 'old', default 'rollout'. Whose log-probs the live ones are compared with. The paper:
+          what the inference engine returned, so that mismatch counts too.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: none in the rule. It does not say whether a stopped response leaves the divisor; here it
+          stays, as in TRL and slime. ms-swift takes it out.
+        - From TRL: without vLLM it compares with the old policy, as ``anchor="old"`` does. A token whose log-prob the
+          sampler did not report counts as 0 there; here such evidence is refused.
+        - From slime: it compares with the log-probs that its ratio divides by.
+
+    Surprises:
+        The two published thresholds are four orders of magnitude apart. A mean gap of 0.5 nats is a response that the
+        policy has all but forgotten; one of 0.0001 is below the noise of a single response, so that about half of the
+        punished ones are stopped by chance. Look at ``off_policy_mask/stopped`` before you trust a value. The gap of
+        one response may be negative. The live policy is that of the loss, so responses are stopped one optimizer step
+        after another, and with one optimizer step per rollout only mismatch is left to be seen.
+
+    Example:
+        Two punished responses and a rewarded one. The first fell by ln 3 and ln 1: 0.5493 nats per token, above 0.5.
+        The second fell by ln 2 and ln 1, 0.3466, and pulls; so does the rewarded one, whatever it did.
+
+        >>> import torch
+        >>> from rlstab import OffPolicyMask, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.tensor([[0.6, 0.2], [0.6, 0.2], [0.6, 0.2]]).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(3, 2),
+        ...     advantages=torch.tensor([-1.0, -1.0, 1.0]),
+        ...     old_logprobs=old,
+        ...     rollout_logprobs=old,
+        ... )
+        >>> live = torch.tensor([[0.2, 0.2], [0.3, 0.2], [0.06, 0.2]]).log().requires_grad_()
+        >>> compose(OffPolicyMask())(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [[round(g, 4) + 0.0 for g in row] for row in live.grad.tolist()]
+        [[0.0, 0.0], [0.0833, 0.1667], [-0.0167, -0.1667]]
+
+    Source:
+        DeepSeek-AI, "DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", 2025, arXiv 2512.02556 (eq.
+        9). Common code: huggingface/trl ``trl/trainer/grpo_trainer.py`` (``get_off_policy_mask``), THUDM/slime
+        ``slime/utils/ppo_utils.py`` (``compute_opsm_mask``).
+    """
+
+    limits = (
+        Limit({"max_gap": 1e9}, "no response is that unlikely."),
+        Limit(None, "An optimizer step without punished tokens stops none."),
+    )
+    interacts = (
+        Interaction("good", "clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."),
+        Interaction(
+            "good", "importance_correction", "{own} stops responses that are off, {other} weighs those that are left."
+        ),
+    )
+
+    name: ClassVar[str] = "off_policy_mask"
+    writes = frozenset({"gates"})
+    addresses = frozenset({"off-policy", "sample"})
+
+    max_gap: Annotated[float, Range(ge=0)] = 0.5
+    anchor: Literal["rollout", "old"] = "rollout"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
+
+    @property
+    def reads_drift(self) -> frozenset[str]:
+        # a gap to what the sampler reported there may always be, and no setting of a run takes it away
+        return frozenset({"live"} if self.anchor == "old" else ())
+
+    def in_words(self) -> Mapping[str, str]:
+        whose = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
+        return {
+            "gates": f"Stop a token when its advantage is negative and its response is, on average over its tokens, "
+            f"more than {self.max_gap} nats less likely to the live policy than to {whose}. It still counts."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        sampled = batch.signal("rollout_logprobs") if self.anchor == "rollout" else None
+
+        def gate(ratio: Tensor, held: Held) -> Tensor:
+            if sampled is None:
+                gap = -token_log_ratio(held.anchor, held.anchor, batch).double()
+            else:
+                gap = sampled.double() - held.anchor.logprobs.double()
+            far = batch.spread(batch.sequence_mean(gap) > self.max_gap)
+            return torch.where(far & (held.advantages < 0), 0.0, torch.ones_like(ratio))
+
+        return Terms(gates={"": Gate(gate, whole_sequences=True)})

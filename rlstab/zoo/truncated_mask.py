@@ -1,0 +1,114 @@
+"""Truncated mask: responses that were cut off at the length limit teach nothing (DAPO's overlong filtering)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.compare import greater
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.stats import Mean, Settled
+from rlstab.core.terms import Terms
+
+
+@final
+@dataclass(frozen=True)
+class TruncatedMask(TokenObjective):
+    """Drop responses that were cut off at the length limit (overlong filtering).
+
+    Problem:
+        A response that reaches the limit of its length has no answer yet and is scored as wrong. The verdict is not on
+        its reasoning: with a few hundred tokens more it might have been right. Punishing it teaches the policy that
+        sound steps are wrong, and adds noise to the reward of its group. The paper reports steadier training and a
+        higher score on AIME24 once the loss of such responses is masked.
+
+    Equation:
+        With cut_i = 1 where response i ended by the limit, else 0:
+
+            keep_t = not cut_i   for the tokens of response i
+            L      = sum_t keep_t surrogate_t / sum_t keep_t             denominator: kept
+                   = sum_t keep_t surrogate_t / N                        denominator: all
+
+    Reads:
+        - ``truncated`` (n,), 0 or 1: 1 on every token of a response that was cut off.
+
+    Writes:
+        - ``keep``: with ``denominator="kept"``, False on the tokens of such a response.
+        - ``weight``: with ``denominator="all"``, 0 on them, else 1.
+
+    Denominator:
+        kept or all: the first as in the published code, the second with ``denominator="all"``.
+
+    Parameters:
+        - ``denominator``: 'kept' | 'all', default 'kept'. Whether dropped tokens leave the divisor. The paper masks
+          their loss and does not say; TRL takes them out of the mask that it counts.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: its other remedy, a length penalty in the reward near the limit, is for the task to give.
+        - From TRL: its ``mask_truncated_completions`` takes a response without EOS for truncated, so that one ended by
+          a stop text is too. Its means per sequence still count the response, with a loss of 0; here it leaves S.
+
+    Surprises:
+        The advantages of the others are untouched: the reward of a truncated response stays in the mean of its group.
+        A response that ends exactly at the limit with EOS is not truncated. Where most responses are cut off hardly
+        anything is left to learn from, and nothing teaches the policy to be brief: look at ``truncated_mask/dropped``,
+        and raise the limit. Penalties ignore masks, so they still reach every token.
+
+    Example:
+        Two responses, the second cut off. The mean runs over the three tokens of the first; with 'all' over all five.
+
+        >>> import torch
+        >>> from rlstab import PolicyOutputs, TokenBatch, TruncatedMask, compose
+        >>> old = torch.full((2, 3), 0.5).log()
+        >>> mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=mask,
+        ...     advantages=torch.tensor([1.0, -1.0]),
+        ...     old_logprobs=old,
+        ...     truncated=torch.tensor([False, True]),
+        ... )
+        >>> for denominator in ("kept", "all"):
+        ...     live = old.clone().requires_grad_()
+        ...     objective = compose(TruncatedMask(denominator=denominator))
+        ...     objective(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        ...     print(denominator, [round(g, 4) + 0.0 for g in live.grad[mask.bool()].tolist()])
+        kept [-0.3333, -0.3333, -0.3333, 0.0, 0.0]
+        all [-0.2, -0.2, -0.2, 0.0, 0.0]
+
+    Source:
+        Q. Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025, arXiv 2503.14476
+        (overlong filtering). Common code: huggingface/trl ``trl/trainer/grpo_trainer.py``
+        (``mask_truncated_completions``).
+    """
+
+    limits = (Limit(None, "An optimizer step in which no response was cut off keeps everything."),)
+    interacts = (Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl`."),)
+
+    name: ClassVar[str] = "truncated_mask"
+    needs = frozenset({"truncated"})
+    addresses = frozenset({"sample"})
+
+    denominator: Literal["kept", "all"] = "kept"
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset({"keep" if self.denominator == "kept" else "weight"})
+
+    def in_words(self) -> Mapping[str, str]:
+        when = "when its response was cut off at the length limit"
+        if self.denominator == "kept":
+            return {"keep": f"Drop a token {when}. It leaves the divisor too."}
+        return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor."}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        cut = greater(batch.signal("truncated"), 0)
+        report = {"dropped": Mean.of(cut)}
+        if self.denominator == "kept":
+            return Terms(keep=~cut, report=report)
+        return Terms(weight=(~cut).to(batch.signal("truncated").dtype), report=report)
