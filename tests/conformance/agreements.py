@@ -13,13 +13,17 @@ from torch import Tensor
 
 from rlstab import (
     AR,
+    ASPO,
     CEGPPO,
     CISPO,
     DPPO,
+    DRPO,
     GMPO,
     GSPO,
+    MASPO,
     SAPO,
     STARE,
+    VESPO,
     ClipHigher,
     ConstantLength,
     DCPOClip,
@@ -27,6 +31,7 @@ from rlstab import (
     KLPenalty,
     LpReg,
     Mean,
+    OffPolicyMask,
     SequenceMean,
     TokenBatch,
     TokenMean,
@@ -551,6 +556,22 @@ AGREEMENTS = (
         of="gradient",
     ),
     Agreement(
+        "MASPO",
+        "maspo",
+        "maspo",
+        "compute_policy_loss, ratio_mode maspo",
+        "`maspo`, also narrower, and with scales that reach their bounds",
+        {
+            case: _loss("maspo", case, method)
+            for case, method in (
+                ("ratios", MASPO()),
+                ("main", MASPO()),
+                ("narrow", MASPO(sigma=0.2, alpha=0.6, max_sigma=0.5, positive=0.4, negative=0.5)),
+                ("scales reached", MASPO(sigma=0.3, positive=0.9, negative=2.0, min_scale=0.5, max_scale=1.5)),
+            )
+        },
+    ),
+    Agreement(
         "CE-GPPO",
         "ce_gppo",
         "ce_gppo",
@@ -589,6 +610,75 @@ AGREEMENTS = (
             "0.04, 0.05": _loss("dcpo", "0.04, 0.05", DCPOClip(low=0.04, high=0.05), local=by_rows_added),
             "dual clip 3": _loss(
                 "dcpo", "dual clip 3", DCPOClip(low=0.04, high=0.05, dual_clip=3.0), local=by_rows_added
+            ),
+        },
+    ),
+    Agreement(
+        "VESPO (TRL)",
+        "trl",
+        "vespo",
+        "GRPOTrainer._compute_loss, get_gamma_weights, loss_type vespo",
+        "`vespo`, also powers of 1 and 0.5 and decays of 1.5 and 0.25; anchor: rollout, where theirs does not truncate "
+        "the weights of the engine",
+        {
+            "vespo": _slope("trl", "vespo", VESPO(anchor="old")),
+            "vespo ragged": _slope(
+                "trl",
+                "vespo ragged",
+                VESPO(positive_power=1.0, positive_decay=1.5, negative_power=0.5, negative_decay=0.25),
+            ),
+            "vespo, engine": _slope("trl", "vespo, engine", VESPO(anchor="rollout")),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "DRPO",
+        "drpo",
+        "drpo",
+        "_drpo_loss",
+        "`drpo` (delta: 12.5, 0.15; anchor: old)",
+        {
+            case: _slope("drpo", case, DRPO(delta=delta, anchor="old"))
+            for case, delta in (("12.5", 12.5), ("12.5, main", 12.5), ("0.15", 0.15))
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "ASPO",
+        "aspo",
+        "aspo",
+        "compute_policy_loss_archer",
+        "`aspo`, refresh: step; also one room of 0.2 for all tokens, and a cap of 1.2",
+        {
+            case: _slope("aspo", case, ASPO(room_high_entropy=room, cap=cap))
+            for case, room, cap in (
+                ("two rooms", 0.4, 3.0),
+                ("two rooms, main", 0.4, 3.0),
+                ("one room", 0.2, 3.0),
+                ("one room, main", 0.2, 3.0),
+                ("one room, cap 1.2", 0.2, 1.2),
+            )
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "off-policy mask (TRL)",
+        "trl",
+        "off_policy_mask",
+        "GRPOTrainer.get_off_policy_mask, _compute_loss",
+        "`off_policy_mask` (max_gap: 0.05, 0.1; anchor: old), `clip_higher`; anchor: rollout where an engine samples, "
+        "with `sequence_mean`",
+        {
+            "off-policy mask": _loss("trl", "off-policy mask", OffPolicyMask(max_gap=0.05, anchor="old"), WIDER),
+            "off-policy mask ragged": _loss(
+                "trl", "off-policy mask ragged", OffPolicyMask(max_gap=0.1, anchor="old"), WIDER
+            ),
+            "off-policy mask, engine": _loss(
+                "trl",
+                "off-policy mask, engine",
+                OffPolicyMask(max_gap=0.05, anchor="rollout"),
+                WIDER,
+                SequenceMean(),
             ),
         },
     ),
@@ -654,6 +744,15 @@ AGREEMENTS = (
             case: _loss("ar", case, AR(alpha=alpha), ClipHigher(high=0.24, dual_clip=3.0))
             for case, alpha in (("0.3", 0.3), ("0.3, main", 0.3), ("0.8", 0.8))
         },
+    ),
+    Agreement(
+        "policy gradient (verl gpg)",
+        "verl",
+        "token_mean",
+        "compute_policy_loss_gpg",
+        "`token_mean` alone, the live policy being its own denominator",
+        {"gpg": _slope("verl", "gpg", TokenMean(), live_ratio=True)},
+        of="gradient",
     ),
     Agreement(
         "token mean (verl token-mean)",

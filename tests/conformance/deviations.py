@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from rlstab import (
+    ASPO,
     CEGPPO,
     CISPO,
     DPPO,
+    DRPO,
     GMPO,
+    M2PO,
     SAPO,
     STARE,
+    VESPO,
     ClipHigher,
     ConstantLength,
     ImportanceCorrection,
@@ -31,6 +35,7 @@ from rlstab import (
 from rlstab.core.objective import TokenObjective
 from rlstab.stages import advantages as estimators
 from tests.conformance.agreements import (
+    RATIOS_OLD,
     TRL_TOP,
     VERL,
     WIDER,
@@ -44,7 +49,7 @@ from tests.conformance.agreements import (
     signals_of,
     weighted,
 )
-from tests.conformance.record import LENGTH
+from tests.conformance.record import LENGTH, tensors
 from tests.conformance.recorded import Result, load, ours, theirs
 
 #: One of the two numbers of a deviation, and what it has to be.
@@ -84,6 +89,11 @@ def slope(result: Callable[[], Result], row: int, place: int) -> Number:
 
 def chosen(result: Callable[[], Result]) -> Number:
     return lambda: float(result()["selected"].sum())
+
+
+def still(result: Callable[[], Result]) -> Number:
+    """Tokens of ``ratios`` without a gradient."""
+    return lambda: float((tensors("ratios")["mask"].bool() & (result()["gradient"] == 0)).sum())
 
 
 def stored(source: str, case: str) -> Callable[[], Result]:
@@ -188,6 +198,51 @@ DEVIATIONS = (
         slope(stored("verl", "dppo_tv, as configured"), 1, 0),
         slope(found("verl", "dppo_tv, as configured", DPPO(low=0.2, high=0.2, anchor="old")), 1, 0),
         (3 * 0.75 / 36, 4 * 0.75 / 36),
+    ),
+    Deviation(
+        VESPO,
+        "the value of the loss is -phi A",
+        "trl",
+        "loss at the same gradient",
+        loss(stored("trl", "vespo")),
+        loss(found("trl", "vespo", VESPO(anchor="old"))),
+        (-0.3657, 0.01681),
+    ),
+    Deviation(
+        VESPO,
+        "weights that it may have truncated before",
+        "trl",
+        "gradient of a token whose response has two weights beyond 3, at which theirs are truncated, one of 36",
+        slope(stored("trl", "vespo, engine truncated"), 2, 0),
+        slope(found("trl", "vespo, engine truncated", VESPO(anchor="rollout")), 2, 0),
+        (0.002569, 0.008914),
+    ),
+    Deviation(
+        DRPO,
+        "The value of the loss is -gate r A",
+        "drpo",
+        "loss at the same gradient, delta 0.15",
+        loss(stored("drpo", "0.15")),
+        loss(found("drpo", "0.15", DRPO(delta=0.15, anchor="old"))),
+        (0.8899, 2.492),
+    ),
+    Deviation(
+        ASPO,
+        "the value of the loss is -pull A",
+        "aspo",
+        "loss at the same gradient",
+        loss(stored("aspo", "two rooms")),
+        loss(found("aspo", "two rooms", ASPO())),
+        (0.5514, -0.01919),
+    ),
+    Deviation(
+        M2PO,
+        "what is cut still counts there, so more go",
+        "m2po",
+        "tokens of 36 without a gradient, budget 0.04",
+        still(stored("m2po", "ratios")),
+        still(found("m2po", "ratios", M2PO(), rollout=RATIOS_OLD)),
+        (13, 12),
     ),
     Deviation(
         CEGPPO,
