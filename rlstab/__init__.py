@@ -24,9 +24,10 @@ from rlstab.zoo import METHODS
 from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
 from rlstab.zoo.ar import AR
 from rlstab.zoo.aspo import ASPO
+from rlstab.zoo.block_mean import BlockMean
 from rlstab.zoo.ce_gppo import CEGPPO
 from rlstab.zoo.cispo import CISPO
-from rlstab.zoo.block_mean import BlockMean
+from rlstab.zoo.clip_cov import ClipCov
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.constant_length import ConstantLength
 from rlstab.zoo.cppo import CPPO
@@ -39,10 +40,11 @@ from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
+from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
+from rlstab.zoo.m2po import M2PO
 from rlstab.zoo.maspo import MASPO
 from rlstab.zoo.mismatch import Mismatch
-from rlstab.zoo.m2po import M2PO
 from rlstab.zoo.off_policy_mask import OffPolicyMask
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
@@ -52,25 +54,23 @@ from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
-from rlstab.zoo.vespo import VESPO
 from rlstab.zoo.truncated_mask import TruncatedMask
+from rlstab.zoo.vespo import VESPO
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AR",
-    "CEGPPO",
-    "CISPO",
-    "DPPO",
-    "GMPO",
-    "GSPO",
-    "MASPO",
     "ASPO",
     "CEGPPO",
+    "CISPO",
     "CPPO",
     "DPPO",
     "DRPO",
+    "GMPO",
+    "GSPO",
     "M2PO",
+    "MASPO",
     "NOTHING",
     "SAPO",
     "STARE",
@@ -78,6 +78,7 @@ __all__ = [
     "AdaptiveEntropy",
     "BlockMean",
     "Bounds",
+    "ClipCov",
     "ClipHigher",
     "Composition",
     "ConstantLength",
@@ -88,6 +89,7 @@ __all__ = [
     "Grouped",
     "Held",
     "ImportanceCorrection",
+    "KLCov",
     "KLPenalty",
     "LossOutput",
     "LpReg",

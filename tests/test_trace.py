@@ -111,10 +111,12 @@ def test_traces_agree_with_the_metrics() -> None:
 ACTS = {
     "adaptive_entropy": ({"target_entropy": 2.0, "initial": 0.001}, {"regularised"}),
     "ar": ({}, {"damped"}),
+    "clip_cov": ({"low": 0.2}, {"damped"}),
     "clip_higher": ({"low": 0.1, "high": 0.1}, {"clipped"}),
     "constant_length": ({"length": 10}, set()),
     "entropy_bonus": ({}, {"regularised"}),
     "kl": ({}, {"regularised"}),
+    "kl_cov": ({"share": 0.1}, {"regularised"}),
     "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
     "random_mask": ({"share": 0.3}, {"dropped"}),
     "s2t": ({"max_prob": 0.3}, {"dropped"}),

@@ -158,7 +158,7 @@ def order_free(method: TokenObjective, case: Case) -> None:
 def replication(method: TokenObjective, case: Case) -> None:
     """Every sequence twice: the same loss and metrics, half the gradient each."""
     with torch.no_grad():
-        measured = [_measured(leaf, case.first.batch()) for leaf in _methods(method)]
+        measured = [one for leaf in _methods(method) for one in _measured(leaf, case.first.batch())]
         if any(isinstance(one, Pool) for several in measured for one in several.values()):
             raise NotHere("it selects by an order statistic")
     one, double = run_whole(method, case.first), run_whole(method, case.first.twice())
@@ -291,8 +291,8 @@ def monoid(method: TokenObjective, case: Case) -> None:
     """Statistics merge in any order and grouping, and those of an empty batch change nothing."""
     for leaf in _methods(method):
         with torch.no_grad():
-            nothing = _measured(leaf, TokenBatch.empty(leaf.needs))
-            one, two = _measured(leaf, case.first.batch()), _measured(leaf, case.second.batch())
+            parts = TokenBatch.empty(leaf.needs), case.first.batch(), case.second.batch()
+            nothing, one, two = _measured(leaf, *parts)
         if not nothing.keys() == one.keys() == two.keys():
             raise BrokenLaw(f"`measure` names {sorted(one)} on tokens and {sorted(nothing)} on none.")
         for name in one:
@@ -400,10 +400,13 @@ class _Dropping(TokenObjective):
         return Terms(keep=self.chosen(batch))
 
 
-def _measured(leaf: TokenObjective, batch: TokenBatch) -> dict[str, Any]:
-    """Both rounds of measuring; the second sees the first as if the batch were the whole step."""
-    first = leaf.measure(batch)
-    return {**first, **leaf.measure_again(batch, settle([first], LocalComm()))}
+def _measured(leaf: TokenObjective, *parts: TokenBatch) -> list[dict[str, Any]]:
+    """Both rounds of measuring on the parts of one optimizer step: the second sees the first over all of them."""
+    first = [dict(leaf.measure(part)) for part in parts]
+    if any(one.keys() != first[0].keys() for one in first):
+        return first
+    stat = settle(first, LocalComm())
+    return [{**one, **leaf.measure_again(part, stat)} for one, part in zip(first, parts, strict=True)]
 
 
 def _methods(objective: TokenObjective) -> list[TokenObjective]:

@@ -56,6 +56,7 @@ ORDERED = {
     "adaptive_entropy": [("low", "initial", "high")],
     "importance_correction": [("min_weight", "max_weight"), ("keep_low", "keep_high")],
     "maspo": [("sigma", "max_sigma"), ("min_scale", "max_scale")],
+    "clip_cov": [("low", "high")],
     "stare": [("boost", "max_boost"), ("min_damp", "damp")],
 }
 

@@ -70,6 +70,7 @@ ROOM = {
     "constant_length": {"length": 7},
     "mismatch": {"of": "logprobs"},
     "maspo": {"sigma": 1e-4, "min_scale": 1e-4},
+    "clip_cov": {"low": 0.0},
 }
 EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_of(METHODS.get(name))]
 

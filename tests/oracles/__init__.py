@@ -2,7 +2,7 @@
 
 A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``old``, ``now`` (start of the step),
 ``H``, ``live_H``, ``ref``, ``rollout``, ``max``, ``mass`` (ln Z), ``live_mass``; ``A`` is its advantage, ``cut`` is 1
-where its response was cut off, ``block`` the number of its block.
+where its response was cut off, ``block`` the number of its block, ``live_ratio`` says that every ratio is exactly 1.
 
 `<name>.py` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
 ``keep``, ``weight``, ``bonus``, ``exempt`` (lists), ``bounds`` (low, high, dual; numbers or lists), ``penalties``,
@@ -23,6 +23,7 @@ def oracle_of(name):
 def outcome(tokens, methods, memories=None, live_ratio=False) -> tuple[Outcome, dict, dict]:
     """Loss, decisions and memories of the methods ``{name: settings}`` on one whole step."""
     memories = memories or {}
+    tokens = [{**token, "live_ratio": live_ratio} for token in tokens]
     decisions, after = {}, {}
     for name, settings in methods.items():
         decisions[name], after[name] = oracle_of(name)(tokens, memories.get(name), **settings)

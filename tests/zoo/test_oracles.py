@@ -116,6 +116,16 @@ SETTINGS = [
     *grid("constant_length", length=[7]),
     *grid("ar", alpha=[0.3, 0.0, 1.0]),
     *grid("sign_weights", positive=[0.1, 0.0, 1.5], negative=[1.0, 0.0]),
+    *grid("kl_cov", share=[0.3, 0.002, 1.0], coefficient=[1.3]),
+    *grid(
+        "clip_cov",
+        share=[0.3, 2e-4, 1.0],
+        low=[0.2, -9.0],
+        high=[5.0],
+        clip_low=[1.0, 0.05],
+        clip_high=[1.0, 0.05],
+        seed=[0, 11],
+    ),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
