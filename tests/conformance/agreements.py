@@ -24,10 +24,12 @@ from rlstab import (
     SAPO,
     STARE,
     VESPO,
+    ClipCov,
     ClipHigher,
     ConstantLength,
     DCPOClip,
     ImportanceCorrection,
+    KLCov,
     KLPenalty,
     LpReg,
     Mean,
@@ -236,6 +238,32 @@ def advantage(source: str, case: str, estimator: Callable[..., Tensor], **settin
         return apart(estimator(rewards, torch.tensor(given["ids"]), **settings), stored["advantages"])
 
     return found
+
+
+# -- covariances -------------------------------------------------------------------------------------------------------
+
+
+def covariance(share: float) -> tuple[ClipCov, ClipHigher]:
+    """Clip-Cov as it was recorded, and its clip."""
+    return ClipCov(share=share, low=0.2, high=1.5, clip_low=0.2, clip_high=0.28), WIDER
+
+
+def dropped(terms: Terms) -> Tensor:
+    assert terms.weight is not None
+    return terms.weight == 0
+
+
+def penalised(terms: Terms) -> Tensor:
+    (penalty,) = terms.penalties.values()
+    assert penalty.where is not None
+    return penalty.where
+
+
+def drawn(case: str, every: str, share: float) -> float:
+    """Infinite where another number of tokens is drawn, or one that is no candidate of theirs."""
+    mine = ours(compose(*covariance(share)), "verl", case, selected=dropped)["selected"]
+    there, candidates = theirs("verl", case)["selected"], theirs("verl", every)["selected"]
+    return 0.0 if mine.sum() == there.sum() and not (mine & ~candidates).any() else math.inf
 
 
 # -- corrections -------------------------------------------------------------------------------------------------------
@@ -660,6 +688,33 @@ AGREEMENTS = (
             )
         },
         of="gradient",
+    ),
+    Agreement(
+        "Clip-Cov (verl)",
+        "verl",
+        "clip_cov",
+        "compute_policy_loss_clip_cov",
+        "`clip_cov` (low: 0.2, high: 1.5, share: 1, which takes every candidate), `clip_higher`; scope: microbatch, "
+        "refresh: step; at share 0.05 and 0.1 as many tokens, all of them candidates",
+        {
+            case: _loss("verl", case, *covariance(1.0), selected=dropped)
+            for case in ("clip_cov, all candidates", "clip_cov, all candidates, ragged")
+        }
+        | {
+            "clip_cov": lambda: drawn("clip_cov", "clip_cov, all candidates", 0.05),
+            "clip_cov ragged": lambda: drawn("clip_cov ragged", "clip_cov, all candidates, ragged", 0.1),
+        },
+    ),
+    Agreement(
+        "KL-Cov (verl)",
+        "verl",
+        "kl_cov",
+        "compute_policy_loss_kl_cov",
+        "`kl_cov` (coefficient: 0.7; share: 0.1, 0.2, 2e-4); scope: microbatch, refresh: step",
+        {
+            case: _loss("verl", case, KLCov(share=share, coefficient=0.7), selected=penalised)
+            for case, share in (("kl_cov", 0.1), ("kl_cov ragged", 0.2), ("kl_cov, one", 2e-4))
+        },
     ),
     Agreement(
         "off-policy mask (TRL)",

@@ -21,9 +21,11 @@ from rlstab import (
     SAPO,
     STARE,
     VESPO,
+    ClipCov,
     ClipHigher,
     ConstantLength,
     ImportanceCorrection,
+    KLCov,
     KLPenalty,
     LpReg,
     Pool,
@@ -40,11 +42,14 @@ from tests.conformance.agreements import (
     VERL,
     WIDER,
     boosted,
+    covariance,
+    dropped,
     gains,
     handed_in,
     held,
     kept,
     mean_entropy,
+    penalised,
     rejecting,
     signals_of,
     weighted,
@@ -118,6 +123,11 @@ def estimated(rewards: str, row: int, estimator: Callable[..., Tensor], **settin
 
 def held_in_the_step() -> Result:
     return held(RAGGED, local=None, scope="step", **signals_of("live"))
+
+
+def covered_in_the_step() -> Result:
+    method = compose(KLCov(share=0.2, coefficient=0.7))
+    return ours(method, "verl", "kl_cov ragged", selected=penalised, scope="step")
 
 
 RAGGED = "proxy of the live policy, ragged"
@@ -243,6 +253,24 @@ DEVIATIONS = (
         still(stored("m2po", "ratios")),
         still(found("m2po", "ratios", M2PO(), rollout=RATIOS_OLD)),
         (13, 12),
+    ),
+    Deviation(
+        ClipCov,
+        "means, count and draw are those of each micro-batch",
+        "verl",
+        "candidates of 45, micro-batches of 3, 1 and 4 rows",
+        chosen(stored("verl", "clip_cov, all candidates, ragged")),
+        chosen(found("verl", "clip_cov, all candidates, ragged", *covariance(1.0), selected=dropped, scope="step")),
+        (6, 5),
+    ),
+    Deviation(
+        KLCov,
+        "means, count and largest values are those of each micro-batch",
+        "verl",
+        "tokens held of 45, micro-batches of 3, 1 and 4 rows, and how many of them here",
+        chosen(stored("verl", "kl_cov ragged")),
+        lambda: float((theirs("verl", "kl_cov ragged")["selected"] & covered_in_the_step()["selected"]).sum()),
+        (9, 7),
     ),
     Deviation(
         CEGPPO,
