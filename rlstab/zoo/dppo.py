@@ -57,7 +57,8 @@ class DPPO(TokenObjective):
         - ``high`` (d_high): float in [0, inf), default 0.15. For 'tv', the official scripts. For 'kl' they have 0.05,
           in nats. prime-rl has 0.2 for 'tv'.
         - ``low`` (d_low): float in [0, inf), default 0.15. As ``high``.
-        - ``cap`` (C): float in [1, inf), default 20.0. verl's default. The official scripts have 10000, which is none.
+        - ``cap`` (C): float in [1, inf), default 20.0. What verl's functions fall back to; its configuration hands in
+          3. The official scripts have 10000, which is none.
         - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that r and D compare with. The paper: the region
           has to be around the policy that sampled, and recomputed log-probs are worse. 'old' is their ``recompute``.
 
@@ -73,6 +74,8 @@ class DPPO(TokenObjective):
           0.
         - From verl: its ``dppo_tv`` and ``dppo_kl`` compare with ``old_log_probs``, which are those of the rollout only
           in bypass mode, and read the bounds from ``clip_ratio``, whose default of 0.2 means something else there.
+        - From verl: it prints -M min(r, C) A l, with l the live log-prob, and the value here is -M min(r, C) A. The
+          gradients are equal. Its cap is ``clip_ratio_c``, which is 3 where it is not set.
         - From prime-rl: its default loss adds 0.001 (ln r)^2 on every token, and has no cap.
 
     Surprises:
