@@ -35,13 +35,13 @@ from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.entropy_shaping import EntropyShaping
 from rlstab.zoo.ess_scale import ESSScale
+from rlstab.zoo.fipo import FIPO
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.holder_mean import HolderMean
 from rlstab.zoo.importance_correction import ImportanceCorrection
-from rlstab.zoo.entropy_shaping import EntropyShaping
-from rlstab.zoo.fipo import FIPO
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
 from rlstab.zoo.lp_reg import LpReg
@@ -72,16 +72,16 @@ __all__ = [
     "CPPO",
     "DPPO",
     "DRPO",
+    "FIPO",
     "GMPO",
     "GSPO",
     "M2PO",
     "MASPO",
-    "FIPO",
     "NOTHING",
     "SAPO",
     "STARE",
-    "VESPO",
     "STEER",
+    "VESPO",
     "WAPO",
     "AdaptiveEntropy",
     "BlockMean",
