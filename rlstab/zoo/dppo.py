@@ -60,7 +60,7 @@ class DPPO(TokenObjective):
         - ``cap`` (C): float in [1, inf), default 20.0. What verl's functions fall back to; its configuration hands in
           3. The official scripts have 10000, which is none.
         - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that r and D compare with. The paper: the region
-          has to be around the policy that sampled, and recomputed log-probs are worse. 'old' is their ``recompute``.
+          has to be around the policy that sampled, and recomputed log-probs are worse.
 
     State:
         none
@@ -70,6 +70,8 @@ class DPPO(TokenObjective):
           own ablation finds no clear gain, and they are not offered.
         - From its code: for 'kl' the code adds 1e-8 to both (1 - q) and (1 - p), in float32, so that near probability 1
           it is off; here it is exact, in float64, and infinite where p rounds to 1 and q does not.
+        - From its code: its ``recompute`` modes take the region from the old policy and the ratio still from the
+          sampler. Here 'old' takes both from the old policy.
         - From its code: log-ratios are clamped to 20 nats on both sides, there only above. A log-prob above 0 counts as
           0.
         - From verl: its ``dppo_tv`` and ``dppo_kl`` compare with ``old_log_probs``, which are those of the rollout only
