@@ -35,9 +35,12 @@ from rlstab.zoo.dcpo_clip import DCPOClip
 from rlstab.zoo.dppo import DPPO
 from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
+from rlstab.zoo.entropy_shaping import EntropyShaping
 from rlstab.zoo.ess_scale import ESSScale
+from rlstab.zoo.fipo import FIPO
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
+from rlstab.zoo.holder_mean import HolderMean
 from rlstab.zoo.importance_correction import ImportanceCorrection
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.kl_cov import KLCov
@@ -52,10 +55,12 @@ from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
+from rlstab.zoo.steer import STEER
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 from rlstab.zoo.truncated_mask import TruncatedMask
 from rlstab.zoo.vespo import VESPO
+from rlstab.zoo.wapo import WAPO
 
 __version__ = "0.1.0"
 
@@ -67,6 +72,7 @@ __all__ = [
     "CPPO",
     "DPPO",
     "DRPO",
+    "FIPO",
     "GMPO",
     "GSPO",
     "M2PO",
@@ -74,7 +80,9 @@ __all__ = [
     "NOTHING",
     "SAPO",
     "STARE",
+    "STEER",
     "VESPO",
+    "WAPO",
     "AdaptiveEntropy",
     "BlockMean",
     "Bounds",
@@ -85,9 +93,11 @@ __all__ = [
     "DCPOClip",
     "ESSScale",
     "EntropyBonus",
+    "EntropyShaping",
     "Gate",
     "Grouped",
     "Held",
+    "HolderMean",
     "ImportanceCorrection",
     "KLCov",
     "KLPenalty",

@@ -16,8 +16,14 @@ from torch import Tensor
 
 import rlstab
 from rlstab import (
+    ASPO,
+    CPPO,
+    DPPO,
+    DRPO,
+    M2PO,
     STARE,
     AdaptiveEntropy,
+    BlockMean,
     ClipHigher,
     ConstantLength,
     EntropyBonus,
@@ -31,6 +37,7 @@ from rlstab import (
     TokenMean,
     TokenObjective,
     TopEntropyMask,
+    TruncatedMask,
     compose,
     make_plan,
     within,
@@ -203,9 +210,9 @@ def penalised(method: TokenObjective, batch: TokenBatch) -> Tensor:
     return where
 
 
-def pulled(batch: TokenBatch, *methods: TokenObjective, advantage: bool = True) -> Tensor:
-    """The gradient on each live log-prob, of a policy that chooses between two tokens."""
-    logprobs = batch.old_logprobs.clone().requires_grad_()
+def pulled(batch: TokenBatch, *methods: TokenObjective, advantage: bool = True, at: Tensor | None = None) -> Tensor:
+    """The gradient on each live log-prob, of a policy that chooses between two tokens; without ``at`` the old one."""
+    logprobs = (batch.old_logprobs if at is None else at).clone().requires_grad_()
     if not advantage:
         batch = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     entropies = -(logprobs.exp() * logprobs + torch.special.xlog1py(1 - logprobs.exp(), -logprobs.exp()))
@@ -364,9 +371,59 @@ def stays_stopped(batch: TokenBatch) -> None:
     assert not far.grad[boosted].any()
 
 
+def far_from_the_sampler(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
+    """Sampled by the old policy; and the log-probs of one whose ratios are up to e^0.5, the way of the advantage."""
+    gap = 0.5 * batch.advantages * (batch.position % 10) / 9
+    return dataclasses.replace(batch, rollout_logprobs=batch.old_logprobs), (batch.old_logprobs + gap).clamp(max=0.0)
+
+
+def no_way_back(batch: TokenBatch) -> None:
+    sampled, now = far_from_the_sampler(batch)
+    turned = pulled(sampled, DRPO(0.15), at=now) * batch.advantages > 0
+    beyond = (now - batch.old_logprobs).exp().sub(1).abs() > 0.28
+    assert (turned & beyond).any()
+    assert not pulled(sampled, DRPO(0.15), ClipHigher(), at=now)[turned & beyond].any()
+
+
+def stops_what_would_turn(batch: TokenBatch) -> None:
+    sampled, now = far_from_the_sampler(batch)
+    turned = pulled(sampled, DRPO(0.2), at=now) * batch.advantages > 0
+    assert turned.any()
+    assert not pulled(sampled, DRPO(0.2), CPPO(0.15), at=now)[turned].any()
+
+
+def never_looser(batch: TokenBatch) -> None:
+    sampled, now = far_from_the_sampler(batch)
+    other, own = pulled(sampled, DPPO(), at=now), pulled(sampled, CPPO(min_weight=1.0), at=now)
+    assert (other == 0).any()
+    assert not own[other == 0].any()
+    assert (own == 0).sum() > (other == 0).sum()
+
+
+def keeps_what_the_clip_stops(batch: TokenBatch) -> None:
+    """One token in ten is half a nat away: a mean square of 0.025 nats."""
+    far = batch.position % 10 == 0
+    now = batch.old_logprobs + torch.where(far, 0.5, 0.001) * batch.advantages
+    sampled = dataclasses.replace(batch, rollout_logprobs=batch.old_logprobs, logprobs=now)
+    assert asked(M2PO(), sampled).weight is None
+    assert torch.equal(pulled(sampled, M2PO(), ClipHigher(), at=now) == 0, far)
+
+
+def of_all_tokens(batch: TokenBatch) -> None:
+    alone, beside = asked(compose(ASPO()), batch), asked(compose(ASPO(), TopEntropyMask()), batch)
+    counts = [one.report["aspo/high_entropy"] for one in (alone, beside)]
+    assert 0 < counts[0].value < 1
+    assert (counts[0].total, counts[0].count) == (counts[1].total, counts[1].count)
+
+
 ALWAYS_PAYS = AdaptiveEntropy(target_entropy=1.0, initial=0.001)
 
 SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
+    ("aspo", "top_entropy"): [of_all_tokens],
+    ("cppo", "dppo"): [never_looser],
+    ("cppo", "drpo"): [stops_what_would_turn],
+    ("drpo", "clip_higher"): [no_way_back],
+    ("m2po", "clip_higher"): [keeps_what_the_clip_stops],
     ("s2t", "stare"): [rare_both],
     ("stare", "entropy_bonus"): [gate],
     ("stare", "adaptive_entropy"): [gate],
@@ -626,6 +683,13 @@ def test_what_a_host_does_not_hand_over() -> None:
     assert rows["subclass of `GRPOTrainer`, `_compute_loss`"] == "nothing"
     rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[6:]}
     assert set(rows.values()) == {"nothing"}
+
+
+def test_what_the_task_alone_knows_is_not_the_trainers() -> None:
+    first, *_ = hosts(compose(TruncatedMask()))
+    assert first.endswith(": yes.")
+    first, *_ = hosts(compose(BlockMean()))
+    assert first.endswith(": no: it does not provide `block_ids`.")
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

@@ -115,6 +115,8 @@ ACTS = {
     "clip_higher": ({"low": 0.1, "high": 0.1}, {"clipped"}),
     "constant_length": ({"length": 10}, set()),
     "entropy_bonus": ({}, {"regularised"}),
+    "entropy_shaping": ({}, {"boosted", "damped"}),
+    "fipo": ({}, set()),
     "kl": ({}, {"regularised"}),
     "kl_cov": ({"share": 0.1}, {"regularised"}),
     "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
@@ -123,8 +125,10 @@ ACTS = {
     "sequence_mean": ({}, set()),
     "sign_weights": ({}, {"damped"}),
     "stare": ({"variant": "C2", "target_entropy": 2.0}, {"boosted", "damped"}),
+    "steer": ({"form": "linear"}, {"boosted", "damped"}),
     "token_mean": ({}, set()),
     "top_entropy": ({"denominator": "all"}, {"damped"}),
+    "wapo": ({"length": 10}, {"damped"}),
 }
 
 

@@ -25,6 +25,7 @@ from rlstab.zoo.drpo import DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus
 from rlstab.zoo.entropy_shaping import EntropyShaping
 from rlstab.zoo.ess_scale import ESSScale
+from rlstab.zoo.fipo import FIPO
 from rlstab.zoo.gmpo import GMPO
 from rlstab.zoo.gspo import GSPO
 from rlstab.zoo.holder_mean import HolderMean
@@ -47,6 +48,7 @@ from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 from rlstab.zoo.truncated_mask import TruncatedMask
 from rlstab.zoo.vespo import VESPO
+from rlstab.zoo.wapo import WAPO
 
 EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "adaptive_entropy": (AdaptiveEntropy(target_entropy=0.8, initial=0.002),),
@@ -72,6 +74,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "entropy_bonus": (EntropyBonus(),),
     "entropy_shaping": (EntropyShaping(), EntropyShaping(alpha=0.1, kappa=5.0)),
     "ess_scale": (ESSScale(), ESSScale(base=0.9, power=1.0, anchor="old")),
+    "fipo": (FIPO(), FIPO(half_life=2.0, low=0.8, high=1.5, max_ratio=1.3, safe_ratio=1.1)),
     "gmpo": (GMPO(), GMPO(low=0.1, high=0.2)),
     "gspo": (GSPO(),),
     "holder_mean": (HolderMean(steps=2), HolderMean(power=0.0, final_power=3.0, steps=4)),
@@ -107,6 +110,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
     "truncated_mask": (TruncatedMask(), TruncatedMask(denominator="all")),
     "vespo": (VESPO(), VESPO(positive_power=1.0, negative_decay=0.5, anchor="rollout")),
+    "wapo": (WAPO(length=7),),
 }
 
 

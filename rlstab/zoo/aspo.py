@@ -106,7 +106,6 @@ class ASPO(TokenObjective):
             "beside",
             "top_entropy",
             "{own} has its quantile from all tokens of a response, also from those that {other} drops.",
-            nested=False,
         ),
     )
 

@@ -89,8 +89,8 @@ class BlockMean(TokenObjective):
         [-0.3333, -0.3333, -0.3333, 0.0, 0.5]
 
     Source:
-        Blockwise Advantage Estimation with an outcome-conditioned baseline, 2026, arXiv 2602.10231. Reference code:
-        none found.
+        K. Pavlenko, A. Golubev, S. Karasik, B. Yangel, "Blockwise Advantage Estimation for Multi-Objective RL with
+        Verifiable Rewards", 2026, arXiv 2602.10231. Reference code: none found.
     """
 
     limits = (

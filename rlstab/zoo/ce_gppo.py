@@ -95,14 +95,7 @@ class CEGPPO(TokenObjective):
         Limit({"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."),
         Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
     )
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}, in the recipe of DAPO."),
-        Interaction(
-            "redundant",
-            ("entropy_bonus", "adaptive_entropy"),
-            "{own} and {other} both steer the entropy, {own} by which tokens still pull; change one at a time.",
-        ),
-    )
+    interacts = (Interaction("good", "token_mean", "{own} was published on {other}, in the recipe of DAPO."),)
 
     name: ClassVar[str] = "ce_gppo"
     addresses = frozenset({"trust region", "exploration"})

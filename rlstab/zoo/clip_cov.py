@@ -81,7 +81,7 @@ class ClipCov(TokenObjective):
           it is the same however the step is cut, and in each epoch.
         - From its code: covariances and ratios are those of the live policy, which is the policy at the start of the
           optimizer step where evidence is recomputed for each. With the evidence of the rollout every ratio is 1.
-        - From verl: its dual clip stands beside it as that of any other surrogate.
+        - From verl: its surrogate has no dual clip; here that of `clip_higher` may stand beside it.
 
     Surprises:
         ``low`` and ``high`` are in nats times advantages divided by their standard deviation. Other advantages need

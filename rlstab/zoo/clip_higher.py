@@ -57,7 +57,8 @@ class ClipHigher(TokenObjective):
           the same; TRL and the code of Lp-Reg and Dr. GRPO do not. Otherwise the value is the same: the loss writes max
           and min as one clamp for each sign of A. At r exactly on a bound the gradient is kept; in verl it is halved at
           c.
-        - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is not offered.
+        - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is ``dual_clip`` if it is above
+          1 + e_high. A delta between 1 and 1 + e_high is ``high`` = delta - 1 and ``dual_clip`` = 1 + e_high instead.
 
     Surprises:
         ``low`` is an entropy knob as well: a smaller one is reported to raise entropy (arXiv 2509.26114).

@@ -114,7 +114,12 @@ class CPPO(TokenObjective):
         Limit(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
     )
     interacts = (
-        Interaction("redundant", "dppo", "{own} and {other} both stop a token by the probability that it moved."),
+        Interaction(
+            "redundant",
+            "dppo",
+            "{own} and {other} stop a token by the probability that it moved: at a `min_weight` of 1 and equal bounds "
+            "{own} stops all that {other} stops.",
+        ),
         Interaction(
             "against",
             "drpo",

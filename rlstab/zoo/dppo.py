@@ -57,9 +57,10 @@ class DPPO(TokenObjective):
         - ``high`` (d_high): float in [0, inf), default 0.15. For 'tv', the official scripts. For 'kl' they have 0.05,
           in nats. prime-rl has 0.2 for 'tv'.
         - ``low`` (d_low): float in [0, inf), default 0.15. As ``high``.
-        - ``cap`` (C): float in [1, inf), default 20.0. verl's default. The official scripts have 10000, which is none.
+        - ``cap`` (C): float in [1, inf), default 20.0. What verl's functions fall back to; its configuration hands in
+          3. The official scripts have 10000, which is none.
         - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that r and D compare with. The paper: the region
-          has to be around the policy that sampled, and recomputed log-probs are worse. 'old' is their ``recompute``.
+          has to be around the policy that sampled, and recomputed log-probs are worse.
 
     State:
         none
@@ -69,10 +70,14 @@ class DPPO(TokenObjective):
           own ablation finds no clear gain, and they are not offered.
         - From its code: for 'kl' the code adds 1e-8 to both (1 - q) and (1 - p), in float32, so that near probability 1
           it is off; here it is exact, in float64, and infinite where p rounds to 1 and q does not.
+        - From its code: its ``recompute`` modes take the region from the old policy and the ratio still from the
+          sampler. Here 'old' takes both from the old policy.
         - From its code: log-ratios are clamped to 20 nats on both sides, there only above. A log-prob above 0 counts as
           0.
         - From verl: its ``dppo_tv`` and ``dppo_kl`` compare with ``old_log_probs``, which are those of the rollout only
           in bypass mode, and read the bounds from ``clip_ratio``, whose default of 0.2 means something else there.
+        - From verl: it prints -M min(r, C) A l, with l the live log-prob, and the value here is -M min(r, C) A. The
+          gradients are equal. Its cap is ``clip_ratio_c``, which is 3 where it is not set.
         - From prime-rl: its default loss adds 0.001 (ln r)^2 on every token, and has no cap.
 
     Surprises:

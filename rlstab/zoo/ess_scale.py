@@ -70,8 +70,8 @@ class ESSScale(TokenObjective):
         To log what it would do and change nothing, write ``observe(ESSScale())``: ``observe_ess_scale/ess`` and
         ``observe_ess_scale/would_scale_lr``. The scale may be as small as (1 / (b S))^p. Scaling the loss instead would
         do nothing: Adam divides it out again, and so does a clip of the gradient norm. Log-ratios add up over a
-        response: a mismatch of 0.01 nats per token that is harmless otherwise gives a small ess in responses of
-        thousands of tokens, which is what ``base`` is for. In the later optimizer steps of a rollout the evidence is
+        response: random gaps of 0.02 nats on each of 4000 tokens, which are harmless otherwise, give an ess of 0.2. That
+        is what ``base`` is for. In the later optimizer steps of a rollout the evidence is
         that of the first, unless the run has ``refresh: step``.
 
     Example:

@@ -58,9 +58,10 @@ class GSPO(TokenObjective):
           dropped; where a mask drops tokens it would pull them all the same, so it is not offered.
         - From the paper: n and the sum are over the tokens that no mask drops; the paper has no masks.
         - From other code: verl clamps ln s at 10 from above; here it is clamped to 20 nats, with zero gradient beyond.
-          verl averages by ``seq-mean-token-mean`` whatever is set. In TRL it is ``importance_sampling_level``
+          verl averages as ``loss_agg_mode`` says, by default over tokens. In TRL it is ``importance_sampling_level``
           "sequence" with ``loss_type`` "grpo".
-        - From other code: LUSPO (arXiv 2602.05261) multiplies the loss of a response by its length. It is not offered.
+        - From other code: LUSPO (arXiv 2602.05261) multiplies the loss of a response by its length. That is
+          `constant_length` with ``length`` 1 in place of `sequence_mean`.
 
     Surprises:
         ln s is a mean, far smaller than what it averages: with the 0.2 of a token clip no response is ever stopped. At

@@ -27,10 +27,10 @@ class ImportanceCorrection(TokenObjective):
 
     Problem:
         The engine that samples is not the trainer: other kernels, lower precision, other experts of a mixture, older
-        weights. Log-probs of the same token differ, by 0.01 nats or by several, and the policy gradient is then that of
-        a distribution that nobody sampled from. The old policy recomputed by the trainer keeps the trust region sound;
-        what is left between it and the sampler is corrected by importance weights, truncated for their variance, or by
-        dropping what is too far off to be repaired.
+        weights. The two differ in the log-prob of a token, by 0.01 nats or by several, and the gradient is estimated on
+        samples of another policy. An old policy that the trainer recomputes keeps the trust region sound. What lies
+        between it and the sampler is corrected by importance weights, truncated for their variance, or by dropping what
+        is too far off to be repaired.
 
     Equation:
         With d_t = ``old_logprobs`` - ``rollout_logprobs``, all tokens of a response having one z but for level 'token':
@@ -94,8 +94,9 @@ class ImportanceCorrection(TokenObjective):
           here it is that of ``old_logprobs``, which is this policy where it is recomputed.
         - From verl: its rejection by ``k1`` bounds the inverse ratio, so its bounds are 1 / h and 1 / l of ours; its
           forms by k2 and k3 are not offered. Its mean weight is that of the whole rollout, here of the optimizer step.
-          It clamps a sum of log-ratios to 20 nats before it compares; here only weights are clamped.
-        - From TRL: no clamp there, so a weight may be infinite, and a bound that is not given is none in both.
+          It clamps log-ratios to 20 nats before it compares; here only weights are clamped.
+        - From TRL: no clamp there, so a weight without a bound may be infinite. A token whose log-prob the sampler did
+          not report gets the weight 1 there; here such evidence is refused.
         - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
 
     Surprises:
@@ -192,8 +193,8 @@ class ImportanceCorrection(TokenObjective):
             f"{''.join(f', {one}' for one in ends)}{mean}."
         }
         if self._rejects:
-            sides = (("below", self.keep_low), ("above", self.keep_high))
-            when = [f"{whose} is {side} {one}" for side, one in sides if one is not None]
+            sides = [f"{side} {one}" for side, one in (("below", self.keep_low), ("above", self.keep_high)) if one]
+            when = [f"{whose} is {' or '.join(sides)}"] if sides else []
             when += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
             if self.denominator == "kept":
                 words["keep"] = f"Drop a token when {' or '.join(when)}. It leaves the divisor too."

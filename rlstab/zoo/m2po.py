@@ -110,12 +110,12 @@ class M2PO(TokenObjective):
         Limit(None, "An optimizer step in which the mean is within the budget keeps everything."),
     )
     interacts = (
-        Interaction(
-            "redundant",
-            ("clip_higher", "dcpo_clip", "dppo", "cppo"),
-            "{own} was published in the place of a trust region: it drops far fewer tokens than {other}.",
-        ),
         Interaction("good", "token_mean", "{own} was published on {other}."),
+        Interaction(
+            "beside",
+            "clip_higher",
+            "{own} was published in the place of {other}, which also stops tokens that {own} keeps.",
+        ),
     )
 
     name: ClassVar[str] = "m2po"

@@ -65,15 +65,16 @@ class Mismatch(TokenObjective):
         none
 
     Deviations:
-        - From verl: sums are exact over the optimizer step; there each worker averages what it has. Perplexities are
-          compared by their logarithm; there also as a ratio. The effective sample size is that of weights that are not
-          clamped or truncated: the largest is divided out before the exponential, so none overflows.
+        - From verl: sums are over the optimizer step; there over the rollout, before it is split into mini-batches.
+          Perplexities are compared by their logarithm; there also as a ratio. The effective sample size is that of
+          weights of responses, neither clamped nor truncated: the largest is divided out before the exponential, so
+          none overflows. There it is that of the truncated weights of all tokens.
         - From verl: d is clamped to 20 nats in k3 too, there only in chi2.
         - From TRL: it reports mean and largest absolute difference per token, and the ratios that it corrects by.
 
     Surprises:
-        The effective sample size is that of whole responses. With thousands of tokens it is far below 1 at a gap of
-        0.01 nats per token that no other number shows. k1 may be negative by chance. List the method twice for two
+        The effective sample size is that of whole responses. Random gaps of 0.02 nats on each of 4000 tokens bring
+        it to 0.2, and no other number shows them. k1 may be negative by chance. List the method twice for two
         pairs of policies: their metrics are then under ``mismatch_1`` and ``mismatch_2``, in the order in which a
         printed composition shows them.
 
@@ -161,5 +162,6 @@ class Mismatch(TokenObjective):
 
     def _gap(self, batch: TokenBatch) -> Tensor:
         """``(n,)`` float64 log-ratio of the two policies."""
-        one, other = (getattr(batch, name).double() for name in (self.of, self.to))
-        return one - other
+        one: Tensor = getattr(batch, self.of)
+        other: Tensor = getattr(batch, self.to)
+        return one.double() - other.double()

@@ -71,6 +71,7 @@ ROOM = {
     "mismatch": {"of": "logprobs"},
     "maspo": {"sigma": 1e-4, "min_scale": 1e-4},
     "clip_cov": {"low": 0.0},
+    "wapo": {"length": 7},
 }
 EVERY_SETTING = [(name, one) for name in rlstab.available() for one in settings_of(METHODS.get(name))]
 

@@ -12,12 +12,28 @@ import torch
 from torch import Tensor
 
 from rlstab import (
+    AR,
+    ASPO,
+    CEGPPO,
+    CISPO,
+    DPPO,
+    DRPO,
+    GMPO,
+    GSPO,
+    MASPO,
+    SAPO,
     STARE,
+    VESPO,
+    ClipCov,
     ClipHigher,
     ConstantLength,
+    DCPOClip,
+    ImportanceCorrection,
+    KLCov,
     KLPenalty,
     LpReg,
     Mean,
+    OffPolicyMask,
     SequenceMean,
     TokenBatch,
     TokenMean,
@@ -47,6 +63,7 @@ class Agreement:
         settings: the composition here, in words.
         cases: name of the stored case to the difference found.
         bound: largest difference that passes.
+        of: what is compared.
     """
 
     method: str
@@ -56,6 +73,7 @@ class Agreement:
     settings: str
     cases: Mapping[str, Callable[[], float]]
     bound: float = EXACT
+    of: str = "loss, gradient"
 
     def largest(self) -> float:
         return max(found() for found in self.cases.values())
@@ -63,6 +81,11 @@ class Agreement:
 
 def _loss(source: str, case: str, *methods: Any, **options: Any) -> Callable[[], float]:
     return lambda: difference(ours(compose(*methods), source, case, **options), theirs(source, case))
+
+
+def _slope(source: str, case: str, *methods: Any, **options: Any) -> Callable[[], float]:
+    """Of the gradient alone, where the same gradient is that of another value."""
+    return lambda: difference(ours(compose(*methods), source, case, **options), theirs(source, case), ("gradient",))
 
 
 def boosted(terms: Terms) -> Tensor:
@@ -80,9 +103,12 @@ def kept(terms: Terms) -> Tensor:
     return terms.keep
 
 
-OLD = tensors("main")["old"]
+OLD, RATIOS_OLD = tensors("main")["old"], tensors("ratios")["old"]
+#: As published code has it, in float32.
+NEGATIVE = torch.tensor(1.05, dtype=torch.float32).item()
 WIDER, TRL_TOP = ClipHigher(), TopEntropyMask(denominator="all")
 VERL = ClipHigher(dual_clip=10.0)
+SEQUENCE = ClipHigher(low=0.1, high=0.15)
 
 
 # -- STARE -------------------------------------------------------------------------------------------------------------
@@ -214,6 +240,63 @@ def advantage(source: str, case: str, estimator: Callable[..., Tensor], **settin
     return found
 
 
+# -- covariances -------------------------------------------------------------------------------------------------------
+
+
+def covariance(share: float) -> tuple[ClipCov, ClipHigher]:
+    """Clip-Cov as it was recorded, and its clip."""
+    return ClipCov(share=share, low=0.2, high=1.5, clip_low=0.2, clip_high=0.28), WIDER
+
+
+def dropped(terms: Terms) -> Tensor:
+    assert terms.weight is not None
+    return terms.weight == 0
+
+
+def penalised(terms: Terms) -> Tensor:
+    (penalty,) = terms.penalties.values()
+    assert penalty.where is not None
+    return penalty.where
+
+
+def drawn(case: str, every: str, share: float) -> float:
+    """Infinite where another number of tokens is drawn, or one that is no candidate of theirs."""
+    mine = ours(compose(*covariance(share)), "verl", case, selected=dropped)["selected"]
+    there, candidates = theirs("verl", case)["selected"], theirs("verl", every)["selected"]
+    return 0.0 if mine.sum() == there.sum() and not (mine & ~candidates).any() else math.inf
+
+
+# -- corrections -------------------------------------------------------------------------------------------------------
+
+
+def corrected(mode: str, **settings: Any) -> dict[str, Callable[[], float]]:
+    """TRL's weights by an engine, without and with a lower bound."""
+    sides = {"truncate": ("min_weight", "max_weight"), "mask": ("keep_low", "keep_high")}[mode.split("_")[1]]
+    return {
+        f"{mode} {low}": _loss(
+            "trl",
+            f"{mode} {low}",
+            ImportanceCorrection(**{"max_weight": None} | dict(zip(sides, (low, 2.0), strict=True)) | settings),
+            WIDER,
+        )
+        for low in (None, 0.6)
+    }
+
+
+def rejecting(level: str, low: float | None = None, high: float | None = None, **settings: Any) -> ImportanceCorrection:
+    """No weights: what is rejected leaves the divisor."""
+    settings |= {"min_weight": 1.0, "max_weight": 1.0, "denominator": "kept"}
+    return ImportanceCorrection(level=level, keep_low=low, keep_high=high, **settings)
+
+
+def of_engine(case: str, *methods: Any, **options: Any) -> dict[str, Callable[[], float]]:
+    """verl's loss under a rollout correction."""
+    return {case: _loss("verl", f"correction: {case}", *methods, VERL, **options)}
+
+
+#: verl bounds the inverse ratio.
+GEOMETRIC = rejecting("geometric", 1 / 1.25, 1 / 0.8)
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 AGREEMENTS = (
@@ -253,6 +336,7 @@ AGREEMENTS = (
         "`stare` at increment 0, 0.01 and 0.25 over ten optimizer steps, gains compared one later",
         {name: functools.partial(controlled, name) for name in ("fixed", "adaptive", "steep")}
         | {"mean entropy": lambda: apart(mean_entropy(), load("stare")["mean_entropy"]["token-mean"])},
+        of="gate, gains, entropy",
     ),
     Agreement(
         "Lp-Reg, min-p proxy",
@@ -261,6 +345,7 @@ AGREEMENTS = (
         "DataParallelPPOActor.apply_min_p",
         "`token_signals_from_logits`: `logprobs` - `log_kept_mass`, at min-p 0.02 and 0.1",
         {"proxy": proxy_difference},
+        of="log-probs",
     ),
     Agreement(
         "Lp-Reg, on-policy",
@@ -343,6 +428,20 @@ AGREEMENTS = (
         },
     ),
     Agreement(
+        "two-sided clip (TRL delta)",
+        "trl",
+        "clip_higher",
+        "GRPOTrainer._compute_loss with delta",
+        "`clip_higher` (dual clip delta) for delta 3 and 1.8, which are above 1 + high; for 1.1, which is below, "
+        "`clip_higher` (high 0.1, dual clip 1.28)",
+        {
+            "delta None": _loss("trl", "delta None", WIDER),
+            "delta 3.0": _loss("trl", "delta 3.0", ClipHigher(dual_clip=3.0)),
+            "delta 1.8": _loss("trl", "delta 1.8", ClipHigher(dual_clip=1.8)),
+            "delta 1.1": _loss("trl", "delta 1.1", ClipHigher(high=0.1, dual_clip=1.28)),
+        },
+    ),
+    Agreement(
         "clip-higher, dual clip (verl)",
         "verl",
         "clip_higher",
@@ -365,6 +464,350 @@ AGREEMENTS = (
         "`clip_higher` (dual clip 10) in float32",
         {"dual clip 10, float32": _loss("verl", "dual clip 10, float32", VERL)},
         SINGLE,
+    ),
+    Agreement(
+        "GSPO (TRL)",
+        "trl",
+        "gspo",
+        "GRPOTrainer._compute_loss, importance_sampling_level sequence",
+        "`gspo`, `clip_higher` (0.1, 0.15), `sequence_mean` (loss_type grpo), `token_mean` (dapo), `constant_length` "
+        "of 1 (luspo)",
+        {
+            "grpo, sequence": _loss("trl", "grpo, sequence", GSPO(), SEQUENCE, SequenceMean()),
+            "grpo, sequence, halves": _loss("trl", "grpo, sequence, halves", GSPO(), SEQUENCE, SequenceMean()),
+            "dapo, sequence": _loss("trl", "dapo, sequence", GSPO(), SEQUENCE, TokenMean()),
+            "luspo, sequence": _loss("trl", "luspo, sequence", GSPO(), SEQUENCE, ConstantLength(length=1)),
+        },
+    ),
+    Agreement(
+        "GSPO (verl)",
+        "verl",
+        "gspo",
+        "compute_policy_loss_gspo",
+        "`gspo`, `clip_higher` (0.1, 0.15) with `sequence_mean`, with `token_mean`",
+        {
+            "gspo": _loss("verl", "gspo", GSPO(), SEQUENCE, SequenceMean()),
+            "gspo ragged": _loss("verl", "gspo ragged", GSPO(), SEQUENCE, SequenceMean()),
+            "gspo, token-mean": _loss("verl", "gspo, token-mean", GSPO(), SEQUENCE, TokenMean()),
+        },
+        ADDED,
+    ),
+    Agreement(
+        "GMPO (verl)",
+        "verl",
+        "gmpo",
+        "compute_policy_loss_geo_mean",
+        "`gmpo` (0.4, 0.4), (0.1, 0.3), `sequence_mean`; theirs adds 1e-8 to a length twice",
+        {
+            "geo_mean": _loss("verl", "geo_mean", GMPO(), SequenceMean()),
+            "geo_mean ragged": _loss("verl", "geo_mean ragged", GMPO(low=0.1, high=0.3), SequenceMean()),
+        },
+        2 * ADDED,
+    ),
+    Agreement(
+        "CISPO (TRL)",
+        "trl",
+        "cispo",
+        "GRPOTrainer._compute_loss, loss_type cispo",
+        "`cispo` (cap: epsilon_high), also with the ratio of `gspo`",
+        {
+            "cispo": _slope("trl", "cispo", CISPO(cap=1.28)),
+            "cispo ragged": _slope("trl", "cispo ragged", CISPO(cap=5.0)),
+            "cispo, sequence": _slope("trl", "cispo, sequence", GSPO(), CISPO(cap=1.15)),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "CISPO (verl)",
+        "verl",
+        "cispo",
+        "compute_policy_loss_cispo",
+        "`cispo` (cap: 1 + clip_ratio_high, floor: 1 - clip_ratio_low, null where that is 0)",
+        {
+            "cispo": _slope("verl", "cispo", CISPO(cap=1.28, floor=0.8)),
+            "cispo ragged": _slope("verl", "cispo ragged", CISPO(cap=1.28, floor=0.8)),
+            "cispo, no floor": _slope("verl", "cispo, no floor", CISPO(cap=5.0)),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "SAPO (TRL)",
+        "trl",
+        "sapo",
+        "GRPOTrainer._compute_loss, loss_type sapo",
+        "`sapo`, `sequence_mean`, also with the ratio of `gspo`; 1.05 as the float32 that it is there",
+        {
+            "sapo": _slope("trl", "sapo", SAPO(negative=NEGATIVE), SequenceMean()),
+            "sapo halves": _slope("trl", "sapo halves", SAPO(positive=2.0, negative=3.0), SequenceMean()),
+            "sapo, sequence": _slope("trl", "sapo, sequence", GSPO(), SAPO(negative=NEGATIVE), SequenceMean()),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "SAPO (verl)",
+        "verl",
+        "sapo",
+        "compute_policy_loss_sapo",
+        "`sapo`, `sequence_mean`",
+        {
+            "sapo": _slope("verl", "sapo", SAPO(), SequenceMean()),
+            "sapo ragged": _slope("verl", "sapo ragged", SAPO(positive=2.0, negative=3.0), SequenceMean()),
+        },
+        ADDED,
+        "gradient",
+    ),
+    Agreement(
+        "DPPO (verl)",
+        "verl",
+        "dppo",
+        "compute_policy_loss_dppo_tv, compute_policy_loss_dppo_kl",
+        "`dppo` (tv, kl; thresholds 0.15, and 0.05 and 0.02; caps 20 and 1.7), anchor: old, and anchor: rollout with "
+        "the same log-probs",
+        {
+            f"{case}, {anchor}": _slope(
+                "verl",
+                case,
+                DPPO(divergence=divergence, low=low, high=high, cap=cap, anchor=anchor),
+                **(
+                    {"rollout": tensors("main" if "ragged" in case else "ratios")["old"]} if anchor == "rollout" else {}
+                ),
+            )
+            for divergence in ("tv", "kl")
+            for case, low, high, cap, sampler in (
+                (f"dppo_{divergence} 0.15, 0.15", 0.15, 0.15, 20.0, RATIOS_OLD),
+                (f"dppo_{divergence} 0.05, 0.02", 0.05, 0.02, 20.0, RATIOS_OLD),
+                (f"dppo_{divergence}, ratios up to 1.7", 0.15, 0.15, 1.7, RATIOS_OLD),
+                (f"dppo_{divergence} ragged", 0.05, 0.02, 20.0, OLD),
+            )
+            for anchor in ("old", "rollout")
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "MASPO",
+        "maspo",
+        "maspo",
+        "compute_policy_loss, ratio_mode maspo",
+        "`maspo`, also narrower, and with scales that reach their bounds",
+        {
+            case: _loss("maspo", case, method)
+            for case, method in (
+                ("ratios", MASPO()),
+                ("main", MASPO()),
+                ("narrow", MASPO(sigma=0.2, alpha=0.6, max_sigma=0.5, positive=0.4, negative=0.5)),
+                ("scales reached", MASPO(sigma=0.3, positive=0.9, negative=2.0, min_scale=0.5, max_scale=1.5)),
+            )
+        },
+    ),
+    Agreement(
+        "CE-GPPO",
+        "ce_gppo",
+        "ce_gppo",
+        "compute_gppo_loss_general_beta",
+        "`ce_gppo` (high: 0.28, dual clip 10, which no ratio reaches); n / (n + 1e-8)",
+        {"0.75, 1": _loss("ce_gppo", "0.75, 1", CEGPPO(high=0.28, dual_clip=10.0), local=by_rows_added)},
+    ),
+    Agreement(
+        "CE-GPPO beyond the dual clip",
+        "ce_gppo",
+        "ce_gppo",
+        "compute_gppo_loss_general_beta",
+        "the same, pulls of 0.5 and 1, of 0.25 and 0.6, dual clip 10 and 3",
+        {
+            "0.5, 1, main": _slope(
+                "ce_gppo", "0.5, 1, main", CEGPPO(high=0.28, pull_low=0.5, dual_clip=10.0), local=by_rows_added
+            ),
+            "0.25, 0.6, dual clip 3": _slope(
+                "ce_gppo",
+                "0.25, 0.6, dual clip 3",
+                CEGPPO(high=0.28, pull_low=0.25, pull_high=0.6, dual_clip=3.0),
+                local=by_rows_added,
+            ),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "DCPO, its clip",
+        "dcpo",
+        "dcpo_clip",
+        "compute_policy_loss_dcpo, get_clip_low_high",
+        "`dcpo_clip` (0.16, 0.2), (0.04, 0.05), dual clip 10 and 3; n / (n + 1e-8)",
+        {
+            "0.16, 0.2": _loss("dcpo", "0.16, 0.2", DCPOClip(), local=by_rows_added),
+            "0.16, 0.2, main": _loss("dcpo", "0.16, 0.2, main", DCPOClip(), local=by_rows_added),
+            "0.04, 0.05": _loss("dcpo", "0.04, 0.05", DCPOClip(low=0.04, high=0.05), local=by_rows_added),
+            "dual clip 3": _loss(
+                "dcpo", "dual clip 3", DCPOClip(low=0.04, high=0.05, dual_clip=3.0), local=by_rows_added
+            ),
+        },
+    ),
+    Agreement(
+        "VESPO (TRL)",
+        "trl",
+        "vespo",
+        "GRPOTrainer._compute_loss, get_gamma_weights, loss_type vespo",
+        "`vespo`, also powers of 1 and 0.5 and decays of 1.5 and 0.25; anchor: rollout, where theirs does not truncate "
+        "the weights of the engine",
+        {
+            "vespo": _slope("trl", "vespo", VESPO(anchor="old")),
+            "vespo ragged": _slope(
+                "trl",
+                "vespo ragged",
+                VESPO(positive_power=1.0, positive_decay=1.5, negative_power=0.5, negative_decay=0.25),
+            ),
+            "vespo, engine": _slope("trl", "vespo, engine", VESPO(anchor="rollout")),
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "DRPO",
+        "drpo",
+        "drpo",
+        "_drpo_loss",
+        "`drpo` (delta: 12.5, 0.15; anchor: old)",
+        {
+            case: _slope("drpo", case, DRPO(delta=delta, anchor="old"))
+            for case, delta in (("12.5", 12.5), ("12.5, main", 12.5), ("0.15", 0.15))
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "ASPO",
+        "aspo",
+        "aspo",
+        "compute_policy_loss_archer",
+        "`aspo`, refresh: step; also one room of 0.2 for all tokens, and a cap of 1.2",
+        {
+            case: _slope("aspo", case, ASPO(room_high_entropy=room, cap=cap))
+            for case, room, cap in (
+                ("two rooms", 0.4, 3.0),
+                ("two rooms, main", 0.4, 3.0),
+                ("one room", 0.2, 3.0),
+                ("one room, main", 0.2, 3.0),
+                ("one room, cap 1.2", 0.2, 1.2),
+            )
+        },
+        of="gradient",
+    ),
+    Agreement(
+        "Clip-Cov (verl)",
+        "verl",
+        "clip_cov",
+        "compute_policy_loss_clip_cov",
+        "`clip_cov` (low: 0.2, high: 1.5, share: 1, which takes every candidate), `clip_higher`; scope: microbatch, "
+        "refresh: step; at share 0.05 and 0.1 as many tokens, all of them candidates",
+        {
+            case: _loss("verl", case, *covariance(1.0), selected=dropped)
+            for case in ("clip_cov, all candidates", "clip_cov, all candidates, ragged")
+        }
+        | {
+            "clip_cov": lambda: drawn("clip_cov", "clip_cov, all candidates", 0.05),
+            "clip_cov ragged": lambda: drawn("clip_cov ragged", "clip_cov, all candidates, ragged", 0.1),
+        },
+    ),
+    Agreement(
+        "KL-Cov (verl)",
+        "verl",
+        "kl_cov",
+        "compute_policy_loss_kl_cov",
+        "`kl_cov` (coefficient: 0.7; share: 0.1, 0.2, 2e-4); scope: microbatch, refresh: step",
+        {
+            case: _loss("verl", case, KLCov(share=share, coefficient=0.7), selected=penalised)
+            for case, share in (("kl_cov", 0.1), ("kl_cov ragged", 0.2), ("kl_cov, one", 2e-4))
+        },
+    ),
+    Agreement(
+        "off-policy mask (TRL)",
+        "trl",
+        "off_policy_mask",
+        "GRPOTrainer.get_off_policy_mask, _compute_loss",
+        "`off_policy_mask` (max_gap: 0.05, 0.1; anchor: old), `clip_higher`; anchor: rollout where an engine samples, "
+        "with `sequence_mean`",
+        {
+            "off-policy mask": _loss("trl", "off-policy mask", OffPolicyMask(max_gap=0.05, anchor="old"), WIDER),
+            "off-policy mask ragged": _loss(
+                "trl", "off-policy mask ragged", OffPolicyMask(max_gap=0.1, anchor="old"), WIDER
+            ),
+            "off-policy mask, engine": _loss(
+                "trl",
+                "off-policy mask, engine",
+                OffPolicyMask(max_gap=0.05, anchor="rollout"),
+                WIDER,
+                SequenceMean(),
+            ),
+        },
+    ),
+    Agreement(
+        "importance weights of an engine (TRL)",
+        "trl",
+        "importance_correction",
+        "GRPOTrainer._generate_and_score_completions, _compute_loss: four vllm_importance_sampling_mode",
+        "`importance_correction` (token, sequence; max_weight: 2, or keep_high: 2 without it), `clip_higher`; also a "
+        "lower bound of 0.6",
+        corrected("token_truncate")
+        | corrected("token_mask")
+        | corrected("sequence_truncate", level="sequence")
+        | corrected("sequence_mask", level="sequence"),
+    ),
+    Agreement(
+        "importance weights of an engine (verl)",
+        "verl",
+        "importance_correction",
+        "compute_rollout_correction_weights, compute_policy_loss_vanilla",
+        "`importance_correction` (TIS and IcePop, of tokens and of sequences), `clip_higher` (dual clip 10)",
+        of_engine("token, at most 2", ImportanceCorrection(), selected=weighted)
+        | of_engine(
+            "token, 0.5 to 2", ImportanceCorrection(max_weight=None, keep_low=0.5, keep_high=2.0), selected=weighted
+        )
+        | of_engine("sequence, at most 2", ImportanceCorrection(level="sequence"), selected=weighted)
+        | of_engine(
+            "sequence, 0.3 to 2",
+            ImportanceCorrection(level="sequence", max_weight=None, keep_low=0.3, keep_high=2.0),
+            selected=weighted,
+        ),
+    ),
+    Agreement(
+        "normalised importance weights (verl)",
+        "verl",
+        "importance_correction",
+        "compute_rollout_correction_weights with rollout_is_batch_normalize",
+        "the same with `normalize`; theirs adds 1e-8 to the counts of the mean",
+        of_engine("token, normalized", ImportanceCorrection(normalize=True))
+        | of_engine("sequence, normalized", ImportanceCorrection(level="sequence", normalize=True)),
+        ADDED,
+    ),
+    Agreement(
+        "rejection by an engine (verl)",
+        "verl",
+        "importance_correction",
+        "compute_rollout_rejection_mask, compute_policy_loss_vanilla: token_k1, seq_sum_k1, seq_mean_k1, seq_max_k2",
+        "`importance_correction` (denominator: kept; bounds of the inverse ratio) of tokens, of sequences, geometric, "
+        "also beside weights, and veto: e^-2 for seq_max_k2 of 2",
+        of_engine("tokens kept", rejecting("token", 1 / 3.0, 1 / 0.5), selected=kept)
+        | of_engine("sequences kept", rejecting("sequence", 1 / 4.0, 1 / 0.4), selected=kept)
+        | of_engine("geometric, kept", GEOMETRIC, selected=kept)
+        | of_engine("geometric, kept, with token weights", GEOMETRIC, ImportanceCorrection(), selected=kept)
+        | of_engine("veto", rejecting("token", veto=math.exp(-2.0)), selected=kept),
+    ),
+    Agreement(
+        "AR",
+        "ar",
+        "ar",
+        "compute_reweight_advantage (both_linear_normal), compute_policy_loss",
+        "`ar` (alpha: 0.3, 0.8), `clip_higher` (0.2, 0.24, dual clip 3)",
+        {
+            case: _loss("ar", case, AR(alpha=alpha), ClipHigher(high=0.24, dual_clip=3.0))
+            for case, alpha in (("0.3", 0.3), ("0.3, main", 0.3), ("0.8", 0.8))
+        },
+    ),
+    Agreement(
+        "policy gradient (verl gpg)",
+        "verl",
+        "token_mean",
+        "compute_policy_loss_gpg",
+        "`token_mean` alone, the live policy being its own denominator",
+        {"gpg": _slope("verl", "gpg", TokenMean(), live_ratio=True)},
+        of="gradient",
     ),
     Agreement(
         "token mean (verl token-mean)",
@@ -471,6 +914,7 @@ AGREEMENTS = (
             "rloo_vectorized": advantage("verl", "rloo_vectorized, groups", estimators.rloo),
         },
         SINGLE,
+        "advantages",
     ),
     Agreement(
         "advantages (TRL scale_rewards group, none)",
@@ -483,6 +927,7 @@ AGREEMENTS = (
             "none": advantage("trl", "none", estimators.dr_grpo),
         },
         SINGLE,
+        "advantages",
     ),
     Agreement(
         "advantages (Dr. GRPO drgrpo, grpo)",
@@ -495,5 +940,6 @@ AGREEMENTS = (
             "grpo": advantage("dr_grpo", "grpo", estimators.grpo, epsilon=1e-8),
         },
         SINGLE,
+        "advantages",
     ),
 )

@@ -11,9 +11,21 @@ import torch
 from torch import Tensor
 
 from rlstab import (
+    ASPO,
+    CEGPPO,
+    CISPO,
+    DPPO,
+    DRPO,
+    GMPO,
+    M2PO,
+    SAPO,
     STARE,
+    VESPO,
+    ClipCov,
     ClipHigher,
     ConstantLength,
+    ImportanceCorrection,
+    KLCov,
     KLPenalty,
     LpReg,
     Pool,
@@ -25,19 +37,24 @@ from rlstab import (
 from rlstab.core.objective import TokenObjective
 from rlstab.stages import advantages as estimators
 from tests.conformance.agreements import (
+    RATIOS_OLD,
     TRL_TOP,
     VERL,
     WIDER,
     boosted,
+    covariance,
+    dropped,
     gains,
     handed_in,
     held,
     kept,
     mean_entropy,
+    penalised,
+    rejecting,
     signals_of,
     weighted,
 )
-from tests.conformance.record import LENGTH
+from tests.conformance.record import LENGTH, tensors
 from tests.conformance.recorded import Result, load, ours, theirs
 
 #: One of the two numbers of a deviation, and what it has to be.
@@ -79,6 +96,11 @@ def chosen(result: Callable[[], Result]) -> Number:
     return lambda: float(result()["selected"].sum())
 
 
+def still(result: Callable[[], Result]) -> Number:
+    """Tokens of ``ratios`` without a gradient."""
+    return lambda: float((tensors("ratios")["mask"].bool() & (result()["gradient"] == 0)).sum())
+
+
 def stored(source: str, case: str) -> Callable[[], Result]:
     return lambda: theirs(source, case)
 
@@ -101,6 +123,11 @@ def estimated(rewards: str, row: int, estimator: Callable[..., Tensor], **settin
 
 def held_in_the_step() -> Result:
     return held(RAGGED, local=None, scope="step", **signals_of("live"))
+
+
+def covered_in_the_step() -> Result:
+    method = compose(KLCov(share=0.2, coefficient=0.7))
+    return ours(method, "verl", "kl_cov ragged", selected=penalised, scope="step")
 
 
 RAGGED = "proxy of the live policy, ragged"
@@ -127,6 +154,147 @@ DEVIATIONS = (
         slope(stored("verl", "ratio on the dual bound"), 0, 0),
         slope(found("verl", "ratio on the dual bound", ClipHigher(dual_clip=2.0)), 0, 0),
         (0.5, 1.0),
+    ),
+    Deviation(
+        GMPO,
+        "averages the responses of each micro-batch",
+        "verl",
+        "loss, micro-batches of 3, 1 and 4 rows, whose means are added",
+        loss(stored("verl", "geo_mean ragged, means added")),
+        loss(found("verl", "geo_mean ragged, means added", GMPO(low=0.1, high=0.3), SequenceMean())),
+        (1.535, 0.8190),
+    ),
+    Deviation(
+        CISPO,
+        "the value of the loss is -clip(r) A",
+        "trl",
+        "loss at the same gradient",
+        loss(stored("trl", "cispo")),
+        loss(found("trl", "cispo", CISPO(cap=1.28))),
+        (-0.2745, -0.09380),
+    ),
+    Deviation(
+        CISPO,
+        "a low below 1 is floor 1 - low",
+        "verl",
+        "gradient of a rewarded token at a ratio of 0.25, one of 36, low 0.2 there and no floor here",
+        slope(stored("verl", "cispo"), 0, 1),
+        slope(found("verl", "cispo", CISPO(cap=1.28)), 0, 1),
+        (-0.8 * 1.25 / 36, -0.25 * 1.25 / 36),
+    ),
+    Deviation(
+        SAPO,
+        "the value of the loss is -g r A",
+        "trl",
+        "loss at the same gradient",
+        loss(stored("trl", "sapo")),
+        loss(found("trl", "sapo", SAPO(), SequenceMean())),
+        (-0.3225, -0.06618),
+    ),
+    Deviation(
+        DPPO,
+        "it prints -M min(r, C) A l",
+        "verl",
+        "loss at the same gradient",
+        loss(stored("verl", "dppo_tv 0.15, 0.15")),
+        loss(found("verl", "dppo_tv 0.15, 0.15", DPPO(anchor="old"))),
+        (-0.5444, 0.3824),
+    ),
+    Deviation(
+        DPPO,
+        "which is 3 where it is not set",
+        "verl",
+        "gradient of a punished token at a ratio of 4, one of 36, the cap being the default",
+        slope(stored("verl", "dppo_tv, as configured"), 1, 0),
+        slope(found("verl", "dppo_tv, as configured", DPPO(low=0.2, high=0.2, anchor="old")), 1, 0),
+        (3 * 0.75 / 36, 4 * 0.75 / 36),
+    ),
+    Deviation(
+        VESPO,
+        "the value of the loss is -phi A",
+        "trl",
+        "loss at the same gradient",
+        loss(stored("trl", "vespo")),
+        loss(found("trl", "vespo", VESPO(anchor="old"))),
+        (-0.3657, 0.01681),
+    ),
+    Deviation(
+        VESPO,
+        "weights that it may have truncated before",
+        "trl",
+        "gradient of a token whose response has two weights beyond 3, at which theirs are truncated, one of 36",
+        slope(stored("trl", "vespo, engine truncated"), 2, 0),
+        slope(found("trl", "vespo, engine truncated", VESPO(anchor="rollout")), 2, 0),
+        (0.002569, 0.008914),
+    ),
+    Deviation(
+        DRPO,
+        "The value of the loss is -gate r A",
+        "drpo",
+        "loss at the same gradient, delta 0.15",
+        loss(stored("drpo", "0.15")),
+        loss(found("drpo", "0.15", DRPO(delta=0.15, anchor="old"))),
+        (0.8899, 2.492),
+    ),
+    Deviation(
+        ASPO,
+        "the value of the loss is -pull A",
+        "aspo",
+        "loss at the same gradient",
+        loss(stored("aspo", "two rooms")),
+        loss(found("aspo", "two rooms", ASPO())),
+        (0.5514, -0.01919),
+    ),
+    Deviation(
+        M2PO,
+        "what is cut still counts there, so more go",
+        "m2po",
+        "tokens of 36 without a gradient, budget 0.04",
+        still(stored("m2po", "ratios")),
+        still(found("m2po", "ratios", M2PO(), rollout=RATIOS_OLD)),
+        (13, 12),
+    ),
+    Deviation(
+        ClipCov,
+        "means, count and draw are those of each micro-batch",
+        "verl",
+        "candidates of 45, micro-batches of 3, 1 and 4 rows",
+        chosen(stored("verl", "clip_cov, all candidates, ragged")),
+        chosen(found("verl", "clip_cov, all candidates, ragged", *covariance(1.0), selected=dropped, scope="step")),
+        (6, 5),
+    ),
+    Deviation(
+        KLCov,
+        "means, count and largest values are those of each micro-batch",
+        "verl",
+        "tokens held of 45, micro-batches of 3, 1 and 4 rows, and how many of them here",
+        chosen(stored("verl", "kl_cov ragged")),
+        lambda: float((theirs("verl", "kl_cov ragged")["selected"] & covered_in_the_step()["selected"]).sum()),
+        (9, 7),
+    ),
+    Deviation(
+        CEGPPO,
+        "beyond it the value of the loss there is -A c",
+        "ce_gppo",
+        "loss at the same gradient, dual clip 3",
+        loss(stored("ce_gppo", "0.25, 0.6, dual clip 3")),
+        loss(
+            found(
+                "ce_gppo",
+                "0.25, 0.6, dual clip 3",
+                CEGPPO(high=0.28, pull_low=0.25, pull_high=0.6, dual_clip=3.0),
+            )
+        ),
+        (0.1832, -0.004289),
+    ),
+    Deviation(
+        ImportanceCorrection,
+        "its rejection by ``k1`` bounds the inverse ratio",
+        "verl",
+        "tokens kept of 36 by bounds of 0.5 and 3",
+        chosen(stored("verl", "correction: tokens kept")),
+        chosen(found("verl", "correction: tokens kept", rejecting("token", 0.5, 3.0), VERL, selected=kept)),
+        (32, 26),
     ),
     Deviation(
         KLPenalty,

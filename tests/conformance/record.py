@@ -6,7 +6,16 @@
     python -m tests.conformance.record stare    CHECKOUT              # hp-luo/STARE
     python -m tests.conformance.record lp_reg   CHECKOUT              # CarlanLark/Lp-Reg-dev
     python -m tests.conformance.record dr_grpo  CHECKOUT CHECKOUT     # sail-sg/understand-r1-zero, sail-sg/oat
+    python -m tests.conformance.record maspo    CHECKOUT              # FlyTune/MASPO-RL
+    python -m tests.conformance.record ce_gppo  CHECKOUT              # Kwai-Klear/CE-GPPO
+    python -m tests.conformance.record dcpo     CHECKOUT              # lime-RL/DCPO
+    python -m tests.conformance.record aspo     CHECKOUT              # wizard-III/Archer2.0
+    python -m tests.conformance.record steer    CHECKOUT              # zz-haooo/STEER
+    python -m tests.conformance.record m2po     CHECKOUT              # Infini-AI-Lab/M2PO
+    python -m tests.conformance.record drpo     CHECKOUT              # Tencent-Hunyuan/UniRL
+    python -m tests.conformance.record ar       CHECKOUT              # zhyang2226/AR-Lopti
 
+What is recorded from a checkout is in :mod:`tests.conformance.authors`.
 A step in parts is run as its trainer runs it: one call of the published loss for each part, one backward each,
 gradients and losses added. Only losses, advantages, masks and controllers are called; what their modules import
 besides, and what is not installed, is replaced by an empty module.
@@ -15,14 +24,14 @@ besides, and what is not installed, is replaced by an empty module.
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
+import functools
+import inspect
 import json
 import math
 import random
 import re
-import subprocess
 import sys
+import textwrap
 import types
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -52,7 +61,7 @@ def inputs() -> dict[str, Any]:
         "singleton": {"ids": [0, 0, 1], "rewards": [1.0, 0.0, 0.75]},
         "equal": {"ids": [0] * 8, "rewards": [0.7] * 8},  # in float32 their mean is not 0.7
     }
-    return {"rewards": rewards, "main": _main(), **_small()}
+    return {"rewards": rewards, "main": _main(), "ratios": _ratios(), **_small()}
 
 
 def _main() -> dict[str, Any]:
@@ -87,6 +96,28 @@ def _main() -> dict[str, Any]:
         "old_logits": old,
         "live_logits": [[[round(z, 2) for z in position] for position in row] for row in live],
     }
+
+
+def _ratios() -> dict[str, Any]:
+    """Eight responses: both signs at every ratio of a list, and as ``rollout`` what an engine says of the tokens."""
+    draw, width, steps = random.Random(3), 8, [0.25, 0.5, 0.7, 0.9, 1.0, 1.1, 1.4, 2.0, 2.5, 4.0]
+    lengths, advantages = [8, 8, 6, 5, 4, 3, 2, 1], [1.25, -0.75, -1.5, 0.5, 2.0, -0.25, -1.0, 0.75]
+    wanted = {sign: draw.sample(steps, len(steps)) + draw.sample(steps, len(steps)) for sign in (True, False)}
+    mask = [[int(t < n and (row, t) != (1, 2)) for t in range(width)] for row, n in enumerate(lengths)]
+    padded = {"old": -3.0, "live": -1.0, "rollout": -5.0}
+    rows = {name: [[value] * width for _ in lengths] for name, value in padded.items()}
+    for row, advantage in enumerate(advantages):
+        for t in (t for t in range(width) if mask[row][t]):
+            ratio = wanted[advantage > 0].pop()
+            old = round(math.log(draw.uniform(0.02, min(0.6, 0.9 / ratio))), 3)
+            said = min(-0.001, round(old + draw.gauss(0, 0.15) + draw.choice([0.0] * 5 + [0.9, -1.2]), 3))
+            for name, value in (("old", old), ("live", round(old + math.log(ratio), 6)), ("rollout", said)):
+                rows[name][row][t] = value
+    # one token that the engine finds far more likely, one on which all agree
+    rows["old"][2][4], rows["live"][2][4], rows["rollout"][2][4] = -4.6, -4.8, -0.6
+    rows["rollout"][4][1] = rows["old"][4][1]
+    rows["entropies"] = [[round(abs(draw.gauss(0.7, 0.5)), 2) if one else 50.0 for one in row] for row in mask]
+    return {"mask": mask, "advantages": advantages, **rows}
 
 
 def _taken(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -180,6 +211,7 @@ class Config(dict):
 
 def trl() -> dict[str, Any]:
     from trl import GRPOTrainer, __version__
+    from trl.trainer import grpo_trainer as module
 
     class Alone:
         num_processes, sync_gradients = 1, True
@@ -195,22 +227,48 @@ def trl() -> dict[str, Any]:
     def trainer(parts: int = 1, **settings: Any) -> Any:
         one = types.SimpleNamespace(
             accelerator=Alone(),
-            args=Config(steps_per_generation=parts),
+            args=Config(settings, steps_per_generation=parts),
             model=types.SimpleNamespace(training=True),
             current_gradient_accumulation_steps=parts,
             aux_loss_enabled=False,
             off_policy_mask_threshold=None,
             importance_sampling_level="token",
             use_vllm=False,
+            vllm_importance_sampling_clip_min=None,
             _entropy_bonus_enabled=False,
             _metrics=defaultdict(lambda: defaultdict(list)),
-            **{"top_entropy_quantile": 1.0, "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28} | settings,
+            get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+            get_gamma_weights=GRPOTrainer.get_gamma_weights,
         )
+        chosen = {"top_entropy_quantile": 1.0, "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28} | settings
+        one.__dict__.update(chosen)
         one.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, one)
         return one
 
-    def loss(cut: str | None = None, inputs: str = "main", old: bool = True, **settings: Any) -> dict[str, Any]:
+    # the weights are computed in the middle of a method that generates, so only their block is compiled
+    generate = textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions))
+    weigh = next(
+        one
+        for one in ast.walk(ast.parse(generate))
+        if isinstance(one, ast.If)
+        and ast.unparse(one.test) == "self.use_vllm and self.vllm_importance_sampling_correction"
+        and "masked_fill" in ast.unparse(one)
+    )
+
+    def weights(one: Any, values: dict[str, Tensor]) -> Tensor:
+        names = {"self": one, "completion_mask": values["mask"], "tool_mask": None}
+        names |= {"old_per_token_logps": values["old"], "sampling_per_token_logps": values["rollout"]}
+        space = vars(module) | names
+        exec(compile(ast.Module([weigh], []), module.__file__, "exec"), space)
+        return space["vllm_importance_sampling_ratio"]
+
+    def loss(
+        cut: str | None = None, inputs: str = "main", old: bool = True, sampled: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """``sampled``: the rollout log-probs are handed in, as they are where an engine generates."""
         parts = 1 if cut is None else len(CUTS[cut])
+        if "vllm_importance_sampling_mode" in settings:
+            settings |= {"use_vllm": True, "vllm_importance_sampling_correction": True}
         one = trainer(parts, **settings)
         items = torch.tensor(load("inputs")[inputs]["mask"]).sum()
 
@@ -226,6 +284,10 @@ def trl() -> dict[str, Any]:
                 "ref_per_token_logps": values.get("ref"),
                 "num_items_in_batch": items,
             } | ({"old_per_token_logps": values["old"]} if old else {})
+            if sampled:
+                given["sampling_per_token_logps"] = values["rollout"]
+            if one.use_vllm:
+                given["importance_sampling_ratio"] = weights(one, values)
             selected = None
             if one.top_entropy_quantile < 1:
                 level = 1 - one.top_entropy_quantile
@@ -252,13 +314,53 @@ def trl() -> dict[str, Any]:
     cases["empty row, dr_grpo"] = loss(inputs="empty_row", loss_type="dr_grpo", max_completion_length=LENGTH)
     cases["adjacent entropies"] = loss(inputs="adjacent_entropy", loss_type="dapo", top_entropy_quantile=0.2)
     cases["equal entropies"] = loss(inputs="equal_entropy", loss_type="dapo", top_entropy_quantile=0.2)
+
+    ratios = functools.partial(loss, inputs="ratios")
+    sequence = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.15}
+    for delta in (None, 3.0, 1.8, 1.1):
+        cases[f"delta {delta}"] = ratios(loss_type="dapo", delta=delta)
+    cases["cispo"] = ratios(loss_type="cispo", epsilon_high=1.28)
+    cases["cispo ragged"] = loss("ragged", loss_type="cispo", epsilon_high=5.0)
+    cases["cispo, sequence"] = ratios(loss_type="cispo", **sequence | {"epsilon_high": 1.15})
+    soft = {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+    cases["sapo"] = ratios(**soft)
+    cases["sapo halves"] = loss("halves", **soft | {"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 3.0})
+    cases["sapo, sequence"] = ratios(**soft, importance_sampling_level="sequence")
+    gamma = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+    other = {"vespo_k_pos": 1.0, "vespo_lambda_pos": 1.5, "vespo_k_neg": 0.5, "vespo_lambda_neg": 0.25}
+    cases["vespo"] = ratios(loss_type="vespo", **gamma)
+    cases["vespo ragged"] = loss("ragged", loss_type="vespo", **other)
+    for name, most in (("vespo, engine", 1e9), ("vespo, engine truncated", 3.0)):
+        cases[name] = ratios(
+            loss_type="vespo",
+            **gamma,
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_max=most,
+        )
+    for kind in ("grpo", "dapo", "luspo"):
+        cases[f"{kind}, sequence"] = ratios(loss_type=kind, **sequence)
+    cases["grpo, sequence, halves"] = loss("halves", loss_type="grpo", **sequence)
+    cases["off-policy mask"] = ratios(loss_type="dapo", off_policy_mask_threshold=0.05)
+    cases["off-policy mask ragged"] = loss("ragged", loss_type="dapo", off_policy_mask_threshold=0.1)
+    cases["off-policy mask, engine"] = ratios(loss_type="grpo", off_policy_mask_threshold=0.05, sampled=True)
+    for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
+        for low in (None, 0.6):
+            cases[f"{mode} {low}"] = ratios(
+                loss_type="dapo",
+                vllm_importance_sampling_mode=mode,
+                vllm_importance_sampling_clip_max=2.0,
+                vllm_importance_sampling_clip_min=low,
+            )
     return {
         "provenance": {
             "repository": "huggingface/trl",
             "version": __version__,
-            "functions": "GRPOTrainer._compute_loss, .get_high_entropy_mask, ._generate_and_score_completions",
+            "functions": "GRPOTrainer._compute_loss, .get_high_entropy_mask, .get_off_policy_mask, .get_gamma_weights, "
+            "._generate_and_score_completions",
             "how": "Losses: the methods on a bare object with the settings, whose forward pass returns the stored "
             "log-probs and entropies (float32). A cut is gradient accumulation over its parts, on one process. "
+            "Importance weights: the block of ._generate_and_score_completions that computes them, on the stored "
+            "log-probs. "
             "Advantages: a real trainer with a two-layer random model and a reward function that returns the stored "
             "rewards, group by group.",
         },
@@ -319,6 +421,9 @@ def verl() -> dict[str, Any]:
 
     import numpy as np
     from verl.trainer.ppo import core_algos as code
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask as correct
+    from verl.workers.config import ActorConfig
+    from verl.workers.config.actor import PolicyLossConfig
 
     try:
         installed = version("verl")
@@ -390,6 +495,135 @@ def verl() -> dict[str, Any]:
     }
     assert cases["kl k3"]["gradient"] == cases["kl low_var_kl"]["gradient"]
 
+    def policy(
+        kind: str,
+        cut: str | None = None,
+        inputs: str = "ratios",
+        mode: str = "token-mean",
+        without: dict[str, Any] | None = None,
+        covariance: dict[str, Any] | None = None,
+        correction: dict[str, Any] | None = None,
+        by_rows: bool = True,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """A registered loss with verl's own configuration; the parts of a cut get the counts of the whole step.
+
+        ``covariance``: settings of Clip-Cov and KL-Cov. ``without``: those at which no token is selected; the selected
+        tokens are those whose gradient differs. ``correction``: settings of the rollout correction of the whole step,
+        whose weights and mask then count; the selected tokens are those that it leaves. ``by_rows``: geo_mean, which
+        takes the mean over the rows of a part, counts by their share; in verl its means are added.
+        """
+        every = tensors(inputs)
+        mask, weights, rows = every["mask"], torch.ones_like(every["mask"]), len(every["mask"])
+        if correction is not None:
+            found, mask, _ = correct(every["old"], every["rollout"], mask, **correction)
+            weights = weights if found is None else found.batch["rollout_is_weights"]
+        info = {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(-1).sum()), "dp_size": 1}
+
+        def config(chosen: dict[str, Any]) -> ActorConfig:
+            selection = PolicyLossConfig(loss_mode=kind, **chosen)
+            return ActorConfig(
+                strategy="fsdp",
+                use_dynamic_bsz=True,
+                rollout_n=1,
+                policy_loss=selection,
+                global_batch_info=info,
+                **settings,
+            )
+
+        def once(values: dict[str, Tensor], live: Tensor, part: list[int], chosen: dict[str, Any]) -> Tensor:
+            torch.manual_seed(0)
+            one, _ = code.get_policy_loss_fn(kind)(
+                old_log_prob=values["old"],
+                log_prob=live,
+                advantages=values["advantages"],
+                response_mask=mask[part],
+                loss_agg_mode=mode,
+                config=config(chosen),
+                rollout_is_weights=None if correction is None else weights[part],
+            )
+            return one * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
+
+        parts = iter([list(range(rows))] if cut is None else CUTS[cut])
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
+            part = next(parts)
+            one = once(values, live, part, covariance or {})
+            if correction is not None:
+                return one, weights[part] * mask[part] > 0
+            if without is None:
+                return one, None
+            slopes = [
+                torch.autograd.grad(once(values, live, part, chosen), live)[0]
+                for chosen in (covariance or {}, (covariance or {}) | without)
+            ]
+            return one, slopes[0] != slopes[1]
+
+        more = {"correction": correction} if correction is not None else covariance or {}
+        return case(published, inputs, cut, loss_mode=kind, loss_agg_mode=mode, **settings, **more)
+
+    wide, sides = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}, {"clip_ratio_low": 0.1, "clip_ratio_high": 0.15}
+    for kind in ("dppo_tv", "dppo_kl"):
+        for low, high in ((0.15, 0.15), (0.05, 0.02)):
+            names = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 20.0}
+            cases[f"{kind} {low}, {high}"] = policy(kind, **names)
+        cases[f"{kind}, ratios up to 1.7"] = policy(kind, clip_ratio_low=0.15, clip_ratio_high=0.15, clip_ratio_c=1.7)
+        cases[f"{kind} ragged"] = policy(
+            kind, "ragged", "main", clip_ratio_low=0.05, clip_ratio_high=0.02, clip_ratio_c=20.0
+        )
+    cases["dppo_tv, as configured"] = policy("dppo_tv")
+    cases["gspo"] = policy("gspo", mode="seq-mean-token-mean", **sides)
+    cases["gspo, token-mean"] = policy("gspo", **sides)
+    cases["gspo ragged"] = policy("gspo", "ragged", "main", "seq-mean-token-mean", **sides)
+    cases["sapo"] = policy("sapo", mode="seq-mean-token-mean")
+    cases["sapo ragged"] = policy("sapo", "ragged", "main", "seq-mean-token-mean", tau_pos=2.0, tau_neg=3.0)
+    cases["gpg"] = policy("gpg")
+    cases["geo_mean"] = policy("geo_mean", clip_ratio_low=0.4, clip_ratio_high=0.4)
+    cases["geo_mean ragged"] = policy("geo_mean", "ragged", "main", clip_ratio_low=0.1, clip_ratio_high=0.3)
+    cases["geo_mean ragged, means added"] = policy(
+        "geo_mean", "ragged", "main", by_rows=False, clip_ratio_low=0.1, clip_ratio_high=0.3
+    )
+    cases["cispo"] = policy("cispo", **wide)
+    cases["cispo, no floor"] = policy("cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
+    cases["cispo ragged"] = policy("cispo", "ragged", "main", **wide)
+    spread = {"clip_cov_lb": 0.2, "clip_cov_ub": 1.5}
+    for name, cut, share in (
+        ("clip_cov, all candidates", None, 1.0),
+        ("clip_cov, all candidates, ragged", "ragged", 1.0),
+        ("clip_cov", None, 0.05),
+        ("clip_cov ragged", "ragged", 0.1),
+    ):
+        cases[name] = policy(
+            "clip_cov",
+            cut,
+            "main",
+            covariance=spread | {"clip_cov_ratio": share},
+            without={"clip_cov_lb": 1e9},
+            **wide,
+        )
+    for name, cut, share in (("kl_cov", None, 0.1), ("kl_cov ragged", "ragged", 0.2), ("kl_cov, one", None, 2e-4)):
+        cases[name] = policy(
+            "kl_cov", cut, "main", covariance={"kl_cov_ratio": share, "ppo_kl_coef": 0.7}, without={"ppo_kl_coef": 0.0}
+        )
+    for name, chosen in {
+        "token, at most 2": {"rollout_is": "token"},
+        "token, normalized": {"rollout_is": "token", "rollout_is_batch_normalize": True},
+        "token, 0.5 to 2": {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0"},
+        "sequence, at most 2": {"rollout_is": "sequence"},
+        "sequence, normalized": {"rollout_is": "sequence", "rollout_is_batch_normalize": True},
+        "sequence, 0.3 to 2": {"rollout_is": "sequence", "rollout_is_threshold": "0.3_2.0"},
+        "tokens kept": {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_3.0"},
+        "sequences kept": {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.4_4.0"},
+        "geometric, kept": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.8_1.25"},
+        "veto": {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 2.0},
+        "geometric, kept, with token weights": {
+            "rollout_is": "token",
+            "rollout_rs": "seq_mean_k1",
+            "rollout_rs_threshold": "0.8_1.25",
+        },
+    }.items():
+        cases[f"correction: {name}"] = policy("vanilla", correction=chosen, **wide, clip_ratio_c=10.0)
+
     def advantages(estimator: Callable[..., Any], name: str, **settings: Any) -> dict[str, Any]:
         given = load("inputs")["rewards"][name]
         rewards = torch.tensor(given["rewards"], dtype=torch.float32).unsqueeze(-1)
@@ -408,10 +642,13 @@ def verl() -> dict[str, Any]:
             "version": installed,
             "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_vanilla, agg_loss, kl_penalty, "
             "compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, "
-            "compute_rloo_vectorized_outcome_advantage",
+            "compute_rloo_vectorized_outcome_advantage, and the losses registered by the names in loss_mode; "
+            "verl.trainer.ppo.rollout_corr_helper: compute_rollout_correction_and_rejection_mask",
             "how": "The functions, called on the stored tensors. With global_batch_info the counts are those of the "
             "whole step and the losses of the parts are added; with null they are the part's own and each part is "
-            "weighted by its share of the rows, as the older actor does. Advantages in float32.",
+            "weighted by its share of the rows, as the older actor does; the cases with loss_mode have the counts of "
+            "the whole step. A selection is read off the gradients with and without it, drawn with seed 0. Advantages "
+            "in float32.",
         },
         "cases": cases,
         "advantages": {
@@ -422,257 +659,11 @@ def verl() -> dict[str, Any]:
     }
 
 
-# -- hp-luo/STARE ------------------------------------------------------------------------------------------------------
-
-
-def stare(checkout: str) -> dict[str, Any]:
-    sys.path.insert(0, checkout)
-    import verl
-
-    _empty("verl.workers", __path__=[])
-    _empty("verl.workers.config", ActorConfig=object)
-    from verl.trainer.ppo import core_algos as code
-
-    whole = {"batch_num_tokens": int(tensors("main")["mask"].sum()), "dp_size": 1}
-
-    def loss(
-        cut: str | None = None, inputs: str = "main", gate: bool = True, local: bool = False, **settings: Any
-    ) -> dict[str, Any]:
-        chosen = {"enabled": True, "variant": "O1", "top_p_ratio": 0.1, "reweight_w": 1.1, "reweight_m": 0.9}
-        info = {} if local or inputs != "main" else whole
-        config = Config(
-            clip_ratio=0.2,
-            clip_ratio_low=0.2,
-            clip_ratio_high=0.28,
-            clip_ratio_c=10.0,
-            global_batch_info=info,
-            stare=chosen | settings,
-        )
-        controller = {"gate_on": gate}
-        rows = len(load("inputs")[inputs]["advantages"])
-
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor]:
-            one, _ = code.compute_policy_loss_stare(
-                old_log_prob=values["old"],
-                log_prob=live,
-                advantages=values["advantages"],
-                response_mask=values["mask"],
-                loss_agg_mode="token-mean",
-                config=config,
-                stare_ctrl_dict=controller,
-            )
-            weights, _ = code.compute_stare_token_weights(
-                live, values["advantages"], values["mask"], config, controller
-            )
-            return one * (len(live) / rows if local else 1), weights != 1
-
-        return case(published, inputs, cut, gate=gate, local_counts=local, **chosen | settings)
-
-    def controller(target: float, alpha: float, entropies: list[float]) -> dict[str, Any]:
-        one = code.STAREController(target, 1.1, 0.9, adaptive=alpha > 0, alpha=alpha)
-        steps = []
-        for entropy in entropies:
-            one.update(entropy)
-            steps.append({"entropy": entropy, "gate": one.gate_on, "boost": one.reweight_w, "damp": one.reweight_m})
-        return {"target_entropy": target, "alpha": alpha, "steps": steps}
-
-    def mean_entropy(mode: str) -> float:
-        values = tensors("main")
-        return code.agg_loss(values["entropies"], values["mask"], mode).item()
-
-    falling = [0.5, 0.35, 0.3, 0.29, 0.1, 0.1, 0.2, 0.31, 0.6, 0.6]
-    return {
-        "provenance": {
-            "repository": "hp-luo/STARE",
-            "commit": _commit(checkout),
-            "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_stare, compute_stare_token_weights, "
-            "STAREController, agg_loss",
-            "how": "The functions, called on the stored tensors; the gate is handed in. With local_counts each part "
-            "is divided by its own tokens and weighted by its share of the rows, as verl/workers/actor/dp_actor.py "
-            "does; otherwise the tokens of the whole step are handed in.",
-            "version": verl.__version__,
-        },
-        "cases": {
-            **{f"{variant} {cut}": loss(cut, variant=variant) for variant in ("O1", "C2") for cut in CUTS},
-            "O1 ragged, local": loss("ragged", local=True),
-            "C2 wide": loss("halves", variant="C2", top_p_ratio=0.35, reweight_w=1.5, reweight_m=0.5),
-            "C2 gate closed": loss("halves", variant="C2", gate=False),
-            "equal surprisals": loss(inputs="equal_surprisal", top_p_ratio=0.25),
-        },
-        "controllers": {
-            "fixed": controller(0.3, 0.0, falling),
-            "adaptive": controller(0.3, 0.01, falling),
-            "steep": controller(0.3, 0.25, falling),
-        },
-        "mean_entropy": {mode: mean_entropy(mode) for mode in ("token-mean", "seq-mean-token-mean")},
-    }
-
-
-# -- CarlanLark/Lp-Reg-dev ---------------------------------------------------------------------------------------------
-
-
-def lp_reg(checkout: str) -> dict[str, Any]:
-    sys.path.insert(0, checkout)
-    nothing = {"index_first_axis": None, "pad_input": None, "rearrange": None, "unpad_input": None}
-    _empty("flash_attn")
-    _empty("flash_attn.bert_padding", **nothing)
-    from verl.trainer.ppo import core_algos as code
-    from verl.workers.actor.dp_actor import DataParallelPPOActor
-
-    def proxy(logits: str, min_p: float) -> Tensor:
-        values = tensors("main")[f"{logits}_logits"]
-        kept = DataParallelPPOActor.apply_min_p(None, values.flatten(0, 1), min_p).view(values.shape)
-        return _taken(kept, torch.tensor(load("inputs")["main"]["tokens"]))
-
-    def loss(
-        cut: str | None = None,
-        inputs: str = "main",
-        live: str = "live",
-        target: str = "old",
-        share: float = 0.3,
-        min_p: float = 0.02,
-        low: float = 1.0,
-        high: float = 9.0,
-        dtype: str = "float64",
-    ) -> dict[str, Any]:
-        rows = len(load("inputs")[inputs]["advantages"])
-        every = proxy(target, min_p) if inputs == "main" else tensors(inputs)["target"]
-        every = every.to(getattr(torch, dtype))
-        parts = iter([list(range(rows))] if cut is None else CUTS[cut])
-
-        def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
-            aim = every[next(parts)]
-            found = []
-            for coefficient in (1.0, 0.0):  # the tokens at which the coefficient matters are the selected ones
-                used = leaf if coefficient else leaf.detach().clone().requires_grad_()
-                if live == "old":
-                    used = used + (values["old"] - values["live"])
-                one, *_ = code.compute_policy_loss_lp_reg(
-                    old_log_prob=values["old"],
-                    log_prob=used,
-                    pos_tgt_log_prob=aim,
-                    neg_tgt_log_prob=aim,
-                    advantages=values["advantages"],
-                    response_mask=values["mask"],
-                    cliprange_low=low,
-                    cliprange_high=high,
-                    logp_neg_k_percent=share,
-                    ppo_kl_coef=coefficient,
-                )
-                found.append((one, torch.autograd.grad(one, used, retain_graph=True)[0]))
-            return found[0][0] * len(leaf) / rows, found[0][1] != found[1][1]
-
-        settings = {"live": live, "proxy": target, "logp_neg_k_percent": share, "minp_p_threshold": min_p}
-        return case(published, inputs, cut, dtype, **settings, clip_ratio_low=low, clip_ratio_high=high)
-
-    def split(cut: str | None = None, inputs: str = "main") -> dict[str, Any]:
-        rows = len(load("inputs")[inputs]["advantages"])
-
-        def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
-            mask = values["mask"]  # is changed in place to the selection
-            one, *_ = code.compute_policy_loss_8020_split(
-                values["old"], leaf, values["entropies"], values["advantages"], mask, 0.2, 0.2, 0.28
-            )
-            return one * len(leaf) / rows, mask
-
-        return case(published, inputs, cut)
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        return {
-            "provenance": {
-                "repository": "CarlanLark/Lp-Reg-dev",
-                "commit": _commit(checkout),
-                "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_lp_reg, compute_policy_loss_8020_split; "
-                "verl.workers.actor.dp_actor: DataParallelPPOActor.apply_min_p",
-                "how": "The functions, called on the stored tensors; the proxy is the log-softmax of what apply_min_p "
-                "makes of the stored logits. Each part is weighted by its share of the rows, as dp_actor.py does.",
-            },
-            "proxy": {
-                f"{logits} {min_p}": proxy(logits, min_p).tolist()
-                for logits in ("old", "live")
-                for min_p in (0.02, 0.1)
-            },
-            "cases": {
-                **{f"on-policy {cut}": loss(cut, live="old") for cut in CUTS},
-                "on-policy, published share": loss(live="old", share=0.01),
-                "on-policy, min-p 0.1": loss(live="old", share=0.6, min_p=0.1),
-                **{f"proxy of the live policy, {cut}": loss(cut, target="live") for cut in CUTS},
-                "proxy of the old policy": loss(target="old"),
-                "proxy handed in": loss(inputs="proxy", share=0.7),
-                "proxy handed in, narrow clip": loss(inputs="proxy", share=0.7, low=0.2, high=0.28),
-                "equal surprisals": loss(inputs="equal_surprisal", share=0.5),
-                "one token": loss(inputs="equal_surprisal", share=0.25),
-                "far proxy": loss(inputs="proxy_far", share=0.7, dtype="float32"),
-                "8020_split whole": split(),
-                "8020_split ragged": split("ragged"),
-                "8020_split equal": split(inputs="equal_entropy"),
-            },
-        }
-
-
-# -- sail-sg/understand-r1-zero ----------------------------------------------------------------------------------------
-
-
-def dr_grpo(checkout: str, oat: str) -> dict[str, Any]:
-    sys.path.insert(0, oat)
-    from oat.utils.ops import masked_sum
-
-    # the file imports a serving engine, so only the method is compiled
-    tree = ast.parse((Path(checkout) / "train_zero_math.py").read_text())
-    wanted = [one for one in ast.walk(tree) if getattr(one, "name", None) == "compute_monte_carlo_advantages"]
-    space: dict[str, Any] = {}
-    exec(compile(ast.Module(wanted, []), "train_zero_math.py", "exec"), space)
-
-    def loss(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-        token = -values["advantages"] * (live - values["old"]).exp()
-        return masked_sum(token, values["mask"], axis=1, constant_normalizer=LENGTH).mean(), None
-
-    def advantages(kind: str) -> dict[str, Any]:
-        given = load("inputs")["rewards"]["groups"]
-        order = sorted(range(len(given["ids"])), key=lambda row: given["ids"][row])
-        learner = types.SimpleNamespace(args=types.SimpleNamespace(num_samples=4, critic_type=kind))
-        rewards = torch.tensor([given["rewards"][row] for row in order]).unsqueeze(-1)
-        found = space["compute_monte_carlo_advantages"](learner, rewards, None)
-        values = dict(zip(order, found.tolist(), strict=True))
-        return {"rewards": "groups", "critic_type": kind, "advantages": [values[row] for row in range(len(order))]}
-
-    return {
-        "provenance": {
-            "repository": "sail-sg/understand-r1-zero, sail-sg/oat",
-            "commit": f"{_commit(checkout)}, {_commit(oat)}",
-            "functions": "train_zero_math.py: ZeroMathLearner.compute_monte_carlo_advantages; oat/utils/ops.py: "
-            "masked_sum",
-            "how": "masked_sum over the tokens of a row with the constant, then the mean over rows, as in "
-            "oat/algorithms/ppo.py, of the unclipped ratio times the negated advantage.",
-        },
-        "cases": {"constant": case(loss, "main", length=LENGTH), "empty row": case(loss, "empty_row", length=LENGTH)},
-        "advantages": {kind: advantages(kind) for kind in ("drgrpo", "grpo")},
-    }
-
-
-def _empty(name: str, **members: Any) -> None:
-    module = types.ModuleType(name)
-    module.__dict__.update(members)
-    sys.modules[name] = module
-
-
-def _commit(checkout: str) -> str:
-    done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-SOURCES: dict[str, Callable[..., dict[str, Any]]] = {
-    "inputs": inputs,
-    "trl": trl,
-    "verl": verl,
-    "stare": stare,
-    "lp_reg": lp_reg,
-    "dr_grpo": dr_grpo,
-}
-
 if __name__ == "__main__":
+    from tests.conformance import authors
+
     source, *checkouts = sys.argv[1:]
-    made = SOURCES[source](*checkouts)
+    made = ({"inputs": inputs, "trl": trl, "verl": verl}.get(source) or getattr(authors, source))(*checkouts)
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1)
     flat = re.sub(r"\[[^\[\]{}]*\]", lambda row: " ".join(row[0].split()).replace("[ ", "[").replace(" ]", "]"), text)

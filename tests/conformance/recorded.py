@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from rlstab import PolicyOutputs, TokenBatch, make_plan
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Scope
 from rlstab.core.terms import Terms
+from rlstab.errors import FitWarning
 from tests.conformance.record import load, tensors
 
 load = functools.cache(load)
@@ -59,7 +60,9 @@ def ours(
     stored = load(source)["cases"][case]
     dtype = getattr(torch, stored["dtype"])
     values = tensors(stored["inputs"], dtype) | {name: one.to(dtype) for name, one in signals.items()}
-    named = {"ref": "ref_logprobs"} | {name: name for name in ("entropies", "max_logprobs", "log_kept_mass")}
+    named = {"ref": "ref_logprobs", "rollout": "rollout_logprobs"} | {
+        name: name for name in ("entropies", "max_logprobs", "log_kept_mass")
+    }
     batches = [
         TokenBatch.from_padded(
             response_mask=values["mask"][rows],
@@ -76,6 +79,7 @@ def ours(
     chosen = torch.zeros_like(values["mask"], dtype=torch.bool)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="scope: microbatch")
+        warnings.simplefilter("ignore", FitWarning)  # published code allows it
         whole = make_plan(objective, batches, scope=scope)
     for rows, batch in zip(stored["parts"], batches, strict=True):
         plan = whole if local is None else make_plan(objective, [batch])
@@ -105,11 +109,11 @@ def by_parts(rows: int, all_rows: int, parts: int, tokens: float) -> float:
     return 1 / parts
 
 
-def difference(mine: Result, other: Result) -> float:
+def difference(mine: Result, other: Result, of: Sequence[str] = ("loss", "gradient")) -> float:
     """Largest relative difference of loss and gradient; infinite where another token was selected."""
     if "selected" in mine and not torch.equal(mine["selected"], other["selected"]):
         return math.inf
-    return max(apart(mine[name], other[name]) for name in ("loss", "gradient"))
+    return max(apart(mine[name], other[name]) for name in of)
 
 
 def apart(one: Any, other: Any) -> float:

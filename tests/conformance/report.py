@@ -31,13 +31,13 @@ def lines() -> Iterator[str]:
     for number, one in enumerate(DEVIATIONS, 1):
         name = one.method.__name__.rpartition(".")[2] if not isinstance(one.method, type) else one.method.name
         numbers.setdefault(name, []).append(str(number))
-    yield row(["method", "published code", "settings here", "cases", "largest difference", "deviations"])
-    yield row(["---"] * 6)
+    yield row(["method", "published code", "settings here", "cases", "compared", "largest difference", "deviations"])
+    yield row(["---"] * 7)
     for one in AGREEMENTS:
-        listed = f"{', '.join(numbers[one.card])}; {card(one.card)}"
+        listed = "; ".join([*([", ".join(numbers[one.card])] if one.card in numbers else []), card(one.card)])
         where = f"{published(one.source)}: {one.code}"
         largest = f"{one.largest():.0e}" if one.largest() else "0"
-        yield row([one.method, where, one.settings, str(len(one.cases)), largest, listed])
+        yield row([one.method, where, one.settings, str(len(one.cases)), one.of, largest, listed])
     yield ""
     yield row(["", "method", "published code", "number", "theirs", "here"])
     yield row(["---"] * 6)

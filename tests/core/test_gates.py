@@ -7,12 +7,16 @@ from typing import ClassVar
 import pytest
 import torch
 
+import rlstab
 from rlstab import (
     ASPO,
     CEGPPO,
     CPPO,
     DPPO,
     DRPO,
+    GSPO,
+    MASPO,
+    SAPO,
     ClipHigher,
     Gate,
     KLPenalty,
@@ -27,7 +31,7 @@ from rlstab import (
 from rlstab.core.terms import Held
 from rlstab.errors import NonFinite
 from rlstab.testing import check_objective
-from tests.core.gate_methods import CISPO, GSPO, MASPO, SAPO, VESPO, OneSided
+from tests.core.gate_methods import CISPO, VESPO, OneSided
 from tests.core.methods import DropPunished, Exempt, Noise, Scale
 from tests.core.says import says
 from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts, token
@@ -114,6 +118,8 @@ def drpo(live, old, A, H):
 
 PUBLISHED = {
     CISPO(): cispo,
+    rlstab.CISPO(cap=1.2): cispo,
+    rlstab.VESPO(): vespo,
     SAPO(): sapo,
     MASPO(): maspo,
     CEGPPO(low=0.2, high=0.28, pull_low=0.5, pull_high=0.75): ce_gppo,
@@ -362,7 +368,7 @@ def test_a_gate_holds_its_constants_where_the_input_moves():
     batch = batch_of(ROWS)
     policy, _ = live_of(batch, ROWS)
     anchor = policy.constant()
-    plan = make_plan(compose(VESPO(), SAPO(), GSPO(), ClipHigher()), [batch])
+    plan = make_plan(compose(VESPO(), SAPO(), GSPO(), ClipHigher(), SequenceMean()), [batch])
 
     def loss(logprobs):
         return plan.loss(batch, replace(anchor, logprobs=logprobs), anchor=anchor).loss

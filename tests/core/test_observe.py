@@ -9,6 +9,8 @@ import torch
 from rlstab import (
     CPPO,
     DPPO,
+    GSPO,
+    SAPO,
     STARE,
     AdaptiveEntropy,
     ClipHigher,
@@ -32,7 +34,7 @@ from rlstab.core.plan import member_terms
 from rlstab.core.walk import walk
 from rlstab.errors import Conflict
 from rlstab.testing import check_objective
-from tests.core.gate_methods import CISPO, GSPO, SAPO, VESPO
+from tests.core.gate_methods import CISPO, VESPO
 from tests.core.measuring_methods import CentredGate, CovarianceThreshold
 from tests.core.methods import DropPunished, Exempt, Noise, Scale
 from tests.core.says import says

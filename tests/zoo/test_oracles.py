@@ -110,6 +110,7 @@ SETTINGS = [
     *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
     *grid("drpo", delta=[0.15, 12.5], anchor=["rollout", "old"]),
     *grid("m2po", budget=[0.03712345, 0.0, 3.712345]),  # no mean of squares of hundredths is one of these
+    *grid("holder_mean", power=[2.0, 0.0], final_power=[-2.0, 3.0], steps=[4, 1]),
     *grid("token_mean"),
     *grid("block_mean"),
     *grid("sequence_mean"),
@@ -126,10 +127,22 @@ SETTINGS = [
         clip_high=[1.0, 0.05],
         seed=[0, 11],
     ),
+    *grid("steer", high=[1.2, 1.0, 2.5], low=[0.8, 0.1], form=["exponential", "linear"]),
+    *grid("entropy_shaping", alpha=[0.4, 0.0, 3.0], kappa=[2.0, 1.1]),
+    *grid(
+        "fipo",
+        half_life=[32.0, 1.5],
+        low=[1.0, 0.0],
+        high=[1.2, 50.0],
+        max_ratio=[10.0, 1.2, None],
+        safe_ratio=[4.0, 1.1, None],
+    ),
+    *grid("wapo", length=[7]),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [
     ["gmpo", "s2t", "kl", "sequence_mean"],
+    ["holder_mean", "clip_higher", "s2t", "sequence_mean"],
     ["gspo", "clip_higher", "s2t", "sequence_mean"],
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
@@ -266,7 +279,9 @@ def test_drawn_steps_equal_the_oracle(methods):
     run()
 
 
-@pytest.mark.parametrize("methods", [one for one in CASES if one.values[0].keys() & {"stare", "adaptive_entropy"}])
+@pytest.mark.parametrize(
+    "methods", [one for one in CASES if one.values[0].keys() & {"stare", "adaptive_entropy", "holder_mean"}]
+)
 def test_state_over_several_steps_equals_the_oracle(methods):
     state = memories = None
     for seed, level in enumerate([0.0, 0.25, 9.0, 9.0, None, 9.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0]):

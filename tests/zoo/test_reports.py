@@ -31,6 +31,9 @@ REPORTED = {
     "gspo": set(),
     "ess_scale": {"ess", "lr_scale"},
     "importance_correction": {"weight"},
+    "holder_mean": {"power"},
+    "entropy_shaping": {"bonus"},
+    "fipo": {"gate", "stopped"},
     "kl": {"value"},
     "kl_cov": {"threshold", "selected", "value"},
     "lp_reg": {"threshold", "selected", "value"},
@@ -44,15 +47,18 @@ REPORTED = {
     "sequence_mean": set(),
     "sign_weights": {"weight"},
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
+    "steer": {"smallest", "largest", "weight"},
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
     "vespo": set(),
     "truncated_mask": {"dropped"},
+    "wapo": {"winners", "groups"},
 }
 CHOSEN = {
     "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
     "constant_length": {"length": 7},
     "stare": {"target_entropy": 9.0, "variant": "C2"},
+    "wapo": {"length": 7},
 }
 
 

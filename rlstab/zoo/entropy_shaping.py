@@ -1,0 +1,126 @@
+"""Entropy shaping: a larger advantage where the policy was unsure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+import torch
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Settled
+from rlstab.core.terms import Terms
+
+
+@final
+@dataclass(frozen=True)
+class EntropyShaping(TokenObjective):
+    """Add a bonus to the advantage of a token that grows with the entropy at its place.
+
+    Problem:
+        The paper finds that tokens at uncertain places are those that connect and turn a chain of thought, that check
+        it, or that do what the base model seldom does. An advantage that is equal on all tokens of a response does not
+        single them out. The bonus does: reward falls on them more, and blame less, so such reasoning grows longer.
+
+    Equation:
+        With H_t = ``entropies``, A_t = ``advantages``:
+
+            A_t <- A_t + min(alpha H_t, |A_t| / kappa)
+
+        The bonus is a constant: no gradient flows through the entropy. With kappa > 1 it turns no advantage around, and
+        a token without advantage gets none.
+
+    Reads:
+        - ``entropies`` (n,), nats: of the full next-token distribution, at the start of the optimizer step.
+        - ``advantages`` (n,), unitless: with their size, before any bonus.
+
+    Writes:
+        - ``bonus``: min(alpha H, |A| / kappa).
+
+    Denominator:
+        untouched: no token leaves the loss.
+
+    Parameters:
+        - ``alpha`` (alpha): float in [0, inf), default 0.4. The paper, with GRPO; 0.1 with PPO.
+        - ``kappa`` (kappa): float in (1, inf), default 2.0. The paper: a bonus of at most half the advantage.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: the entropy is that of the policy at the start of the optimizer step, when evidence is
+          recomputed for each, or of the old policy. It says that of the current policy, detached.
+        - From its code: no official code was found.
+
+    Surprises:
+        It does not push entropy up, as an entropy bonus does: where a rewarded token was unsure, a larger pull makes
+        the policy surer of it. It lets chains of thought grow. The bonus is never negative, so the advantages of a
+        group no longer cancel. Other methods that read the size of the advantage see it without the bonus.
+
+    Example:
+        A correct and a wrong response, entropies 0.5 and 5: alpha H is 0.2 and 2, and |A| / kappa is 0.5. The
+        advantages become 1.2 and 1.5, and -0.8 and -0.5.
+
+        >>> import torch
+        >>> from rlstab import EntropyShaping, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((2, 2), 0.5).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2),
+        ...     advantages=torch.tensor([1.0, -1.0]),
+        ...     old_logprobs=old,
+        ...     entropies=torch.tensor([[0.5, 5.0]] * 2),
+        ... )
+        >>> live = old.clone().requires_grad_()
+        >>> compose(EntropyShaping())(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) for g in live.grad.flatten().tolist()]
+        [-0.3, -0.375, 0.2, 0.125]
+
+    Source:
+        D. Cheng et al., "Reasoning with Exploration: An Entropy Perspective on Reinforcement Learning for LLMs", 2025,
+        arXiv 2506.14758. Reference code: none found.
+    """
+
+    limits = (
+        Limit({"alpha": 0.0}, "every bonus is 0."),
+        Limit(None, "An optimizer step in which every entropy is 0."),
+    )
+    interacts = (
+        Interaction(
+            "beside",
+            ("entropy_bonus", "adaptive_entropy"),
+            "the entropy itself is raised by {other}. {own} only says which tokens learn more, and may lower it.",
+        ),
+        Interaction(
+            "beside",
+            "top_entropy",
+            "{other} drops the tokens of low entropy, and {own} makes those that are left pull by their entropy as "
+            "well.",
+        ),
+        Interaction(
+            "beside",
+            ("kl_cov", "clip_cov", "steer"),
+            "the size of the advantage, by which {other} would judge a token, is read without the bonus of {own}.",
+        ),
+    )
+
+    name: ClassVar[str] = "entropy_shaping"
+    needs = frozenset({"entropies"})
+    writes = frozenset({"bonus"})
+    addresses = frozenset({"exploration"})
+
+    alpha: Annotated[float, Range(ge=0)] = 0.4
+    kappa: Annotated[float, Range(gt=1)] = 2.0
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "bonus": f"Add {self.alpha} times the entropy at its place to the advantage of a token, at most the size "
+            f"of the advantage divided by {self.kappa}."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        bonus = torch.minimum(self.alpha * batch.signal("entropies"), batch.advantages.abs() / self.kappa)
+        return Terms(bonus=bonus, report={"bonus": Mean.of(bonus)})

@@ -1,0 +1,154 @@
+"""WAPO: learn from the winners of each group alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Grouped, Mean, Settled, Stat
+from rlstab.core.terms import Terms, Totals
+
+
+@final
+@dataclass(frozen=True)
+class WAPO(TokenObjective):
+    """Keep the tokens of responses above the mean of their group, give all others weight 0, average over the groups.
+
+    Problem:
+        To punish a token is to push mass away from it, no matter where to, and the gradient grows as the token gets
+        rarer. To reward one moves mass to it, and the gradient vanishes as it becomes certain. The paper traces
+        instability to the first, and trains on winners alone.
+
+    Equation:
+        With G_g the responses of group g, W the groups of the optimizer step that have a winner, A_t = ``advantages``,
+        which are rewards minus the mean of their group:
+
+            w_t = 1 where A_t > 0, else 0
+            L   = (1 / |W|) sum_g 1 / (G_g L_max) sum_{t in g} w_t surrogate_t
+
+        L_max is ``length``. A winner is a response with a rewarded token. Groups without one add nothing, and are not
+        counted.
+
+    Reads:
+        - ``advantages`` (n,), unitless: only the sign, before any bonus.
+        - ``group_ids`` (S,), integers: the prompt of each response.
+        - ``sequence`` (n,), integers: the response of each token.
+        - ``sequence_ids`` (S,), integers: only how many there are.
+
+    Writes:
+        - ``weight``: 1 on rewarded tokens, 0 on all others.
+        - ``aggregate``: 1 / (|W| G_g L_max). That of penalties, too: with no winner at all |W| counts as 1.
+
+    Denominator:
+        all: the divisor is made of responses and groups, whatever is kept in them.
+
+    Parameters:
+        - ``length`` (L_max): int in [1, inf), required. The longest sequence that training takes. Only the scale
+          depends on it.
+
+    State:
+        none
+
+    Deviations:
+        - From its code: group sizes and |W| are exact over all parts and ranks of the optimizer step. There they are of
+          a rollout; where one is cut into several optimizer steps the scale is that of an average one.
+        - From its code: ``length`` is what you say; there it is the length limit, prompt included.
+        - From its code: its option ``normalize_by_kept_tokens`` is not offered.
+        - From the paper: its clip is that of another method: ``clip_higher`` with ``low`` 1.0 and ``high`` 9.0 is
+          min(r A, min(r, 10) A).
+
+    Surprises:
+        Its advantages are those of the estimator 'dr_grpo': divided by a standard deviation, a group with one winner in
+        many would count for more. A group pulls in proportion to its winners. Entropy still falls where all winners are
+        alike. It needs ``group_ids``: without them every response is a group of its own.
+
+    Example:
+        Two groups of two responses with two tokens each; only the first has a winner. With length 4 each of its tokens
+        weighs 1 / (1 * 2 * 4), and nothing else pulls.
+
+        >>> import torch
+        >>> from rlstab import WAPO, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((4, 2), 0.5).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(4, 2),
+        ...     advantages=torch.tensor([0.5, -0.5, 0.0, 0.0]),
+        ...     old_logprobs=old,
+        ...     group_ids=torch.tensor([7, 7, 8, 8]),
+        ... )
+        >>> live = old.clone().requires_grad_()
+        >>> out = compose(WAPO(length=4))(batch, PolicyOutputs.from_padded(batch, logprobs=live))
+        >>> out.loss.backward()
+        >>> [round(g, 4) + 0.0 for g in live.grad.flatten().tolist()]
+        [-0.0625, -0.0625, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        >>> out.metrics()["wapo/winners"]
+        0.25
+
+    Source:
+        P. YSS et al., "A Gradient Perspective on RLVR Stability and Winner Advantage Policy Optimization", 2026,
+        arXiv 2606.16154. Reference code: layer6ai-labs/wapo ``verifiers/rl/trainer/trainer.py``,
+        ``verifiers/rl/trainer/orchestrator.py``.
+    """
+
+    limits = (
+        Limit(
+            None,
+            "Equal to `token_mean`, the identity, where every token is rewarded, all groups are of one size, and the "
+            "responses have `length` tokens on average.",
+        ),
+    )
+    interacts = (
+        Interaction("good", "clip_higher", "{own} was published on {other}, `low` at 1.0 and `high` at 9.0."),
+        Interaction(
+            "redundant",
+            "sign_weights",
+            "{own} leaves punished tokens no weight, so of {other} only `positive` acts, which scales the policy term.",
+        ),
+        Interaction(
+            "against", MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."
+        ),
+        Interaction(
+            "beside",
+            "kl",
+            "{own} divides the penalty of {other} by the groups with a winner as well: the fewer have one, the "
+            "stronger it is.",
+        ),
+    )
+
+    name: ClassVar[str] = "wapo"
+    writes = frozenset({"weight", "aggregate"})
+    addresses = frozenset({"sample", "length"})
+
+    length: Annotated[int, Range(ge=1)]
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "weight": "Give the weight 0 to every token whose advantage is not positive.",
+            "aggregate": f"Sum over the tokens of a group, divide by its responses and by {self.length}, and average "
+            f"over the groups of the optimizer step that have a response with a positive advantage.",
+        }
+
+    def measure(self, batch: TokenBatch) -> Stat:
+        return {"winners": Grouped.of(batch.group_ids, _won(batch), batch.lengths > 0)}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        winners = stat.grouped("winners")
+        groups = winners.totals.count_nonzero().clamp(min=1)
+        sizes = winners.count(batch.spread(batch.group_ids))
+
+        def over_groups(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
+            return 1 / (groups * self.length * sizes)
+
+        report = {"winners": Mean.of(_won(batch), batch.lengths > 0), "groups": Mean.of(winners.totals > 0)}
+        return Terms(weight=batch.rewarded.to(batch.advantages.dtype), aggregate=over_groups, report=report)
+
+
+def _won(batch: TokenBatch) -> Tensor:
+    """``(S,)`` bool, the response has a rewarded token."""
+    return batch.sequence_total(batch.rewarded) > 0
