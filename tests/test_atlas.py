@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from rlstab import (
+    ASPO,
+    CISPO,
+    DPPO,
+    GSPO,
+    MASPO,
+    SAPO,
     STARE,
+    VESPO,
     ClipHigher,
     EntropyBonus,
     Gate,
@@ -36,7 +43,6 @@ from rlstab.core.facts import SOURCES
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import WRITABLE
 from rlstab.explain.exclusions import shipped
-from tests.core.gate_methods import ASPO, CISPO, DPPO, GSPO, MASPO, SAPO, VESPO
 from tests.core.test_pull import Capped
 
 PICTURES = Path(__file__).parent.parent / "docs" / "methods" / "pictures"
@@ -137,7 +143,7 @@ def test_the_curve_of_a_sequence_ratio_depends_on_the_response() -> None:
 @pytest.mark.parametrize(
     ("method", "keys"),
     [
-        (CISPO(), []),
+        (CISPO(cap=1.2), []),
         (MASPO(), ["probability"]),
         (DPPO(), ["probability"]),
         (ASPO(), ["entropy"]),
@@ -245,7 +251,7 @@ def test_divisors_and_prices() -> None:
 
 def test_a_factor_is_relative_to_the_ratio() -> None:
     batch = cloud()
-    found = factors(Decided.on(CISPO(), batch).part(batch), live(batch))
+    found = factors(Decided.on(CISPO(cap=1.2), batch).part(batch), live(batch))
     ratio = (batch.logprobs - batch.old_logprobs).exp()
     torch.testing.assert_close(found, ratio.clamp(max=1.2) / ratio)
 

@@ -18,7 +18,7 @@ from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
-from rlstab.core.terms import SLOTS, Terms, merge_terms
+from rlstab.core.terms import SLOTS, Gate, Terms, merge_terms
 from rlstab.presets import PRESETS
 from rlstab.report.tokens import read_tokens
 from rlstab.trace import ACTIONS, Trace, trace
@@ -29,10 +29,10 @@ from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
+from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
-from tests.core.gate_methods import DPPO, SAPO
 from tests.core.test_pull import Capped
 from tests.train.runs import go, small
 
@@ -208,22 +208,36 @@ def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
         assert torch.equal(actions["damped"], batch.advantages < 0)
 
 
+@final
+@dataclass(frozen=True)
+class Fence(TokenObjective):
+    """A gate that stops tokens above a ratio, and halves the pull of others above 1."""
+
+    name: ClassVar[str] = "fence"
+    writes = frozenset({"gates"})
+    above: float = 1.3
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(gates={"": Gate(lambda ratio, held: torch.where(ratio > self.above, 0.0, 1 - (ratio > 1) / 2))})
+
+
 def test_a_gate_clips_what_it_stops_and_damps_or_boosts_the_rest() -> None:
-    objective = compose(DPPO(bound=0.02, cap=1.2), SAPO(), observe(SAPO(punished=3.0)), S2TMask(max_prob=0.3))
+    objective = compose(Fence(), SAPO(), observe(SAPO(negative=3.0)), S2TMask(max_prob=0.3))
     plan, traces, metrics = traced(objective)
     pulling = sum(int(plan.part(batch).pulls.sum()) for batch, _ in traces)
-    assert 0 < total(traces, "dppo", "clipped") == pytest.approx(metrics["dppo/stopped"] * pulling)
-    assert sum(int(one.clipped.sum()) for _, one in traces) == total(traces, "dppo", "clipped")
+    assert 0 < total(traces, "fence", "clipped") == pytest.approx(metrics["fence/stopped"] * pulling)
+    assert sum(int(one.clipped.sum()) for _, one in traces) == total(traces, "fence", "clipped")
     assert total(traces, "sapo", "clipped") == total(traces, "sapo", "boosted") == 0
     for batch, one in traces:
-        pulls, stopped = plan.part(batch).pulls, one.methods["dppo"].actions["clipped"]
+        pulls, stopped = plan.part(batch).pulls, one.methods["fence"].actions["clipped"]
+        assert torch.equal(stopped, pulls & (one.ratio > 1.3))
         assert torch.equal(one.clipped, stopped)
-        assert torch.equal(one.methods["dppo"].actions["damped"], pulls & ~stopped & (one.ratio > 1.2 * 1.001))
+        assert torch.equal(one.methods["fence"].actions["damped"], pulls & ~stopped & (one.ratio > 1))
         z = torch.sigmoid(torch.where(batch.advantages > 0, 1.0, 1.05) * (one.ratio - 1))
         soft = torch.where(pulls, 4 * z * (1 - z), 1.0)
         torch.testing.assert_close(one.methods["sapo"].gate, soft)
         assert torch.equal(one.methods["sapo"].actions["damped"], soft < 1 - ALIKE)
-        torch.testing.assert_close(one.gate, soft * torch.where(stopped, 0.0, one.methods["dppo"].gate))
+        torch.testing.assert_close(one.gate, soft * one.methods["fence"].gate)
         assert one.methods["observe_sapo"].gate is None  # it changes nothing
         assert one.methods["observe_sapo"].actions == {}
 
@@ -253,7 +267,7 @@ class Spare(TokenObjective):
         return Terms(exempt=batch.signal("entropies") > 0.2)
 
 
-@pytest.mark.parametrize("method", [DPPO(bound=0.0), Capped(floor=5.0)], ids=lambda one: one.name)
+@pytest.mark.parametrize("method", [Fence(above=0.5), Capped(floor=5.0)], ids=lambda one: one.name)
 def test_gates_and_pulls_leave_the_exempt_alone(method: TokenObjective) -> None:
     _, traces, _ = traced(compose(method, Spare()))
     for batch, one in traces:

@@ -23,6 +23,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "kl_cov": {"share": 0.05},
     "lp_reg": {"share": 0.1},
     "random_mask": {"share": 0.1},
+    "wapo": {"length": 48},
 }
 #: Kinds of methods, in the order of the gallery, with what their small pictures show.
 KINDS: Mapping[str, tuple[str, str]] = {
@@ -54,7 +55,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "divisor": (
         "Divisor",
         "The weight of a token (0 to 2.5, 1 is a token mean) over the length of its response, up to 64 tokens. Where "
-        "tokens of one response differ, over the place in it, on a scale of its own, a line for each of three responses.",
+        "tokens of one response differ, over the place in it, on a scale of its own, a line for each of three "
+        "responses.",
     ),
     "step": (
         "Whole optimizer step",
