@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -63,7 +63,11 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
         entropies=torch.rand(rows, width, generator=draw),
         log_kept_mass=-torch.rand(rows, width, generator=draw),
     )
-    return batch, live
+    # in the middle of a rollout, with a sampler of its own
+    packed = {"logprobs": logprobs + noise(0.3), "rollout_logprobs": logprobs + noise(0.3)}
+    marks = {"truncated": batch.sequence % 3 == 0, "block_ids": batch.position // 4 - 1}
+    moved = {name: values.reshape(-1)[batch.index] for name, values in packed.items()}
+    return replace(batch, **moved, **{name: values.float() for name, values in marks.items()}), live
 
 
 def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trace]], dict[str, float]]:
@@ -111,27 +115,48 @@ def test_traces_agree_with_the_metrics() -> None:
 ACTS = {
     "adaptive_entropy": ({"target_entropy": 2.0, "initial": 0.001}, {"regularised"}),
     "ar": ({}, {"damped"}),
+    "aspo": ({}, {"boosted", "damped", "clipped"}),
+    "block_mean": ({}, {"damped"}),
+    "ce_gppo": ({}, {"boosted", "damped"}),
+    "cispo": ({"cap": 1.1}, {"damped"}),
     "clip_cov": ({"low": 0.2}, {"damped"}),
     "clip_higher": ({"low": 0.1, "high": 0.1}, {"clipped"}),
     "constant_length": ({"length": 10}, set()),
+    "cppo": ({}, {"clipped"}),
+    "dcpo_clip": ({}, {"clipped"}),
+    "dppo": ({"anchor": "old", "cap": 1.1}, {"damped", "clipped"}),
+    "drpo": ({}, {"boosted", "damped"}),
     "entropy_bonus": ({}, {"regularised"}),
     "entropy_shaping": ({}, {"boosted", "damped"}),
-    "fipo": ({}, set()),
+    "ess_scale": ({}, set()),
+    "fipo": ({}, {"boosted"}),
+    "gmpo": ({}, set()),
+    "gspo": ({}, set()),
+    "holder_mean": ({}, set()),
+    "importance_correction": ({}, {"boosted", "damped"}),
     "kl": ({}, {"regularised"}),
     "kl_cov": ({"share": 0.1}, {"regularised"}),
     "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
+    "m2po": ({}, {"damped"}),
+    "maspo": ({}, {"damped"}),
+    "mismatch": ({}, set()),
+    "off_policy_mask": ({"max_gap": 0.1}, {"clipped"}),
     "random_mask": ({"share": 0.3}, {"dropped"}),
     "s2t": ({"max_prob": 0.3}, {"dropped"}),
+    "sapo": ({}, {"damped"}),
     "sequence_mean": ({}, set()),
     "sign_weights": ({}, {"damped"}),
     "stare": ({"variant": "C2", "target_entropy": 2.0}, {"boosted", "damped"}),
     "steer": ({"form": "linear"}, {"boosted", "damped"}),
     "token_mean": ({}, set()),
     "top_entropy": ({"denominator": "all"}, {"damped"}),
+    "truncated_mask": ({}, {"dropped"}),
+    "vespo": ({}, {"boosted", "damped"}),
     "wapo": ({"length": 10}, {"damped"}),
 }
 
 
+@pytest.mark.filterwarnings("ignore::rlstab.errors.FitWarning")  # alone, without what it was published with
 @pytest.mark.parametrize("name", zoo.METHODS.names())
 def test_what_each_method_does_is_shown(name: str) -> None:
     settings, expected = ACTS[name]
