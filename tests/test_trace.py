@@ -29,10 +29,11 @@ from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
 from rlstab.zoo.s2t import S2TMask
+from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
-from tests.core.gate_methods import DPPO, SAPO
+from tests.core.gate_methods import DPPO
 from tests.core.test_pull import Capped
 from tests.train.runs import go, small
 
@@ -54,6 +55,9 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
         ref_logprobs=logprobs + noise(0.1),
         max_logprobs=-0.2 * torch.rand(rows, width, generator=draw),
         log_kept_mass=-0.2 * torch.rand(rows, width, generator=draw),
+        rollout_logprobs=logprobs + 0.5 * torch.randn(rows, width, generator=torch.Generator().manual_seed(9 * seed)),
+        truncated=torch.arange(rows) == 1,
+        block_ids=(torch.arange(width) // 4).expand(rows, width),
         sequence_ids=torch.arange(rows) + 100 * seed,
         group_ids=torch.arange(rows) // 2,
     )
@@ -111,23 +115,43 @@ def test_traces_agree_with_the_metrics() -> None:
 ACTS = {
     "adaptive_entropy": ({"target_entropy": 2.0, "initial": 0.001}, {"regularised"}),
     "ar": ({}, {"damped"}),
+    "aspo": ({}, {"clipped", "boosted", "damped"}),
+    "block_mean": ({}, set()),
+    "ce_gppo": ({"low": 0.1, "pull_low": 0.5, "dual_clip": 1.5}, {"clipped", "boosted", "damped"}),
+    "cispo": ({"cap": 1.2, "floor": 0.9}, {"boosted", "damped"}),
     "clip_cov": ({"low": 0.2}, {"damped"}),
     "clip_higher": ({"low": 0.1, "high": 0.1}, {"clipped"}),
     "constant_length": ({"length": 10}, set()),
+    "cppo": ({"delta": 0.05}, {"clipped"}),
+    "dcpo_clip": ({}, {"clipped"}),
+    "dppo": ({"high": 0.1, "low": 0.05, "cap": 1.5, "anchor": "old"}, {"clipped", "damped"}),
+    "drpo": ({}, {"boosted", "damped"}),
     "entropy_bonus": ({}, {"regularised"}),
     "entropy_shaping": ({}, {"boosted", "damped"}),
+    "ess_scale": ({}, set()),
     "fipo": ({}, set()),
+    "gmpo": ({}, set()),
+    "gspo": ({}, set()),
+    "holder_mean": ({"steps": 2}, set()),
+    "importance_correction": ({"keep_high": 1.5, "denominator": "kept"}, {"boosted", "damped", "dropped"}),
     "kl": ({}, {"regularised"}),
     "kl_cov": ({"share": 0.1}, {"regularised"}),
     "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
+    "m2po": ({}, {"damped"}),
+    "maspo": ({}, {"damped"}),
+    "mismatch": ({}, set()),
+    "off_policy_mask": ({"max_gap": 0.05}, {"clipped"}),
     "random_mask": ({"share": 0.3}, {"dropped"}),
     "s2t": ({"max_prob": 0.3}, {"dropped"}),
+    "sapo": ({}, {"damped"}),
     "sequence_mean": ({}, set()),
     "sign_weights": ({}, {"damped"}),
     "stare": ({"variant": "C2", "target_entropy": 2.0}, {"boosted", "damped"}),
     "steer": ({"form": "linear"}, {"boosted", "damped"}),
     "token_mean": ({}, set()),
     "top_entropy": ({"denominator": "all"}, {"damped"}),
+    "truncated_mask": ({}, {"dropped"}),
+    "vespo": ({}, {"boosted", "damped"}),
     "wapo": ({"length": 10}, {"damped"}),
 }
 
@@ -209,7 +233,7 @@ def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
 
 
 def test_a_gate_clips_what_it_stops_and_damps_or_boosts_the_rest() -> None:
-    objective = compose(DPPO(bound=0.02, cap=1.2), SAPO(), observe(SAPO(punished=3.0)), S2TMask(max_prob=0.3))
+    objective = compose(DPPO(bound=0.02, cap=1.2), SAPO(), observe(SAPO(negative=3.0)), S2TMask(max_prob=0.3))
     plan, traces, metrics = traced(objective)
     pulling = sum(int(plan.part(batch).pulls.sum()) for batch, _ in traces)
     assert 0 < total(traces, "dppo", "clipped") == pytest.approx(metrics["dppo/stopped"] * pulling)

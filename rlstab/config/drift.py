@@ -28,14 +28,14 @@ class Schedule(Protocol):
 
 def old_logprobs_for(drift: Set[str], optimizer_steps_per_rollout: int) -> OldLogprobs:
     """What the ratio divides by where nobody says: the cheapest with which every method acts that can."""
-    if "sampler" in drift:
+    if drift & {"sampler", "start"}:
         return "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
     return "live" if optimizer_steps_per_rollout == 1 else "recompute"
 
 
 def refresh_for(drift: Set[str], optimizer_steps_per_rollout: int) -> Refresh:
     """Of which policy the evidence is where nobody says."""
-    return "step" if "step" in drift and optimizer_steps_per_rollout > 1 else "rollout"
+    return "step" if drift & {"step", "start"} and optimizer_steps_per_rollout > 1 else "rollout"
 
 
 def why_idle(drift: str, schedule: Schedule) -> str | None:
@@ -60,4 +60,6 @@ def why_idle(drift: str, schedule: Schedule) -> str | None:
             return "with one optimizer step per rollout the policy has not moved. It matters with more."
     elif drift == "sampler" and old != "recompute":
         return f"old_logprobs: {old} compares the sampler with itself. Set old_logprobs: recompute."
+    elif drift == "start" and old != "recompute" and schedule.refresh == "rollout":
+        return f"old_logprobs: {old} with refresh: rollout compares the sampler with itself. Change either of them."
     return None

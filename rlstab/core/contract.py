@@ -22,6 +22,7 @@ DRIFT: Mapping[str, str] = {
     "live": "the live policy from `old_logprobs`: the ratio",
     "step": "the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`",
     "sampler": "`old_logprobs` from `rollout_logprobs`, what the sampler reported",
+    "start": "the policy at the start of the optimizer step, `logprobs`, from `rollout_logprobs`",
 }
 #: Outputs of the live policy that a penalty may differentiate beyond the log-probs.
 LIVE = ("entropies", "log_kept_mass")

@@ -70,8 +70,8 @@ class ESSScale(TokenObjective):
         To log what it would do and change nothing, write ``observe(ESSScale())``: ``observe_ess_scale/ess`` and
         ``observe_ess_scale/would_scale_lr``. The scale may be as small as (1 / (b S))^p. Scaling the loss instead would
         do nothing: Adam divides it out again, and so does a clip of the gradient norm. Log-ratios add up over a
-        response: random gaps of 0.02 nats on each of 4000 tokens, which are harmless otherwise, give an ess of 0.2. That
-        is what ``base`` is for. In the later optimizer steps of a rollout the evidence is
+        response: random gaps of 0.02 nats on each of 4000 tokens, which are harmless otherwise, give an ess of 0.2.
+        That is what ``base`` is for. In the later optimizer steps of a rollout the evidence is
         that of the first, unless the run has ``refresh: step``.
 
     Example:
@@ -128,7 +128,7 @@ class ESSScale(TokenObjective):
 
     @property
     def reads_drift(self) -> frozenset[str]:
-        return frozenset({"sampler" if self.anchor == "rollout" else "step"})
+        return frozenset({"start" if self.anchor == "rollout" else "step"})
 
     def in_words(self) -> Mapping[str, str]:
         over = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]

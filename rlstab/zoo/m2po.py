@@ -122,7 +122,7 @@ class M2PO(TokenObjective):
     addresses = frozenset({"off-policy", "trust region"})
     needs = frozenset({"rollout_logprobs"})
     writes = frozenset({"weight"})
-    reads_drift = frozenset({"sampler"})
+    reads_drift = frozenset({"start"})
 
     budget: Annotated[float, Range(ge=0)] = 0.04
 

@@ -129,7 +129,7 @@ class Mismatch(TokenObjective):
     def reads_drift(self) -> frozenset[str]:
         if self.of == "old_logprobs":
             return frozenset({"sampler"})
-        return frozenset({"step"} if self.to == "old_logprobs" else ())  # from sampler to step, either may move
+        return frozenset({"step" if self.to == "old_logprobs" else "start"})
 
     def in_words(self) -> Mapping[str, str]:
         return {

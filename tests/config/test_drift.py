@@ -61,7 +61,21 @@ class ReadsSampler(TokenObjective):
         return Terms(keep=(batch.old_logprobs - batch.signal("rollout_logprobs")).abs() < 0.1)
 
 
-METHOD_OF = {"live": ReadsLive, "step": ReadsStep, "sampler": ReadsSampler}
+@final
+@dataclass(frozen=True)
+class ReadsStart(TokenObjective):
+    """A mask of what the policy of this optimizer step has left."""
+
+    name: ClassVar[str] = "reads_start"
+    needs = frozenset({"rollout_logprobs"})
+    writes = frozenset({"keep"})
+    reads_drift = frozenset({"start"})
+
+    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
+        return Terms(keep=(batch.logprobs - batch.signal("rollout_logprobs")).abs() < 0.1)
+
+
+METHOD_OF = {"live": ReadsLive, "step": ReadsStep, "sampler": ReadsSampler, "start": ReadsStart}
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +107,8 @@ def test_there_is_a_method_of_each_kind() -> None:
         (("step",), 4, "recompute", "step"),
         (("sampler",), 1, "recompute", "rollout"),
         (("sampler",), 4, "recompute", "rollout"),
+        (("start",), 1, "recompute", "rollout"),
+        (("start",), 4, "recompute", "step"),
         (("live", "step", "sampler"), 1, "recompute", "rollout"),
         (("live", "step", "sampler"), 4, "recompute", "step"),
     ],
@@ -160,8 +176,12 @@ def policies(optimisation: OptimisationSettings) -> dict[str, tuple[str, str]]:
     old = moved if optimisation.old_logprobs == "live" else sampled
     evidence = moved if optimisation.refresh == "step" else old
     # the trainer knows the log-probs of the sampler only as reported, unless it computes them again
-    sampler = old if optimisation.old_logprobs != "recompute" else "of the sampler, as it reported"
-    return {"live": (moved, old), "step": (evidence, old), "sampler": (old, sampler)}
+    reported = "of the sampler, as it reported"
+    sampler = old if optimisation.old_logprobs != "recompute" else reported
+    # what is recomputed at the start of a step is the trainer's; else the evidence is what old_logprobs are made of
+    recomputed = optimisation.refresh == "step" or optimisation.old_logprobs == "recompute"
+    start = evidence if recomputed else reported
+    return {"live": (moved, old), "step": (evidence, old), "sampler": (old, sampler), "start": (start, reported)}
 
 
 @pytest.mark.parametrize(
