@@ -28,17 +28,20 @@ from rlstab import (
     ClipHigher,
     ConstantLength,
     DCPOClip,
+    ESSScale,
     ImportanceCorrection,
     KLCov,
     KLPenalty,
     LpReg,
     Mean,
     OffPolicyMask,
+    PolicyOutputs,
     SequenceMean,
     TokenBatch,
     TokenMean,
     TopEntropyMask,
     compose,
+    make_plan,
 )
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms
@@ -281,6 +284,22 @@ def corrected(mode: str, **settings: Any) -> dict[str, Callable[[], float]]:
         )
         for low in (None, 0.6)
     }
+
+
+def scaled(case: str) -> float:
+    """The factor on the learning rate, which is the share itself at ``power`` 1."""
+    stored = load("vcpo")["shares"][case]
+    values = tensors(stored["inputs"])
+    batch = TokenBatch.from_padded(
+        response_mask=values["mask"],
+        advantages=values["advantages"],
+        old_logprobs=values["old"],
+        rollout_logprobs=values["rollout" if stored["anchor"] == "rollout" else "old"],
+        logprobs=values["live"],
+    )
+    plan = make_plan(ESSScale(power=1.0, anchor=stored["anchor"]), [batch])
+    scale = plan.loss(batch, PolicyOutputs.from_padded(batch, logprobs=values["live"].requires_grad_())).lr_scale
+    return apart(scale, stored["ess_ratio"])
 
 
 def rejecting(level: str, low: float | None = None, high: float | None = None, **settings: Any) -> ImportanceCorrection:
@@ -788,6 +807,16 @@ AGREEMENTS = (
         | of_engine("geometric, kept", GEOMETRIC, selected=kept)
         | of_engine("geometric, kept, with token weights", GEOMETRIC, ImportanceCorrection(), selected=kept)
         | of_engine("veto", rejecting("token", veto=math.exp(-2.0)), selected=kept),
+    ),
+    Agreement(
+        "effective sample size (VCPO)",
+        "vcpo",
+        "ess_scale",
+        "compute_global_ess_ratio",
+        "`ess_scale` (power: 1; anchor: old, rollout); theirs adds 1e-8 to the sum of squares",
+        {case: functools.partial(scaled, case) for case in ("ratios, old", "ratios, rollout", "main, old")},
+        ADDED,
+        "learning rate",
     ),
     Agreement(
         "AR",

@@ -546,3 +546,72 @@ def ar(checkout: str) -> dict[str, Any]:
         ),
         "cases": {"0.3": loss("ratios", 0.3), "0.3, main": loss("main", 0.3), "0.8": loss("ratios", 0.8)},
     }
+
+
+# -- modelscope/ms-swift -----------------------------------------------------------------------------------------------
+
+
+def fipo(checkout: str) -> dict[str, Any]:
+    code = _compiled(checkout, "swift/rlhf_trainers/grpo_trainer.py", "_compute_fipo_influence")
+
+    def loss(
+        cut: list[list[int]], half_life: float, most: float, safe: float, reach: float = 0.2, high_only: bool = True
+    ) -> dict[str, Any]:
+        chosen = {"fipo_decay_rate": half_life, "fipo_clip_range": reach, "fipo_clip_high_only": high_only}
+        chosen |= {"fipo_safety_threshold": safe}
+        trainer = Config(chosen, args=Config(delta=most), fipo_gamma=2 ** (-1 / half_life))
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
+            mask, advantages = values["mask"].bool(), values["advantages"]
+            log_ratio = live - values["old"]
+            ratio = log_ratio.exp()
+            weight, _ = code._compute_fipo_influence(trainer, log_ratio, ratio, advantages, mask)
+            token = -torch.min(ratio.clamp(max=most) * advantages, ratio.clamp(0.8, 1.28) * advantages) * weight
+            return token[mask].mean(), None
+
+        return case(published, "ratios", cut, **chosen, delta=most)
+
+    unbroken = [[0, 2, 3, 4, 5, 6, 7]]
+    return {
+        "provenance": _provenance(
+            "modelscope/ms-swift",
+            checkout,
+            "swift/rlhf_trainers/grpo_trainer.py: GRPOTrainer._compute_fipo_influence",
+            "The method on a bare object with the settings; its weights on the loss of loss_type dapo, whose clip is "
+            "written out here. All cases but one are on the rows without a hole.",
+        ),
+        "cases": {
+            "half-life 32": loss(unbroken, 32.0, 10.0, 4.0),
+            "half-life 2": loss(unbroken, 2.0, 3.0, 1.8),
+            "half-life 2, 0.8 to 1.2": loss(unbroken, 2.0, 3.0, 1.8, high_only=False),
+            "half-life 2, 0.1 to 1.9": loss(unbroken, 2.0, 3.0, 4.5, reach=0.9, high_only=False),
+            "a hole": loss([[1]], 2.0, 5.0, 4.5, reach=0.9, high_only=False),
+        },
+    }
+
+
+# -- mit-han-lab/vcpo --------------------------------------------------------------------------------------------------
+
+
+def vcpo(checkout: str) -> dict[str, Any]:
+    code = _compiled(checkout, "recipe/fully_async_policy/staleness_utils.py", "compute_global_ess_ratio")
+
+    def share(inputs: str, anchor: str) -> dict[str, Any]:
+        values = tensors(inputs)
+        weights = ((values["live"] - values[anchor]) * values["mask"]).sum(-1).exp()
+        _, found, *_ = code.compute_global_ess_ratio(weights.sum().item(), weights.square().sum().item(), len(weights))
+        return {"inputs": inputs, "anchor": anchor, "ess_ratio": found}
+
+    return {
+        "provenance": _provenance(
+            "mit-han-lab/vcpo",
+            checkout,
+            "recipe/fully_async_policy/staleness_utils.py: compute_global_ess_ratio",
+            "The function, called on the sums of the weights of the stored responses and of their squares.",
+        ),
+        "shares": {
+            "ratios, old": share("ratios", "old"),
+            "ratios, rollout": share("ratios", "rollout"),
+            "main, old": share("main", "old"),
+        },
+    }

@@ -14,6 +14,8 @@
     python -m tests.conformance.record m2po     CHECKOUT              # Infini-AI-Lab/M2PO
     python -m tests.conformance.record drpo     CHECKOUT              # Tencent-Hunyuan/UniRL
     python -m tests.conformance.record ar       CHECKOUT              # zhyang2226/AR-Lopti
+    python -m tests.conformance.record fipo     CHECKOUT              # modelscope/ms-swift
+    python -m tests.conformance.record vcpo     CHECKOUT              # mit-han-lab/vcpo
 
 What is recorded from a checkout is in :mod:`tests.conformance.authors`.
 A step in parts is run as its trainer runs it: one call of the published loss for each part, one backward each,
@@ -192,10 +194,12 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None  # JSON has no NaN
 
 
-def case(loss: Loss, inputs: str, cut: str | None = None, dtype: str = "float64", **settings: Any) -> dict[str, Any]:
-    """What is stored: where it came from, and loss and gradient."""
+def case(
+    loss: Loss, inputs: str, cut: str | list[list[int]] | None = None, dtype: str = "float64", **settings: Any
+) -> dict[str, Any]:
+    """What is stored: where it came from, and loss and gradient; ``cut`` may list the rows of each part."""
     rows = len(load("inputs")[inputs]["advantages"])
-    parts = [list(range(rows))] if cut is None else CUTS[cut]
+    parts = [list(range(rows))] if cut is None else CUTS[cut] if isinstance(cut, str) else cut
     found = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
     return found | run(loss, inputs, parts, getattr(torch, dtype))
 
