@@ -61,6 +61,7 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
 #: What it costs the trainer that ships that two policies can be told apart; see ``TokenObjective.reads_drift``.
 _DRIFT_COSTS = {
     "sampler": "one more forward per rollout",
+    "start": "one more forward per optimizer step",
     "step": "one more forward per optimizer step, where a rollout makes several",
 }
 
