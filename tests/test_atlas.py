@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -41,7 +42,7 @@ from rlstab.atlas.probes import BASE, MATTERS, RATIOS, Case, measured, what_matt
 from rlstab.atlas.svg import Drawing, same_drawing, simplified
 from rlstab.core.facts import SOURCES
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.terms import WRITABLE
+from rlstab.core.terms import WRITABLE, Penalty
 from rlstab.explain.exclusions import shipped
 from tests.core.test_pull import Capped
 
@@ -50,12 +51,17 @@ METHODS = {cls.name: views.method_of(cls) for cls in shipped()}
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
+@functools.cache
+def drawn(name: str) -> Picture:
+    return views.picture(METHODS[name])
+
+
 # -- every method is in it --------------------------------------------------------------------------------------------
 
 
 @every_method
 def test_a_picture_shows_something_that_token_mean_does_not(name: str) -> None:
-    own, other = (views.picture(METHODS[one]) for one in (name, "token_mean"))
+    own, other = (drawn(one) for one in (name, "token_mean"))
     assert own.kind in views.KINDS
     assert own.panels
     assert own.caption
@@ -74,7 +80,7 @@ def _labels(picture: Picture) -> set[str]:
 
 @every_method
 def test_files_are_small_well_formed_and_named(name: str) -> None:
-    picture = views.picture(METHODS[name])
+    picture = drawn(name)
     for text in (large(picture), small(picture)):
         assert len(text) < 40_000
         root = ElementTree.fromstring(text)
@@ -192,6 +198,51 @@ def test_what_state_changes_is_shown() -> None:
     assert [one.label for one in panel.lines if one.colour == REWARDED] == ["rewarded"]
 
 
+@final
+@dataclass(frozen=True)
+class Strange(TokenObjective):
+    """Fills one field, in a way that no view expects."""
+
+    name: ClassVar[str] = "strange"
+    fills: str = ""
+
+    @property
+    def writes(self):
+        return frozenset({self.fills} if self.fills else ())
+
+    def terms(self, batch, stat, state):
+        rare = batch.logprobs < -3
+        given = {
+            "lr_scale": 0.5,
+            "exempt": rare,
+            "bonus": -2.5 * rare * batch.advantages,
+            "gates": {"": Gate(lambda ratio, held: torch.ones_like(ratio))},
+            "penalties": {"": Penalty(0.1, lambda policy, anchor: policy.logprobs, rare)},
+        }
+        return Terms(**{self.fills: given[self.fills]} if self.fills else {})
+
+
+@pytest.mark.parametrize(
+    ("fills", "labels"),
+    [
+        ("", {"left alone"}),
+        ("lr_scale", {"left alone"}),
+        ("gates", {"left alone"}),
+        ("exempt", {"left alone", "exempt"}),
+        ("bonus", {"left alone", "turned around, \N{MULTIPLICATION SIGN} -1.5"}),
+        ("penalties", {"left alone", "under a penalty"}),
+    ],
+)
+def test_what_was_not_foreseen_has_a_true_picture_too(fills: str, labels: set[str]) -> None:
+    found = views.picture(Strange(fills))
+    assert _labels(found) == labels
+    rare = int((cloud().logprobs < -3).sum())
+    counts = [one.label.rpartition(": ") for panel in found.panels for one in panel.marks]
+    assert sum(int(count) for label, _, count in counts if label != "left alone") == (rare if len(labels) > 1 else 0)
+    assert large(found)
+    assert small(found)
+
+
 def test_a_line_is_drawn_for_each_different_case() -> None:
     labels = {one.label for panel in views.picture(ASPO()).panels for one in panel.lines}
     assert {"rewarded: 0.3 nats, 0.01 nats", "rewarded: 2 nats", "untouched: r A"} <= labels
@@ -275,6 +326,7 @@ def test_the_same_bytes_again() -> None:
 
 def test_a_picture_that_shows_something_else_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written, "shipped", lambda: [ClipHigher])
+    monkeypatch.setattr(written.cards, "pages", lambda pictures: {})
     written.write(tmp_path)
     page = tmp_path / "pictures" / "clip_higher.svg"
     page.write_text(re.sub(r"M64 (\d)", r"M64.1 \1", page.read_text()))  # rounding, on another machine

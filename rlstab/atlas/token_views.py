@@ -124,7 +124,8 @@ def _told(kind: str, values: Tensor) -> str:
         return "under a penalty"
     low, high = float(values.min()), float(values.max())
     alike = high - low < 5e-3
-    return f"{kind.split(' ')[0]}, {TIMES} {low:.3g}" + ("" if alike else f" to {high:.3g}")
+    what = kind.removesuffix(" a little").removesuffix(" a lot")
+    return f"{what}, {TIMES} {low:.3g}" + ("" if alike else f" to {high:.3g}")
 
 
 def _kinds(part: Part) -> Iterator[tuple[str, Tensor]]:

@@ -95,11 +95,13 @@ def _chosen(method: TokenObjective) -> tuple[str, str, list[Panel], int]:
         return _divisor(method)
     if "ref_logprobs" in method.needs and "penalties" in writes:
         return "penalties", *over_reference(method), 1
-    if "lr_scale" in writes:
-        caption = "What multiplies the learning rate, while the mismatch of the cloud is made smaller and larger."
-        return "step", caption, mismatches(method, lr_scale, "factor on the learning rate"), 1
-    if not writes:
-        return "step", "What it reports; it changes nothing.", mismatches(method, reports, "metric"), 1
+    for told, label, could, value in (
+        ("What multiplies the learning rate,", "factor on the learning rate", "lr_scale" in writes, lr_scale),
+        ("What it reports and does not change,", "metric", not writes, reports),
+    ):
+        if could and (panels := mismatches(method, value, label)):
+            caption = f"{told} while the log-ratios of one optimizer step go from none to three times their size."
+            return "step", caption, panels, 1
     if method.live_needs & {"entropies"}:
         return _price(method)
     return _cloud(method)

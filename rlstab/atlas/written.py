@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection
 from pathlib import Path
@@ -12,6 +13,7 @@ from rlstab.atlas.panel import Picture
 from rlstab.atlas.source_map import source_map
 from rlstab.atlas.svg import same_drawing
 from rlstab.atlas.views import method_of, picture
+from rlstab.core.objective import TokenObjective
 from rlstab.explain import cards
 from rlstab.explain.card_page import MARK
 from rlstab.explain.card_sections import CardError
@@ -21,12 +23,20 @@ from rlstab.explain.exclusions import shipped
 def files() -> dict[str, str]:
     """Name within the folder to text: a page and two pictures per method, ``index``, ``gallery`` and ``map``."""
     methods = [method_of(cls) for cls in shipped()]
-    pictures = [picture(method) for method in methods]
+    drawn = [_drawn(method) for method in methods]
+    pictures = [one for one, _ in drawn]
     found = cards.pages({one.name: _shown(one) for one in pictures})
     found |= {"gallery.md": gallery(pictures), "map.md": source_map(methods)}
-    for one in pictures:
-        found |= {f"pictures/{one.name}.svg": large(one), f"pictures/{one.name}-small.svg": small(one)}
+    for _, both in drawn:
+        found |= both
     return found
+
+
+@functools.cache
+def _drawn(method: TokenObjective) -> tuple[Picture, dict[str, str]]:
+    """A method is drawn once in a process."""
+    one = picture(method)
+    return one, {f"pictures/{one.name}.svg": large(one), f"pictures/{one.name}-small.svg": small(one)}
 
 
 def _shown(one: Picture) -> str:
