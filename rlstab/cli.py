@@ -90,9 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
 
-    cards = commands.add_parser("cards", help="write the page of each method from its class, and their comparison")
+    cards = commands.add_parser("cards", help="write a page and a picture of each method, a gallery, a map, an index")
     cards.add_argument("--out", default="docs/methods", help="folder of the pages (docs/methods)")
-    cards.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
+    cards.add_argument("--check", action="store_true", help="write nothing; fail if a page or picture is stale")
     cards.set_defaults(command=_cards)
     return parser
 
@@ -222,16 +222,16 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _cards(options: argparse.Namespace) -> int:
-    from rlstab.explain import cards
+    from rlstab.atlas import written
     from rlstab.explain.card_sections import CardError
 
     if options.check:
-        found = cards.stale(options.out)
+        found = written.stale(options.out)
         if found:
             listed = "".join(f"  {line}\n" for line in found)
             raise CardError(f"{options.out} is stale.\n{listed}Run: rlstab cards --out {options.out}")
     else:
-        cards.write(options.out)
+        written.write(options.out)
     return 0
 
 

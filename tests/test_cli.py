@@ -274,7 +274,7 @@ def test_python_without_docstrings_says_the_same(tmp_path):
             [sys.executable, *flags, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         printed.append(ran.stdout)
-        pages.append({path.name: path.read_text() for path in (tmp_path / "pages").iterdir()})
+        pages.append({path.name: path.read_text() for path in (tmp_path / "pages").rglob("*.*")})
         shutil.rmtree(tmp_path / "pages")
     assert printed[0] == printed[1]
     assert pages[0] == pages[1]

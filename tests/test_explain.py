@@ -17,19 +17,27 @@ from torch import Tensor
 import rlstab
 from rlstab import (
     ASPO,
+    CISPO,
     CPPO,
     DPPO,
     DRPO,
+    GMPO,
+    GSPO,
     M2PO,
+    MASPO,
+    SAPO,
     STARE,
+    VESPO,
     AdaptiveEntropy,
     BlockMean,
     ClipHigher,
     ConstantLength,
     EntropyBonus,
+    HolderMean,
     KLPenalty,
     LpReg,
     PolicyOutputs,
+    RandomMask,
     S2TMask,
     SequenceMean,
     Terms,
@@ -221,6 +229,79 @@ def pulled(batch: TokenBatch, *methods: TokenObjective, advantage: bool = True, 
     objective(batch, PolicyOutputs(logprobs, entropies, logprobs), state=state).loss.backward()
     assert logprobs.grad is not None
     return logprobs.grad
+
+
+def moved(batch: TokenBatch, size: float) -> tuple[TokenBatch, Tensor]:
+    """The batch with room above, and a policy that went up and down by ``size`` nats in turn, and up by a little."""
+    room = dataclasses.replace(batch, old_logprobs=batch.old_logprobs - size - 0.05)
+    return room, room.old_logprobs + torch.where(batch.position % 2 == 0, size, -size) + 0.02
+
+
+def a_mean_stays_inside(batch: TokenBatch) -> None:
+    room, now = moved(batch, 2.0)
+    alone = pulled(room, GSPO(), SequenceMean(), at=now)
+    for other in (ClipHigher(), CISPO(), SAPO()):
+        beside = pulled(room, GSPO(), SequenceMean(), other, at=now)
+        torch.testing.assert_close(beside, alone, rtol=1e-3, atol=0)
+        assert not torch.allclose(pulled(room, other, at=now), pulled(room, at=now), rtol=0.1)
+
+
+def a_clipped_mean_stays_inside(batch: TokenBatch) -> None:
+    room, now = moved(batch, 0.5)
+    alone = pulled(room, GMPO(), SequenceMean(), at=now)
+    assert 0 < (alone == 0).sum() < len(batch)
+    assert torch.equal(pulled(room, GMPO(), SequenceMean(), ClipHigher(), at=now), alone)
+
+
+def what_a_mask_changes(batch: TokenBatch, *own: TokenObjective) -> Tensor:
+    """How many times as hard the tokens that a mask keeps pull, because it drops the others."""
+    (room, now), mask = moved(batch, 0.3), RandomMask(share=0.3, sign="all")
+    left = ~dropped(mask, room)
+    return (pulled(room, *own, mask, at=now) / pulled(room, *own, at=now))[left]
+
+
+def mean_of_what_is_kept(batch: TokenBatch) -> None:
+    divisor = what_a_mask_changes(batch)
+    torch.testing.assert_close(divisor, divisor[:1].expand_as(divisor))
+    for own in (GSPO(), GMPO(), HolderMean()):
+        assert what_a_mask_changes(batch, own).std() > 0.01
+
+
+def weight_of_the_whole(batch: TokenBatch) -> None:
+    torch.testing.assert_close(what_a_mask_changes(batch, VESPO()), what_a_mask_changes(batch))
+
+
+def untouched_where_exempt(batch: TokenBatch) -> None:
+    (room, now), lp_reg = moved(batch, 0.5), LpReg(share=0.05, min_p=1e-4, form="code")
+    chosen, plain = penalised(lp_reg, room), pulled(room, lp_reg, at=now)
+    assert chosen.any()
+    for own in (CISPO(cap=1.1), SAPO(), MASPO(), VESPO()):
+        found = pulled(room, own, lp_reg, at=now)
+        assert torch.equal(found[chosen], plain[chosen])
+        assert not torch.allclose(found[~chosen], plain[~chosen])
+
+
+def clipped_where_exempt(batch: TokenBatch) -> None:
+    """Punished tokens that fell by half a nat; without its penalty, to see the policy term alone."""
+    (room, now), lp_reg = moved(batch, 0.5), LpReg(share=0.05, min_p=1e-4, coefficient=0.0, form="code")
+    fallen = penalised(lp_reg, room) & (now < room.old_logprobs)
+    assert fallen.any()
+    assert pulled(room, ClipHigher(), lp_reg, at=now)[fallen].all()
+    assert not pulled(room, GMPO(), lp_reg, at=now)[fallen].any()
+
+
+def damped_by_less_than_a_twentieth(batch: TokenBatch) -> None:
+    room, _ = moved(batch, 0.5)
+    away = room.advantages * (room.position / 80)  # up to half a nat, the way of the advantage
+    clipped = pulled(room, ClipHigher(), at=room.old_logprobs + away)
+    inside = (clipped != 0) & (away != 0)
+    assert inside.any()
+    for own in (SAPO(), MASPO()):
+        both = pulled(room, own, ClipHigher(), at=room.old_logprobs + away)
+        assert not both[clipped == 0].any()
+        assert (both[inside] / clipped[inside] > 0.95).all()
+        alone = pulled(room, own, at=room.old_logprobs + away) / pulled(room, at=room.old_logprobs + away)
+        assert (alone[clipped == 0] < 0.97).any()
 
 
 def rare_both(batch: TokenBatch) -> None:
@@ -449,6 +530,21 @@ SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
     ("lp_reg", "top_entropy"): [keeps_its_penalty],
     ("s2t", "lp_reg"): [never_meet],
     ("clip_higher", "lp_reg"): [exempt],
+    ("cispo", "lp_reg"): [untouched_where_exempt],
+    ("gmpo", "clip_higher"): [a_clipped_mean_stays_inside],
+    ("gmpo", "lp_reg"): [clipped_where_exempt],
+    ("gmpo", MASK): [mean_of_what_is_kept],
+    ("gspo", "cispo"): [a_mean_stays_inside],
+    ("gspo", "clip_higher"): [a_mean_stays_inside],
+    ("gspo", "sapo"): [a_mean_stays_inside],
+    ("gspo", MASK): [mean_of_what_is_kept],
+    ("holder_mean", MASK): [mean_of_what_is_kept],
+    ("maspo", "clip_higher"): [damped_by_less_than_a_twentieth],
+    ("maspo", "lp_reg"): [untouched_where_exempt],
+    ("sapo", "clip_higher"): [damped_by_less_than_a_twentieth],
+    ("sapo", "lp_reg"): [untouched_where_exempt],
+    ("vespo", "lp_reg"): [untouched_where_exempt],
+    ("vespo", MASK): [weight_of_the_whole],
 }
 
 

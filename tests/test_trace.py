@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -18,7 +18,7 @@ from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
-from rlstab.core.terms import SLOTS, Terms, merge_terms
+from rlstab.core.terms import SLOTS, Gate, Terms, merge_terms
 from rlstab.presets import PRESETS
 from rlstab.report.tokens import read_tokens
 from rlstab.trace import ACTIONS, Trace, trace
@@ -33,7 +33,6 @@ from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
-from tests.core.gate_methods import DPPO
 from tests.core.test_pull import Capped
 from tests.train.runs import go, small
 
@@ -55,9 +54,6 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
         ref_logprobs=logprobs + noise(0.1),
         max_logprobs=-0.2 * torch.rand(rows, width, generator=draw),
         log_kept_mass=-0.2 * torch.rand(rows, width, generator=draw),
-        rollout_logprobs=logprobs + 0.5 * torch.randn(rows, width, generator=torch.Generator().manual_seed(9 * seed)),
-        truncated=torch.arange(rows) == 1,
-        block_ids=(torch.arange(width) // 4).expand(rows, width),
         sequence_ids=torch.arange(rows) + 100 * seed,
         group_ids=torch.arange(rows) // 2,
     )
@@ -67,7 +63,11 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
         entropies=torch.rand(rows, width, generator=draw),
         log_kept_mass=-torch.rand(rows, width, generator=draw),
     )
-    return batch, live
+    # in the middle of a rollout, with a sampler of its own
+    packed = {"logprobs": logprobs + noise(0.3), "rollout_logprobs": logprobs + noise(0.3)}
+    marks = {"truncated": batch.sequence % 3 == 0, "block_ids": batch.position // 4 - 1}
+    moved = {name: values.reshape(-1)[batch.index] for name, values in packed.items()}
+    return replace(batch, **moved, **{name: values.float() for name, values in marks.items()}), live
 
 
 def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trace]], dict[str, float]]:
@@ -115,32 +115,32 @@ def test_traces_agree_with_the_metrics() -> None:
 ACTS = {
     "adaptive_entropy": ({"target_entropy": 2.0, "initial": 0.001}, {"regularised"}),
     "ar": ({}, {"damped"}),
-    "aspo": ({}, {"clipped", "boosted", "damped"}),
-    "block_mean": ({}, set()),
-    "ce_gppo": ({"low": 0.1, "pull_low": 0.5, "dual_clip": 1.5}, {"clipped", "boosted", "damped"}),
-    "cispo": ({"cap": 1.2, "floor": 0.9}, {"boosted", "damped"}),
+    "aspo": ({}, {"boosted", "damped", "clipped"}),
+    "block_mean": ({}, {"damped"}),
+    "ce_gppo": ({}, {"boosted", "damped"}),
+    "cispo": ({"cap": 1.1}, {"damped"}),
     "clip_cov": ({"low": 0.2}, {"damped"}),
     "clip_higher": ({"low": 0.1, "high": 0.1}, {"clipped"}),
     "constant_length": ({"length": 10}, set()),
-    "cppo": ({"delta": 0.05}, {"clipped"}),
+    "cppo": ({}, {"clipped"}),
     "dcpo_clip": ({}, {"clipped"}),
-    "dppo": ({"high": 0.1, "low": 0.05, "cap": 1.5, "anchor": "old"}, {"clipped", "damped"}),
+    "dppo": ({"anchor": "old", "cap": 1.1}, {"damped", "clipped"}),
     "drpo": ({}, {"boosted", "damped"}),
     "entropy_bonus": ({}, {"regularised"}),
     "entropy_shaping": ({}, {"boosted", "damped"}),
     "ess_scale": ({}, set()),
-    "fipo": ({}, set()),
+    "fipo": ({}, {"boosted"}),
     "gmpo": ({}, set()),
     "gspo": ({}, set()),
-    "holder_mean": ({"steps": 2}, set()),
-    "importance_correction": ({"keep_high": 1.5, "denominator": "kept"}, {"boosted", "damped", "dropped"}),
+    "holder_mean": ({}, set()),
+    "importance_correction": ({}, {"boosted", "damped"}),
     "kl": ({}, {"regularised"}),
     "kl_cov": ({"share": 0.1}, {"regularised"}),
     "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
     "m2po": ({}, {"damped"}),
     "maspo": ({}, {"damped"}),
     "mismatch": ({}, set()),
-    "off_policy_mask": ({"max_gap": 0.05}, {"clipped"}),
+    "off_policy_mask": ({"max_gap": 0.1}, {"clipped"}),
     "random_mask": ({"share": 0.3}, {"dropped"}),
     "s2t": ({"max_prob": 0.3}, {"dropped"}),
     "sapo": ({}, {"damped"}),
@@ -156,6 +156,7 @@ ACTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::rlstab.errors.FitWarning")  # alone, without what it was published with
 @pytest.mark.parametrize("name", zoo.METHODS.names())
 def test_what_each_method_does_is_shown(name: str) -> None:
     settings, expected = ACTS[name]
@@ -232,22 +233,36 @@ def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
         assert torch.equal(actions["damped"], batch.advantages < 0)
 
 
+@final
+@dataclass(frozen=True)
+class Fence(TokenObjective):
+    """A gate that stops tokens above a ratio, and halves the pull of others above 1."""
+
+    name: ClassVar[str] = "fence"
+    writes = frozenset({"gates"})
+    above: float = 1.3
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(gates={"": Gate(lambda ratio, held: torch.where(ratio > self.above, 0.0, 1 - (ratio > 1) / 2))})
+
+
 def test_a_gate_clips_what_it_stops_and_damps_or_boosts_the_rest() -> None:
-    objective = compose(DPPO(bound=0.02, cap=1.2), SAPO(), observe(SAPO(negative=3.0)), S2TMask(max_prob=0.3))
+    objective = compose(Fence(), SAPO(), observe(SAPO(negative=3.0)), S2TMask(max_prob=0.3))
     plan, traces, metrics = traced(objective)
     pulling = sum(int(plan.part(batch).pulls.sum()) for batch, _ in traces)
-    assert 0 < total(traces, "dppo", "clipped") == pytest.approx(metrics["dppo/stopped"] * pulling)
-    assert sum(int(one.clipped.sum()) for _, one in traces) == total(traces, "dppo", "clipped")
+    assert 0 < total(traces, "fence", "clipped") == pytest.approx(metrics["fence/stopped"] * pulling)
+    assert sum(int(one.clipped.sum()) for _, one in traces) == total(traces, "fence", "clipped")
     assert total(traces, "sapo", "clipped") == total(traces, "sapo", "boosted") == 0
     for batch, one in traces:
-        pulls, stopped = plan.part(batch).pulls, one.methods["dppo"].actions["clipped"]
+        pulls, stopped = plan.part(batch).pulls, one.methods["fence"].actions["clipped"]
+        assert torch.equal(stopped, pulls & (one.ratio > 1.3))
         assert torch.equal(one.clipped, stopped)
-        assert torch.equal(one.methods["dppo"].actions["damped"], pulls & ~stopped & (one.ratio > 1.2 * 1.001))
+        assert torch.equal(one.methods["fence"].actions["damped"], pulls & ~stopped & (one.ratio > 1))
         z = torch.sigmoid(torch.where(batch.advantages > 0, 1.0, 1.05) * (one.ratio - 1))
         soft = torch.where(pulls, 4 * z * (1 - z), 1.0)
         torch.testing.assert_close(one.methods["sapo"].gate, soft)
         assert torch.equal(one.methods["sapo"].actions["damped"], soft < 1 - ALIKE)
-        torch.testing.assert_close(one.gate, soft * torch.where(stopped, 0.0, one.methods["dppo"].gate))
+        torch.testing.assert_close(one.gate, soft * one.methods["fence"].gate)
         assert one.methods["observe_sapo"].gate is None  # it changes nothing
         assert one.methods["observe_sapo"].actions == {}
 
@@ -277,7 +292,7 @@ class Spare(TokenObjective):
         return Terms(exempt=batch.signal("entropies") > 0.2)
 
 
-@pytest.mark.parametrize("method", [DPPO(bound=0.0), Capped(floor=5.0)], ids=lambda one: one.name)
+@pytest.mark.parametrize("method", [Fence(above=0.5), Capped(floor=5.0)], ids=lambda one: one.name)
 def test_gates_and_pulls_leave_the_exempt_alone(method: TokenObjective) -> None:
     _, traces, _ = traced(compose(method, Spare()))
     for batch, one in traces:

@@ -2,7 +2,8 @@
 
 from rlstab.explain.card_page import markdown
 from rlstab.explain.card_sections import card
+from rlstab.explain.listing import listing
 from rlstab.explain.page import explain, explain_preset, show
-from rlstab.explain.table import check, listing
+from rlstab.explain.table import check
 
 __all__ = ["card", "check", "explain", "explain_preset", "listing", "markdown", "show"]

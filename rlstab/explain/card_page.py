@@ -27,12 +27,13 @@ _RUN_SETTINGS = (
 )
 
 
-def markdown(card: Card, beside: Collection[str] = ()) -> str:
+def markdown(card: Card, beside: Collection[str] = (), picture: str = "") -> str:
     """The page of a card, in the Markdown of GitHub.
 
     Args:
         card: of any method, also of another package.
         beside: names of methods whose pages lie in the same folder; mentions of them become links.
+        picture: Markdown that shows what the method does, to stand before the sections.
     """
     cls = card.cls
     module = "rlstab" if cls.__module__.startswith("rlstab.zoo.") else cls.__module__
@@ -46,6 +47,7 @@ def markdown(card: Card, beside: Collection[str] = ()) -> str:
             ["in Python", "in YAML", "in the presets"],
             [[f"`from {module} import {cls.__qualname__}`", f"`{_yaml(cls)}`", ", ".join(recipes) or "none"]],
         ),
+        *([picture] if picture else []),
     ]
     for name, text in card.sections.items():
         pieces.append(f"## {name}")

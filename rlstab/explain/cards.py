@@ -1,18 +1,16 @@
-"""The pages of all methods, and their comparison, in a folder."""
+"""The pages of all methods, and their comparison."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.walk import Leaf, walk
 from rlstab.explain.card_page import MARK, markdown
-from rlstab.explain.card_sections import BASICS, CardError, card
+from rlstab.explain.card_sections import BASICS, card
 from rlstab.explain.exclusions import exclusions, shipped
 from rlstab.explain.markdown_text import inline, table
 from rlstab.presets import PRESETS, Preset
@@ -81,67 +79,18 @@ def _place(leaf: Leaf) -> str:
     return f"within {', '.join(f'`{one.name}`' for one in leaf.around)}" if leaf.around else "yes"
 
 
-def pages() -> dict[str, str]:
-    """File name to text: one page per method, and ``index.md``."""
+def pages(pictures: Mapping[str, str]) -> dict[str, str]:
+    """File name to text: one page per method, and ``index.md``.
+
+    Args:
+        pictures: Markdown by name of the method that shows what it does.
+    """
     cards = [card(cls) for cls in shipped()]
     names = [one.cls.name for one in cards]
-    found = {f"{one.cls.name}.md": markdown(one, names) for one in cards}
-    head = f"{MARK}. -->\n\n# All methods\n\nOne page each, made from the class (`rlstab cards`)."
+    found = {f"{one.cls.name}.md": markdown(one, names, pictures.get(one.cls.name, "")) for one in cards}
+    head = (
+        f"{MARK}. -->\n\n# All methods\n\nOne page each, made from the class (`rlstab cards`). The "
+        f"[gallery](gallery.md) shows what each does to tokens; the [map](map.md), which source of instability it is "
+        f"against, where it acts and what it costs."
+    )
     return {**found, "index.md": f"{head}\n\n{comparison()}\n"}
-
-
-def write(folder: str | Path) -> None:
-    """Write all pages, and remove those that this function wrote before and that no method has any more.
-
-    Raises:
-        CardError: a class has no card, or the folder cannot be written.
-    """
-    folder, wanted = Path(folder), pages()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in wanted.items():
-            (folder / name).write_text(text, encoding="utf-8", newline="\n")
-        for name in _orphans(folder, wanted):
-            (folder / name).unlink()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise CardError(f"{folder}: cannot be written: {reason}. Give another folder.") from error
-
-
-def stale(folder: str | Path) -> list[str]:
-    """What is wrong with the pages in a folder, a line each; nothing when they say what the classes say.
-
-    Raises:
-        CardError: a class has no card.
-    """
-    folder, wanted = Path(folder), pages()
-    found = []
-    for name, text in wanted.items():
-        page = folder / name
-        if not page.is_file():
-            found.append(f"{page}: is missing.")
-            continue
-        written = page.read_text(encoding="utf-8")
-        if written != text:
-            pairs = itertools.zip_longest(written.split("\n"), text.split("\n"), fillvalue="(nothing)")
-            number, (has, should) = next(place for place in enumerate(pairs, 1) if place[1][0] != place[1][1])
-            found.append(f"{page}:{number}: {_difference(has, should)}")
-    return found + [f"{folder / name}: no method has this name any more." for name in _orphans(folder, wanted)]
-
-
-def _difference(has: str, should: str) -> str:
-    """Both lines around the first character in which they differ."""
-    same = next(
-        (i for i, (one, other) in enumerate(zip(has, should, strict=False)) if one != other),
-        len(min(has, should, key=len)),
-    )
-    one, other = (
-        ("..." if same > 30 else "") + line[max(0, same - 30) : same + 50] + ("..." if len(line) > same + 50 else "")
-        for line in (has, should)
-    )
-    return f"the page says {one!r}, the class {other!r}."
-
-
-def _orphans(folder: Path, wanted: Collection[str]) -> list[str]:
-    others = [page for page in sorted(folder.glob("*.md")) if page.name not in wanted]
-    return [page.name for page in others if page.read_text(encoding="utf-8").startswith(MARK)]

@@ -58,8 +58,27 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     return lines
 
 
+#: What it costs the trainer that ships that two policies can be told apart; see ``TokenObjective.reads_drift``.
+_DRIFT_COSTS = {
+    "sampler": "one more forward per rollout",
+    "start": "one more forward per optimizer step",
+    "step": "one more forward per optimizer step, where a rollout makes several",
+}
+
+
+def beyond_free(method: TokenObjective) -> list[str]:
+    """What a method costs in the trainer that ships, at its settings, on top of plain GRPO; empty where it is free."""
+    found = [f"{name}: {cost}" for name in sorted(method.needs) if not (cost := _cost(name)).startswith("free")]
+    found += [f"live {name}: {_LIVE_COSTS.get(name, 'yours to provide')}" for name in sorted(method.live_needs)]
+    return found + [_DRIFT_COSTS[one] for one in sorted(method.reads_drift) if one in _DRIFT_COSTS]
+
+
+def _cost(name: str) -> str:
+    return COSTS.get(name, "yours to provide")
+
+
 def _reads(objective: Composition, name: str) -> str:
-    what, cost = SIGNALS.get(name, "a signal of your own"), COSTS.get(name, "yours to provide")
+    what, cost = SIGNALS.get(name, "a signal of your own"), _cost(name)
     return f"- `{name}`, for {_who(objective, 'needs', name)}: {what}. {cost[0].upper()}{cost[1:]}."
 
 

@@ -59,7 +59,8 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, found = run.optimisation, []
     steps = optimisation.optimizer_steps_per_rollout
-    if steps > 1 and not any(one.writes & {"bounds", "pull", "gates"} for one in objective.acting()):
+    bound = any(one.writes & _REGION - {"ratio"} or "trust region" in one.addresses for one in objective.acting())
+    if steps > 1 and not bound:
         found.append(
             f"{steps} optimizer steps per rollout and no method with bounds, pull or gates: nothing stops a token "
             f"whose ratio has run away. Add clip_higher."

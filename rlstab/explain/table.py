@@ -1,4 +1,4 @@
-"""``rlstab check`` and ``rlstab list``: what each method does, needs and costs, before anything runs."""
+"""``rlstab check``: what each method of a file does, needs and costs, before anything runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from rlstab.core.walk import walk
 from rlstab.explain.costs import COSTS
 from rlstab.explain.idle import idle_in_run, unsafe
 from rlstab.explain.interactions import interactions
-from rlstab.presets import PRESETS
-from rlstab.zoo import METHODS
 
 
 def check(path: str, overrides: Mapping[str, Any], console: Console | None = None) -> None:
@@ -81,18 +79,6 @@ def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
     return of_run + unmet(objective) + [text.replace("`", "") for text in pulling]
-
-
-def listing() -> RenderableType:
-    """Methods and presets, one line each."""
-    methods = Table("method", "what it does to tokens", title="methods", title_justify="left")
-    for name in METHODS.names():
-        methods.add_row(name, escape(summary(METHODS.get(name))))
-    presets = Table("preset", "what it is", "methods", title="presets", title_justify="left")
-    for name, one in PRESETS.items():
-        assert isinstance(one.objective, Composition)
-        presets.add_row(name, escape(one.about), ", ".join(one.objective.keyed))
-    return Group(methods, presets)
 
 
 def _effect(method: TokenObjective) -> str:

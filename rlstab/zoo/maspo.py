@@ -106,9 +106,10 @@ class MASPO(TokenObjective):
         Interaction("good", "token_mean", "{own} was published on {other}."),
         Interaction(
             "redundant",
-            ("clip_higher", "cispo", "sapo", "vespo"),
-            "{own} was published in the place of a trust region: what {other} bounds it has damped, or would leave "
-            "alone.",
+            "clip_higher",
+            "{own} was published in the place of {other}, which stops a token that moves away before {own} damps it "
+            "by a twentieth.",
+            where=lambda maspo, clip: max(clip.low, clip.high) <= 0.3,
         ),
         Interaction(
             "beside",

@@ -97,8 +97,10 @@ class SAPO(TokenObjective):
         Interaction("good", "sequence_mean", "{own} was published on {other}."),
         Interaction(
             "redundant",
-            ("clip_higher", "cispo"),
-            "{own} was published in the place of a clip: what {other} would bound it has damped.",
+            "clip_higher",
+            "{own} was published in the place of {other}, which stops a token that moves away before {own} damps it "
+            "by a twentieth.",
+            where=lambda sapo, clip: max(clip.low, clip.high) <= 0.3,
         ),
         Interaction(
             "beside",

@@ -105,9 +105,6 @@ class VESPO(TokenObjective):
     interacts = (
         Interaction("good", "token_mean", "{own} was published on {other}."),
         Interaction(
-            "redundant", "sapo", "both damp what is far from the data: {own} by the response, {other} by the token."
-        ),
-        Interaction(
             "beside",
             "lp_reg",
             "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not replace.",

@@ -1,6 +1,6 @@
 """Published methods as gates, and a ratio. They exist for the tests; sources stand beside each.
 
-CISPO, DPPO and VESPO ship as pulls. As gates they act beside a trust region, beside each other and within a mask.
+CISPO and VESPO ship as pulls. As gates they act beside a trust region, beside each other and within a mask.
 """
 
 import math
@@ -36,24 +36,6 @@ class CISPO(_Gated):
 
     def gate_of(self, batch):
         return lambda ratio, held: ratio.clamp(max=1 + self.high) / ratio
-
-
-@final
-@dataclass(frozen=True)
-class DPPO(_Gated):
-    """arXiv 2602.04879, total variation: stops a token whose probability moved too far (here from old)."""
-
-    name: ClassVar[str] = "dppo"
-    bound: float = 0.05
-    cap: float = 1.5
-
-    def gate_of(self, batch):
-        def gate(ratio, held):
-            moved = held.anchor.logprobs.exp() - batch.old_logprobs.exp()
-            stopped = (moved.abs() > self.bound) & (held.advantages * moved > 0)
-            return torch.where(stopped, 0.0, ratio.clamp(max=self.cap) / ratio)
-
-        return gate
 
 
 @final

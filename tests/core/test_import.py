@@ -60,7 +60,7 @@ FLOORS = [
     {"presets"},
     {"config"},
     {"explain", "tasks", "testing", "trace"},
-    {"train"},
+    {"atlas", "train"},
     {"bench", "report"},
     {"cli"},
 ]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import rlstab
+from rlstab.atlas import written
 from rlstab.cli import main
 from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import TokenObjective
@@ -265,7 +266,7 @@ def test_cards_need_the_lower_floors(name: str) -> None:
 
 
 def test_the_pages_in_docs_are_fresh() -> None:
-    found = cards.stale(ROOT / "docs" / "methods")
+    found = written.stale(ROOT / "docs" / "methods")
     assert not found, "\n".join([*found, "run: rlstab cards"])
 
 
@@ -298,27 +299,27 @@ def test_stale_pages_are_named_by_line(tmp_path: Path, capsys) -> None:
         f"Run: rlstab cards --out {out}\n",
     )
     assert main(["cards", "--out", out]) == 0
-    assert cards.stale(out) == []
+    assert written.stale(out) == []
     assert (tmp_path / "pages" / "mine.md").exists()
     assert not (tmp_path / "pages" / "gone.md").exists()
 
 
 def test_a_difference_is_shown_where_it_is(tmp_path: Path) -> None:
-    cards.write(tmp_path)
+    written.write(tmp_path)
     page = tmp_path / "s2t.md"
     page.write_text(page.read_text().replace("S2T removes them", "S2T moves them"))
-    (line,) = cards.stale(tmp_path)
+    (line,) = written.stale(tmp_path)
     assert line == (
-        f"{page}:13: the page says '...t are digits and symbols. S2T moves them from the policy term.', the class "
+        f"{page}:17: the page says '...t are digits and symbols. S2T moves them from the policy term.', the class "
         f"'...t are digits and symbols. S2T removes them from the policy term.'."
     )
 
 
 def test_a_page_that_lost_its_end_is_stale(tmp_path: Path) -> None:
-    cards.write(tmp_path)
+    written.write(tmp_path)
     page = tmp_path / "index.md"
     page.write_text(page.read_text().rstrip("\n"))
-    assert len(cards.stale(tmp_path)) == 1
+    assert len(written.stale(tmp_path)) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys) -> None:

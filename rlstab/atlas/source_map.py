@@ -1,0 +1,72 @@
+"""The map: which source of instability a method is against, by where it acts; and what each reads, keeps and costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rlstab.core.facts import SOURCES
+from rlstab.core.objective import TokenObjective
+from rlstab.explain.card_page import MARK
+from rlstab.explain.card_sections import BASICS, Card, card
+from rlstab.explain.costs import beyond_free
+from rlstab.explain.markdown_text import table
+
+#: Where a method acts, by the fields of Terms that it fills; one that fills none reports only.
+PLACES: Mapping[str, frozenset[str]] = {
+    "ratio and trust region": frozenset({"ratio", "bounds", "pull", "gates"}),
+    "which tokens count": frozenset({"keep", "weight", "exempt"}),
+    "advantage": frozenset({"bonus"}),
+    "penalty": frozenset({"penalties"}),
+    "divisor": frozenset({"aggregate"}),
+    "learning rate": frozenset({"lr_scale"}),
+}
+_REPORTS = "report only"
+_HEAD = """# Map
+
+Down: what makes training unstable, as far as a method can do something about it. Across: where a method acts. One that
+is against several sources stands in several rows, one that fills several fields in several columns."""
+
+
+def source_map(methods: Sequence[TokenObjective]) -> str:
+    """The page, of methods at the settings with which they are drawn."""
+    cards = {method.name: card(type(method)) for method in methods}
+    rows = []
+    for source, about in {**SOURCES, "": "none of these"}.items():
+        here = [one for one in methods if source in one.addresses or not (source or one.addresses)]
+        if here:
+            head = f"**{source}**: {about}" if source else about
+            rows.append([head, *(_cell(place, here, cards) for place in (*PLACES, _REPORTS))])
+    listed = [_row(method, cards[method.name]) for method in methods]
+    pieces = [
+        f"{MARK}es. -->",
+        _HEAD,
+        table(["source", *PLACES, _REPORTS], rows),
+        "## What each needs",
+        "Beyond plain GRPO, in the trainer that ships. A method reads what is listed under any of its settings, and "
+        "costs what is listed at those of its picture. [All methods](index.md) says what the signals are.",
+        table(["method", "fills", "reads", "state", "costs", "arXiv"], listed),
+    ]
+    return "\n\n".join(pieces) + "\n"
+
+
+def _cell(place: str, methods: Sequence[TokenObjective], cards: Mapping[str, Card]) -> str:
+    fields = PLACES.get(place)
+    return "<br>".join(
+        f"[`{one.name}`]({one.name}.md)"
+        for one in methods
+        if ((fields & set(cards[one.name].heads("Writes"))) if fields else not cards[one.name].heads("Writes"))
+    )
+
+
+def _row(method: TokenObjective, known: Card) -> list[str]:
+    beyond = [name for name in known.heads("Reads") if name not in BASICS]
+    numbers = dict.fromkeys(re.findall(r"arXiv (\d{4}\.\d{5})", known.sections["Source"]))
+    return [
+        f"[`{method.name}`]({method.name}.md)",
+        ", ".join(f"`{name}`" for name in known.heads("Writes")) or _REPORTS,
+        ", ".join(f"`{name}`" for name in beyond) or "the basics",
+        ", ".join(f"`{name}`" for name in known.heads("State")) or "none",
+        "; ".join(beyond_free(method)) or "nothing",
+        ", ".join(f"[{number}](https://arxiv.org/abs/{number})" for number in numbers),
+    ]

@@ -1,0 +1,64 @@
+"""``rlstab list``: every method by the source of instability that it is against, and the presets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from rlstab.core.compose import Composition
+from rlstab.core.docstring import docstring, summary
+from rlstab.core.facts import SOURCES
+from rlstab.core.objective import TokenObjective
+from rlstab.explain.costs import beyond_free
+from rlstab.explain.sample import sample
+from rlstab.presets import PRESETS
+from rlstab.zoo import METHODS
+
+
+def listing() -> RenderableType:
+    """What each method does, reads, keeps and costs at its defaults, and where it is from; then the presets."""
+    presets = Table.grid(padding=(0, 2))
+    for name, one in PRESETS.items():
+        assert isinstance(one.objective, Composition)
+        presets.add_row(name, escape(f"{one.about} {', '.join(one.objective.keyed)}"))
+    return Group(*_groups(), "[bold]presets[/]", Padding(presets, (0, 0, 0, 2)))
+
+
+def _groups() -> Iterator[RenderableType]:
+    methods = [METHODS.get(name) for name in METHODS.names()]
+    width = max(map(len, METHODS.names()), default=0)
+    for source, about in {**SOURCES, "": "against none of these sources"}.items():
+        here = [cls for cls in methods if _first(cls) == source]
+        if here:
+            rows = Table.grid(padding=(0, 2))
+            rows.add_column(min_width=width, no_wrap=True)
+            for cls in here:
+                rows.add_row(cls.name, f"{escape(summary(cls))}\n[dim]{escape(_facts(cls))}[/]")
+            yield f"[bold]{source}[/]: {about}" if source else f"[bold]others[/]: {about}"
+            yield Padding(rows, (0, 0, 1, 2))
+
+
+def _first(cls: type[TokenObjective]) -> str:
+    """The source under which it is listed."""
+    return next((source for source in SOURCES if source in cls.addresses), "")
+
+
+def _facts(cls: type[TokenObjective]) -> str:
+    """One line; of a method that cannot be made without knowing its settings, only what the class says."""
+    told = []
+    method = sample(cls)
+    if method is not None:
+        live = [f"live {name}" for name in sorted(method.live_needs)]
+        told.append(f"reads {', '.join([*sorted(method.needs), *live]) or 'the basics'}")
+        told.append(f"state: {', '.join(method.init_state())}" if method.init_state() else "no state")
+        told.append("; ".join(beyond_free(method)) or "free")
+    others = [source for source in SOURCES if source in cls.addresses and source != _first(cls)]
+    told += [f"also {', '.join(others)}"] if others else []
+    numbers = re.findall(r"arXiv (\d{4}\.\d{5})", docstring(cls).rpartition("Source:")[2])
+    told += [f"arXiv {', '.join(dict.fromkeys(numbers))}"] if numbers else []
+    return " · ".join(told)
