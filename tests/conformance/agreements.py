@@ -18,11 +18,13 @@ from rlstab import (
     CISPO,
     DPPO,
     DRPO,
+    FIPO,
     GMPO,
     GSPO,
     MASPO,
     SAPO,
     STARE,
+    STEER,
     VESPO,
     ClipCov,
     ClipHigher,
@@ -40,6 +42,7 @@ from rlstab import (
     TokenBatch,
     TokenMean,
     TopEntropyMask,
+    TruncatedMask,
     compose,
     make_plan,
 )
@@ -107,6 +110,8 @@ def kept(terms: Terms) -> Tensor:
 
 
 OLD, RATIOS_OLD = tensors("main")["old"], tensors("ratios")["old"]
+#: The responses that were truncated where some were.
+CUT_OFF = torch.zeros(8).index_fill(0, torch.tensor([0, 5]), 1.0)
 #: As published code has it, in float32.
 NEGATIVE = torch.tensor(1.05, dtype=torch.float32).item()
 WIDER, TRL_TOP = ClipHigher(), TopEntropyMask(denominator="all")
@@ -757,6 +762,14 @@ AGREEMENTS = (
         },
     ),
     Agreement(
+        "truncated responses (TRL)",
+        "trl",
+        "truncated_mask",
+        "GRPOTrainer._generate_and_score_completions, _compute_loss with mask_truncated_completions",
+        "`truncated_mask`, `clip_higher`, `token_mean` (loss_type dapo)",
+        {"truncated, dapo": _loss("trl", "truncated, dapo", TruncatedMask(), WIDER, truncated=CUT_OFF)},
+    ),
+    Agreement(
         "importance weights of an engine (TRL)",
         "trl",
         "importance_correction",
@@ -817,6 +830,42 @@ AGREEMENTS = (
         {case: functools.partial(scaled, case) for case in ("ratios, old", "ratios, rollout", "main, old")},
         ADDED,
         "learning rate",
+    ),
+    Agreement(
+        "STEER",
+        "steer",
+        "steer",
+        "compute_policy_loss_with_entropy, compute_token_weights",
+        "`steer` (linear, exponential; also low 0.3), `clip_higher` (dual clip 10); scope: microbatch, "
+        "refresh: step; float32",
+        {
+            case: _loss("steer", case, method, VERL)
+            for case, method in (
+                ("linear", STEER(form="linear")),
+                ("linear, main", STEER(form="linear")),
+                ("linear, 0.3 to 2", STEER(form="linear", low=0.3, high=2.0)),
+                ("linear, ragged", STEER(form="linear")),
+                ("exponential", STEER()),
+                ("exponential, 0.3", STEER(low=0.3)),
+            )
+        },
+        5 * SINGLE,
+    ),
+    Agreement(
+        "FIPO (ms-swift)",
+        "fipo",
+        "fipo",
+        "GRPOTrainer._compute_fipo_influence",
+        "`fipo`, `clip_higher` with a dual clip of its max_ratio; also half-life 2, and factors from 0.8 and 0.1",
+        {
+            case: _loss("fipo", case, method, ClipHigher(dual_clip=method.max_ratio))
+            for case, method in (
+                ("half-life 32", FIPO()),
+                ("half-life 2", FIPO(half_life=2.0, max_ratio=3.0, safe_ratio=1.8)),
+                ("half-life 2, 0.8 to 1.2", FIPO(half_life=2.0, max_ratio=3.0, safe_ratio=1.8, low=0.8)),
+                ("half-life 2, 0.1 to 1.9", FIPO(half_life=2.0, max_ratio=3.0, safe_ratio=4.5, low=0.1, high=1.9)),
+            )
+        },
     ),
     Agreement(
         "AR",

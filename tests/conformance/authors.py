@@ -434,12 +434,12 @@ def steer(checkout: str) -> dict[str, Any]:
             one, *_ = code.compute_policy_loss_with_entropy(
                 values["old"], live, values["advantages"], values["mask"], values["entropies"], **clip, **chosen
             )
-            return one * len(live) / len(load("inputs")[inputs]["mask"]), None
+            return one * values["mask"].sum() / tensors(inputs)["mask"].sum(), None
 
         return case(published, inputs, cut, "float32", **clip, **chosen)
 
     functions = f"{CORE}: compute_policy_loss_with_entropy, compute_token_weights, agg_loss"
-    how = f"{CALLED} Each part is weighted by its share of the rows. In float32, as its weights."
+    how = f"{CALLED} Each part is weighted by its share of the tokens. In float32, as its weights."
     return {
         "provenance": _provenance("zz-haooo/STEER", checkout, functions, how),
         "cases": {

@@ -16,10 +16,12 @@ from rlstab import (
     CISPO,
     DPPO,
     DRPO,
+    FIPO,
     GMPO,
     M2PO,
     SAPO,
     STARE,
+    STEER,
     VESPO,
     ClipCov,
     ClipHigher,
@@ -32,11 +34,13 @@ from rlstab import (
     SequenceMean,
     TokenMean,
     TopEntropyMask,
+    TruncatedMask,
     compose,
 )
 from rlstab.core.objective import TokenObjective
 from rlstab.stages import advantages as estimators
 from tests.conformance.agreements import (
+    CUT_OFF,
     RATIOS_OLD,
     TRL_TOP,
     VERL,
@@ -271,6 +275,40 @@ DEVIATIONS = (
         chosen(stored("verl", "kl_cov ragged")),
         lambda: float((theirs("verl", "kl_cov ragged")["selected"] & covered_in_the_step()["selected"]).sum()),
         (9, 7),
+    ),
+    Deviation(
+        STEER,
+        "there they are those of a micro-batch of one device",
+        "steer",
+        "loss, micro-batches of 3, 1 and 4 rows, in float32",
+        loss(stored("steer", "linear, ragged")),
+        loss(found("steer", "linear, ragged", STEER(form="linear"), VERL, scope="step")),
+        (0.2108, 0.1820),
+    ),
+    Deviation(
+        FIPO,
+        "there also over tool output between them",
+        "fipo",
+        "loss of a response with a hole",
+        loss(stored("fipo", "a hole")),
+        loss(
+            found(
+                "fipo",
+                "a hole",
+                FIPO(half_life=2.0, max_ratio=5.0, safe_ratio=4.5, low=0.1, high=1.9),
+                ClipHigher(dual_clip=5.0),
+            )
+        ),
+        (2.0967, 2.0941),
+    ),
+    Deviation(
+        TruncatedMask,
+        "Its means per sequence still count the response",
+        "trl",
+        "loss of eight responses, two of them truncated, loss_type grpo",
+        loss(stored("trl", "truncated, grpo")),
+        loss(found("trl", "truncated, grpo", TruncatedMask(), WIDER, SequenceMean(), truncated=CUT_OFF)),
+        (0.2395, 0.3193),
     ),
     Deviation(
         CEGPPO,

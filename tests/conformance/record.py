@@ -249,32 +249,57 @@ def trl() -> dict[str, Any]:
         one.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, one)
         return one
 
-    # the weights are computed in the middle of a method that generates, so only their block is compiled
-    generate = textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions))
-    weigh = next(
-        one
-        for one in ast.walk(ast.parse(generate))
-        if isinstance(one, ast.If)
-        and ast.unparse(one.test) == "self.use_vllm and self.vllm_importance_sampling_correction"
-        and "masked_fill" in ast.unparse(one)
-    )
+    # weights and masks are made in the middle of a method that generates, so only their blocks are compiled
+    generate = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions)))
+
+    def block(test: str, has: str, result: str, **names: Any) -> Tensor:
+        """What an ``if`` of that method leaves in a name."""
+        (wanted,) = (
+            one
+            for one in ast.walk(generate)
+            if isinstance(one, ast.If) and ast.unparse(one.test) == test and has in ast.unparse(one)
+        )
+        space = vars(module) | {"tool_mask": None} | names
+        exec(compile(ast.Module([wanted], []), module.__file__, "exec"), space)
+        return space[result]
 
     def weights(one: Any, values: dict[str, Tensor]) -> Tensor:
-        names = {"self": one, "completion_mask": values["mask"], "tool_mask": None}
-        names |= {"old_per_token_logps": values["old"], "sampling_per_token_logps": values["rollout"]}
-        space = vars(module) | names
-        exec(compile(ast.Module([weigh], []), module.__file__, "exec"), space)
-        return space["vllm_importance_sampling_ratio"]
+        return block(
+            "self.use_vllm and self.vllm_importance_sampling_correction",
+            "masked_fill",
+            "vllm_importance_sampling_ratio",
+            self=one,
+            completion_mask=values["mask"],
+            old_per_token_logps=values["old"],
+            sampling_per_token_logps=values["rollout"],
+        )
+
+    def left(mask: Tensor, cut_off: Sequence[int]) -> Tensor:
+        """The mask without responses that do not end with EOS."""
+        one = types.SimpleNamespace(
+            mask_truncated_completions=True, eos_token_ids=[1], _tokenizer=types.SimpleNamespace(pad_token_id=0)
+        )
+        ids = [[2 if row in cut_off else 1] for row in range(len(mask))]
+        test = "self.mask_truncated_completions"
+        return block(
+            test, "", "completion_mask", self=one, completion_ids_list=ids, completion_mask=mask, device=mask.device
+        )
 
     def loss(
-        cut: str | None = None, inputs: str = "main", old: bool = True, sampled: bool = False, **settings: Any
+        cut: str | None = None,
+        inputs: str = "main",
+        old: bool = True,
+        sampled: bool = False,
+        cut_off: Sequence[int] = (),
+        **settings: Any,
     ) -> dict[str, Any]:
-        """``sampled``: the rollout log-probs are handed in, as they are where an engine generates."""
+        """``sampled``: the rollout log-probs are handed in, as they are where an engine generates. ``cut_off``: rows
+        that were truncated, of a step in one part."""
         parts = 1 if cut is None else len(CUTS[cut])
         if "vllm_importance_sampling_mode" in settings:
             settings |= {"use_vllm": True, "vllm_importance_sampling_correction": True}
         one = trainer(parts, **settings)
-        items = torch.tensor(load("inputs")[inputs]["mask"]).sum()
+        items = left(torch.tensor(load("inputs")[inputs]["mask"]).long(), cut_off).sum()
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
             entropies = values["entropies"].float() if "entropies" in values else torch.zeros_like(live)
@@ -283,7 +308,7 @@ def trl() -> dict[str, Any]:
                 "prompt_ids": torch.zeros(len(live), 1, dtype=torch.int64),
                 "prompt_mask": torch.ones(len(live), 1, dtype=torch.int64),
                 "completion_ids": torch.zeros(live.shape, dtype=torch.int64),
-                "completion_mask": values["mask"].long(),
+                "completion_mask": left(values["mask"].long(), cut_off),
                 "advantages": values["advantages"][:, 0],
                 "ref_per_token_logps": values.get("ref"),
                 "num_items_in_batch": items,
@@ -298,7 +323,7 @@ def trl() -> dict[str, Any]:
                 selected = GRPOTrainer.get_high_entropy_mask(one, entropies, given["completion_mask"], level)
             return GRPOTrainer._compute_loss(one, None, given), selected
 
-        return case(published, inputs, cut, old=old, **settings)
+        return case(published, inputs, cut, old=old, **settings, **({"cut_off": list(cut_off)} if cut_off else {}))
 
     cases = {
         f"{kind} {cut}": loss(cut, loss_type=kind, **({"max_completion_length": LENGTH} if kind == "dr_grpo" else {}))
@@ -347,6 +372,8 @@ def trl() -> dict[str, Any]:
     cases["off-policy mask"] = ratios(loss_type="dapo", off_policy_mask_threshold=0.05)
     cases["off-policy mask ragged"] = loss("ragged", loss_type="dapo", off_policy_mask_threshold=0.1)
     cases["off-policy mask, engine"] = ratios(loss_type="grpo", off_policy_mask_threshold=0.05, sampled=True)
+    for kind in ("dapo", "grpo"):
+        cases[f"truncated, {kind}"] = ratios(loss_type=kind, cut_off=[0, 5])
     for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
         for low in (None, 0.6):
             cases[f"{mode} {low}"] = ratios(
@@ -363,8 +390,8 @@ def trl() -> dict[str, Any]:
             "._generate_and_score_completions",
             "how": "Losses: the methods on a bare object with the settings, whose forward pass returns the stored "
             "log-probs and entropies (float32). A cut is gradient accumulation over its parts, on one process. "
-            "Importance weights: the block of ._generate_and_score_completions that computes them, on the stored "
-            "log-probs. "
+            "Importance weights, and the mask without truncated responses: the blocks of "
+            "._generate_and_score_completions that make them, on the stored tensors. "
             "Advantages: a real trainer with a two-layer random model and a reward function that returns the stored "
             "rewards, group by group.",
         },

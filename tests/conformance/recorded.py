@@ -61,7 +61,7 @@ def ours(
     dtype = getattr(torch, stored["dtype"])
     values = tensors(stored["inputs"], dtype) | {name: one.to(dtype) for name, one in signals.items()}
     named = {"ref": "ref_logprobs", "rollout": "rollout_logprobs"} | {
-        name: name for name in ("entropies", "max_logprobs", "log_kept_mass")
+        name: name for name in ("entropies", "max_logprobs", "log_kept_mass", "truncated")
     }
     batches = [
         TokenBatch.from_padded(
