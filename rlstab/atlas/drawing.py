@@ -13,9 +13,9 @@ from rlstab.atlas.svg import Drawing
 NOTE = "Written by `rlstab cards`"
 #: Pixels of the large picture, whose height follows from the legends, and of one of its panels.
 WIDTH, PANEL = 800, 290
-_LEFT, _RIGHT, _GAP, _TOP, _BELOW = 64, 14, 66, 62, 58
+_LEFT, _RIGHT, _GAP, _TOP, _BELOW = 70, 14, 66, 62, 58
 #: Pixels and letters of a line of a legend, and the width of a panel that has its legend beside it.
-_LEADING, _SINGLE = 17, 460
+_LEADING, _SINGLE = 17, 456
 #: Pixels of the small picture.
 SMALL_WIDTH, SMALL_HEIGHT = 256, 176
 
@@ -30,7 +30,7 @@ def large(picture: Picture) -> str:
     lines = 0 if beside else max(sum(len(said) for _, said in one) for one in legends)
     on = Drawing(WIDTH, _TOP + PANEL + _BELOW + _LEADING * lines, f"{picture.name}: {picture.caption}")
     on.text(_LEFT, 22, picture.name, size=15, fill=INK, bold=True)
-    on.text(WIDTH - _RIGHT, 22, picture.settings, size=11.5, fill=QUIET, anchor="end")
+    on.text(WIDTH - _RIGHT, 22, picture.values, size=11.5, fill=QUIET, anchor="end")
     for place, (panel, entries) in enumerate(zip(picture.panels, legends, strict=True)):
         frame = Frame(_LEFT + place * (width + _GAP), _TOP, width, PANEL, panel.x, panel.y)
         on.text(frame.left, _TOP - 10, panel.title, size=13, fill=INK)

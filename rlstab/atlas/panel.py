@@ -55,7 +55,8 @@ class Picture:
     Attributes:
         name: of the method.
         kind: heads its group in the gallery.
-        settings: with which it was made, as Python writes them.
+        settings: those that were chosen for it, in words.
+        values: all settings with which it was made, or those words where there are many.
         caption: what is seen, and on what it was measured.
         panels: from left to right.
         small: how many of the first of them make the small picture of the gallery.
@@ -64,6 +65,7 @@ class Picture:
     name: str
     kind: str
     settings: str
+    values: str
     caption: str
     panels: tuple[Panel, ...]
     small: int = 1

@@ -63,6 +63,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
         "A number of the step over the root mean square log-ratio of two policies, nats, on the scale of the number.",
     ),
 }
+#: Letters of settings that fit beside the name.
+_MANY = 90
 REGION = frozenset({"ratio", "bounds", "pull", "gates"})
 _TOKENS = frozenset({"keep", "weight", "bonus", "exempt", "penalties"})
 _ON_THE_CLOUD = (
@@ -79,7 +81,17 @@ def method_of(cls: type[TokenObjective]) -> TokenObjective:
 def picture(method: TokenObjective) -> Picture:
     """All that is shown of a method; some panel always is."""
     kind, caption, panels, small = _chosen(method)
-    return Picture(method.name, kind, _settings(method), caption, tuple(panels), small)
+    values = ", ".join(f"{one.name} = {getattr(method, one.name)!r}" for one in settings_of(type(method)))
+    chosen = _settings(method)
+    return Picture(
+        name=method.name,
+        kind=kind,
+        settings=chosen,
+        values=values if 0 < len(values) <= _MANY else chosen,
+        caption=caption,
+        panels=tuple(panels),
+        small=small,
+    )
 
 
 def _chosen(method: TokenObjective) -> tuple[str, str, list[Panel], int]:

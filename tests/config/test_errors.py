@@ -47,8 +47,7 @@ MISTAKES = {
     ),
     "preset as a method": (
         "objective: [grpo]\n",
-        f"1: objective.0.name: no method is called 'grpo'. Known: {METHODS}. 'grpo' is a preset: write "
-        "{preset: grpo}.",
+        "1: objective.0.name: no method is called 'grpo', it is a preset: write {preset: grpo}.",
     ),
     "name that is no text": ("objective: [{name: 5}]\n", "1: objective.0.name: expected the name of a method, not 5."),
     "unknown setting": (
