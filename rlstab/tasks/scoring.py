@@ -28,6 +28,9 @@ from rlstab.visible import visible
 #: Seconds that a worker may take to start; imports on a cold, busy machine are slow.
 START = 120.0
 
+#: Seconds after which a sandbox that should have cut off a completion by itself is killed.
+GRACE = 10.0
+
 #: Seconds between looks at whether anybody still waits.
 LOOK = 0.1
 
@@ -143,7 +146,7 @@ class Workers:
         for one in self._workers:
             if one.ready and one.place is None and waiting:
                 place = waiting.popleft()
-                one.take(place, jobs[place], self.time_limit)
+                one.take(place, jobs[place], self.time_limit + (GRACE if self.sandboxed else 0))
         starting = sum(not one.ready for one in self._workers)
         for _ in range(min(len(waiting) - starting, self.count - len(self._workers))):
             self._start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import signal
 import struct
 import sys
@@ -37,7 +38,7 @@ class Order:
     Attributes:
         parent: process id of the one that asks.
         scorer: what scores.
-        time_limit: seconds of computation that a completion may take.
+        time_limit: seconds that a completion may take.
         sandboxed: whether completions are executed, each in a process of its own in a sandbox.
     """
 
@@ -99,7 +100,8 @@ def _apart(order: Order, job: tuple[Any, str], hidden: set[int]) -> bytes:
             os._exit(0)
     os.close(into)
     with os.fdopen(out, "rb") as pipe:
-        line = pipe.readline(LONGEST_LINE)
+        answered, _, _ = select.select([pipe], [], [], order.time_limit)
+        line = pipe.readline(LONGEST_LINE) if answered else _line({"late": True})
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

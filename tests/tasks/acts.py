@@ -1,17 +1,22 @@
-"""A scorer that does what a completion says, for tests of the processes around it. It must not import torch."""
+"""Scorers for tests of the processes around them. They must not import torch."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
+from rlstab.tasks.answer_pattern import AnswerPattern
+from rlstab.tasks.scorers import GymScorer
+
 
 class Acts:
-    """The first word of a completion is what happens, the rest is given to it."""
+    """Does what a completion says: the first word of a completion is what happens, the rest is given to it."""
 
     def prepare(self) -> None:
         pass
@@ -77,6 +82,34 @@ class Acts:
         return 1.0
 
 
+class AnyDataSet:
+    """The scorers of all data sets of reasoning-gym: an answer is a name, options and an entry."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, GymScorer] = {}
+
+    def prepare(self) -> None:
+        importlib.import_module("reasoning_gym.factory")
+
+    def score(self, answer: Any, completion: str) -> float:
+        name, options, entry = answer
+        if name not in self.made:
+            self.made[name] = GymScorer(name, options, AnswerPattern(None), None)
+        return self.made[name].score(entry, completion)
+
+
 class NeverReady(Acts):
     def prepare(self) -> None:
         raise ImportError("no such\x1b[31m library")
+
+
+class Picky:
+    """Half a point for each completion, but one in three hangs, which its text decides."""
+
+    def prepare(self) -> None:
+        pass
+
+    def score(self, answer: Any, completion: str) -> float:
+        while zlib.crc32(completion.encode()) % 3 == 0:
+            time.sleep(1)
+        return 0.5

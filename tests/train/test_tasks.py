@@ -572,8 +572,8 @@ def test_jsonl_math_verify_says_which_answer_it_cannot_read(tmp_path):
     with pytest.raises(ScorerError) as caught:
         task.score(task.example("train", 0), "1")
     assert str(caught.value) == (
-        "DataError: math-verify cannot read the right answer ' '. Write mathematics alone there (a number or LaTeX), or "
-        "set `scorer: exact`."
+        "DataError: math-verify cannot read the right answer ' '. Write mathematics alone there (a number or LaTeX), "
+        "or set `scorer: exact`."
     )
 
 
