@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -51,6 +52,7 @@ def fastest(repeats: int, work: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no limit of its own
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=10)

@@ -31,6 +31,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_list_is_what_trying_all_data_sets_gives(tmp_path: Path) -> None:
     factory = pytest.importorskip("reasoning_gym").factory
     workers = Workers(AnyDataSet(), 2, 2.0)

@@ -140,6 +140,7 @@ class OneOfMany:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_all_for_every_data_set_of_reasoning_gym(canary: Path) -> None:
     factory = pytest.importorskip("reasoning_gym").factory
     names = sorted(factory.DATASETS.keys() - {"composite"})
