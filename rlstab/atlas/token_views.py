@@ -29,6 +29,8 @@ from rlstab.core.loss import Part
 
 #: Factors that are this near to 1 leave a token alone.
 ALIKE = 1e-3
+#: Between the shades; never a number that somebody publishes, for there rounding would decide.
+_DAMPED, _BOOSTED = (0.49, 0.91), (1.04, 1.51)
 _POWERS = {1e-4: "10⁻⁴", 1e-3: "0.001", 1e-2: "0.01", 1e-1: "0.1", 1.0: "1"}
 _PROBABILITY = Axis("probability of the token", 7e-6, 1.6, {1e-5: "10⁻⁵", **_POWERS}, log=True)
 _ENTROPY = Axis("entropy, nats", 7e-5, 5.0, _POWERS, log=True)
@@ -142,11 +144,11 @@ def _kinds(part: Part) -> Iterator[tuple[str, Tensor]]:
         "weight 0": gone & (torch.zeros_like(left) if terms.weight is None else terms.weight == 0),
         "stopped": gone,
         "turned around": factor < 0,
-        "damped a lot": factor < 0.5,
-        "damped": factor < 0.9,
+        "damped a lot": factor < _DAMPED[0],
+        "damped": factor < _DAMPED[1],
         "damped a little": factor < 1 - ALIKE,
-        "boosted a lot": factor > 1.5,
-        "boosted": factor > 1.05,
+        "boosted a lot": factor > _BOOSTED[1],
+        "boosted": factor > _BOOSTED[0],
         "boosted a little": factor > 1 + ALIKE,
         "held": held,
         "exempt": torch.zeros_like(left) if terms.exempt is None else terms.exempt,
