@@ -43,7 +43,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# docs/methods, from the docstrings
+# docs/methods: pages from the docstrings, pictures from the losses
 cards: $(VENV)/.installed
 	$(BIN)/rlstab cards
 

@@ -93,8 +93,9 @@ def test_every_method_is_in_the_gallery_and_on_the_map() -> None:
         rows = {line.split(" | ")[0]: line for line in files["map.md"].splitlines()}
         assert method.addresses, name
         for source in method.addresses:
-            assert f"[`{name}`]({name}.md)" in rows[f"| **{source}**: {SOURCES[source]}"]
+            assert f"[`{name}`]({name}.md)" in rows[f"| **{source}**"]
         assert f"| [`{name}`]({name}.md)" in rows
+    assert all(f"- **{source}**: {about}" in files["map.md"] for source, about in SOURCES.items())
 
 
 def test_settings_of_pictures_are_of_methods_that_ship_and_only_where_they_are_needed() -> None:

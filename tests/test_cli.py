@@ -7,15 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated, ClassVar, final
 
 import pytest
 
 import rlstab
-from rlstab import ClipHigher
+from rlstab import ClipHigher, TokenObjective, zoo
 from rlstab.cli import main
 from rlstab.config import json_schema, load_objective, load_run, objective_hash, run_hash
+from rlstab.core.facts import SOURCES
+from rlstab.core.registry import Registry
+from rlstab.core.settings import Range
 from rlstab.presets import PRESETS
 
 FOLDER = Path(rlstab.__file__).parents[1] / "examples"
@@ -126,6 +131,56 @@ def test_list_names_every_method_and_preset(rlstab_command):
     for name in [*rlstab.available(), *PRESETS]:
         assert f" {name} " in out
     assert "STAPO: JustRL with spurious tokens dropped. clip_higher, s2t, token_mean" in out
+
+
+def test_list_says_what_a_method_reads_keeps_and_costs_and_where_it_is_from(rlstab_command):
+    _, out, _ = rlstab_command("list")
+    for text in (
+        "s2t Drop rewarded tokens that were sampled with tiny probability where the policy was otherwise sure. reads "
+        "entropies · no state · free · arXiv 2602.15620 ",
+        "reads ref_logprobs · no state · ref_logprobs: a second model in memory and one more forward per rollout · ",
+        "reads entropies · state: gate, boost, damp, next_boost, next_damp · free · arXiv 2606.19236 ",
+        "reads rollout_logprobs · no state · one more forward per rollout · arXiv ",
+        "· also exploration · arXiv 2503.14476, 1707.06347, 1912.09729 ",
+    ):
+        assert text in out
+
+
+def test_list_groups_methods_by_the_source_that_they_are_against(rlstab_command):
+    _, out, _ = rlstab_command("list")
+    heads = {source: out.index(f"{source}: {about}") for source, about in SOURCES.items()}
+    ends = [*sorted(heads.values()), out.index(" presets ")]
+    for name in zoo.METHODS.names():
+        first = next(source for source in SOURCES if source in zoo.METHODS.get(name).addresses)
+        start = heads[first]
+        assert f" {name} " in out[start : ends[ends.index(start) + 1]]
+
+
+def test_list_fits_into_100_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) < 5 * len(zoo.METHODS.names())
+
+
+@final
+@dataclass(frozen=True)
+class Bound(TokenObjective):
+    """Needs a setting that nobody can guess."""
+
+    name: ClassVar[str] = "bound"
+    limit: Annotated[float, Range(gt=7, lt=8)]
+
+    def terms(self, batch, stat, state):
+        raise AssertionError
+
+
+def test_a_method_of_somebody_else_is_listed_too(rlstab_command, monkeypatch):
+    fresh = Registry({"s2t": "rlstab.zoo.s2t:S2TMask"})
+    fresh.register(Bound)
+    monkeypatch.setattr("rlstab.explain.catalogue.METHODS", fresh)
+    assert "others: against none of these sources bound Needs a setting that nobody" in rlstab_command("list")[1]
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["check", "f.yaml"]])

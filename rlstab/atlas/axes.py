@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlstab.atlas.svg import Drawing
+from rlstab.atlas.svg import Drawing, Points
 
 #: As typeset.
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
@@ -42,10 +43,19 @@ class Frame:
     y: Axis
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels of a point; a point above or below the panel is on its edge, NaN stays NaN."""
-        up = self.y.place(y)
-        up = up if math.isnan(up) else min(max(up, 0.0), 1.0)
-        return self.left + self.width * self.x.place(x), self.top + self.height * (1 - up)
+        """Pixels of a point, which may be above or below the panel; NaN stays NaN."""
+        return self.left + self.width * self.x.place(x), self.top + self.height * (1 - self.y.place(y))
+
+    def inside(self, points: Points) -> list[tuple[float, float]]:
+        """A line in pixels, cut where it leaves the panel upwards or downwards: there is NaN between its pieces."""
+        pixels = [self.at(x, y) for x, y in points]
+        low, high = self.top, self.top + self.height
+        found = pixels[:1]
+        for (x0, y0), (x1, y1) in itertools.pairwise(pixels):
+            cuts = sorted((edge - y0) / (y1 - y0) for edge in (low, high) if (y0 - edge) * (y1 - edge) < 0)
+            crossed = [(x0 + part * (x1 - x0), y0 + part * (y1 - y0)) for part in cuts]
+            found += [*crossed, (x1, y1)]
+        return [(x, y if low - 0.01 <= y <= high + 0.01 else math.nan) for x, y in found]
 
     def draw(self, on: Drawing, *, size: float = 12, labels: bool = True) -> None:
         """Grid, edge, ticks and, if asked, the names of the axes."""

@@ -66,7 +66,7 @@ def _few(ticks: Mapping[float, str], most: int) -> dict[float, str]:
 
 def _fill(on: Drawing, frame: Frame, panel: Panel, scale: float = 1.0) -> None:
     for one in panel.lines:
-        on.line([frame.at(x, y) for x, y in one.points], one.colour, max(1.0, one.width * scale), one.dash)
+        on.line(frame.inside(one.points), one.colour, max(1.0, one.width * scale), one.dash)
     for marks in panel.marks:
         on.dots([frame.at(x, y) for x, y in marks.points], marks.colour, marks.size * scale)
 

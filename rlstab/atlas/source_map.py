@@ -12,20 +12,19 @@ from rlstab.explain.card_sections import BASICS, Card, card
 from rlstab.explain.costs import beyond_free
 from rlstab.explain.markdown_text import table
 
-#: Where a method acts, by the fields of Terms that it fills; one that fills none reports only.
+#: Where a method acts, by the fields of Terms that it fills; one that fills none reports a number of the step.
 PLACES: Mapping[str, frozenset[str]] = {
     "ratio and trust region": frozenset({"ratio", "bounds", "pull", "gates"}),
     "which tokens count": frozenset({"keep", "weight", "exempt"}),
     "advantage": frozenset({"bonus"}),
     "penalty": frozenset({"penalties"}),
     "divisor": frozenset({"aggregate"}),
-    "learning rate": frozenset({"lr_scale"}),
+    "whole step": frozenset({"lr_scale"}),
 }
-_REPORTS = "report only"
 _HEAD = """# Map
 
-Down: what makes training unstable, as far as a method can do something about it. Across: where a method acts. One that
-is against several sources stands in several rows, one that fills several fields in several columns."""
+Down: the source of instability that a method is against. Across: where it acts. One that is against several sources
+stands in several rows, one that fills several fields in several columns."""
 
 
 def source_map(methods: Sequence[TokenObjective]) -> str:
@@ -35,13 +34,13 @@ def source_map(methods: Sequence[TokenObjective]) -> str:
     for source, about in {**SOURCES, "": "none of these"}.items():
         here = [one for one in methods if source in one.addresses or not (source or one.addresses)]
         if here:
-            head = f"**{source}**: {about}" if source else about
-            rows.append([head, *(_cell(place, here, cards) for place in (*PLACES, _REPORTS))])
+            rows.append([f"**{source or about}**", *(_cell(place, here, cards) for place in PLACES)])
     listed = [_row(method, cards[method.name]) for method in methods]
     pieces = [
         f"{MARK}es. -->",
         _HEAD,
-        table(["source", *PLACES, _REPORTS], rows),
+        table(["source", *PLACES], rows),
+        "\n".join(f"- **{source}**: {about}" for source, about in SOURCES.items()),
         "## What each needs",
         "Beyond plain GRPO, in the trainer that ships. A method reads what is listed under any of its settings, and "
         "costs what is listed at those of its picture. [All methods](index.md) says what the signals are.",
@@ -51,12 +50,12 @@ def source_map(methods: Sequence[TokenObjective]) -> str:
 
 
 def _cell(place: str, methods: Sequence[TokenObjective], cards: Mapping[str, Card]) -> str:
-    fields = PLACES.get(place)
-    return "<br>".join(
-        f"[`{one.name}`]({one.name}.md)"
-        for one in methods
-        if ((fields & set(cards[one.name].heads("Writes"))) if fields else not cards[one.name].heads("Writes"))
-    )
+    here = []
+    for one in methods:
+        fills = set(cards[one.name].heads("Writes"))
+        if PLACES[place] & fills or (place == "whole step" and not fills):
+            here.append(f"[`{one.name}`]({one.name}.md)")
+    return "<br>".join(here)
 
 
 def _row(method: TokenObjective, known: Card) -> list[str]:
@@ -64,7 +63,7 @@ def _row(method: TokenObjective, known: Card) -> list[str]:
     numbers = dict.fromkeys(re.findall(r"arXiv (\d{4}\.\d{5})", known.sections["Source"]))
     return [
         f"[`{method.name}`]({method.name}.md)",
-        ", ".join(f"`{name}`" for name in known.heads("Writes")) or _REPORTS,
+        ", ".join(f"`{name}`" for name in known.heads("Writes")) or "a report",
         ", ".join(f"`{name}`" for name in beyond) or "the basics",
         ", ".join(f"`{name}`" for name in known.heads("State")) or "none",
         "; ".join(beyond_free(method)) or "nothing",

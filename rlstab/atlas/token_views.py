@@ -124,7 +124,7 @@ def _told(kind: str, values: Tensor) -> str:
         return "under a penalty"
     low, high = float(values.min()), float(values.max())
     alike = high - low < 5e-3
-    return f"{kind.split(' ')[0]}, {TIMES} {low:.2g}" + ("" if alike else f" to {high:.2g}")
+    return f"{kind.split(' ')[0]}, {TIMES} {low:.3g}" + ("" if alike else f" to {high:.3g}")
 
 
 def _kinds(part: Part) -> Iterator[tuple[str, Tensor]]:

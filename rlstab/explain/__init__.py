@@ -2,7 +2,7 @@
 
 from rlstab.explain.card_page import markdown
 from rlstab.explain.card_sections import card
-from rlstab.explain.listing import listing
+from rlstab.explain.catalogue import listing
 from rlstab.explain.page import explain, explain_preset, show
 from rlstab.explain.table import check
 

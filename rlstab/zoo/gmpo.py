@@ -128,9 +128,9 @@ class GMPO(TokenObjective):
 
     def in_words(self) -> Mapping[str, str]:
         return {
-            "ratio": f"All tokens of a response have one ratio, the geometric mean of those that are kept. Before, a "
-            f"log-ratio is clipped at {self.high} where the advantage is positive and at -{self.low} where it is "
-            f"negative; such a token stops pulling."
+            "ratio": f"All tokens of a response have one ratio, the geometric mean of those that are kept. Before it "
+            f"is taken, a log-ratio is clipped at {self.high} where the advantage is positive and at -{self.low} where "
+            f"it is negative; a token that is clipped stops pulling."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

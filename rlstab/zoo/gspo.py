@@ -24,7 +24,7 @@ class GSPO(TokenObjective):
 
     Problem:
         A reward is for a response, and the ratio of one token is one sample of its position: it corrects nothing and
-        adds noise that grows with the length. In mixture-of-experts models it is mostly noise, because the experts
+        adds noise that grows with the length. In mixture-of-experts models much of it is noise, because the experts
         chosen for a token change between sampling and training. The mean over a response is steady, and it fits what
         was rewarded.
 
@@ -32,7 +32,7 @@ class GSPO(TokenObjective):
         With d_t = ln of the ratio of token t, n the kept tokens of its response:
 
             s    = exp((1 / n) sum_t d_t)
-            loss = max(-s A, -clip(s, 1 - e_low, 1 + e_high) A),   meaned over responses
+            loss = max(-s A, -clip(s, 1 - e_low, 1 + e_high) A),   averaged over responses
 
         The clip belongs to `clip_higher`, at ``low`` 3e-4 and ``high`` 4e-4; the mean to `sequence_mean`. The gradient
         on the log-prob of each token is -s A / n where the response is not clipped.
