@@ -991,7 +991,6 @@ def test_markdown_is_what_a_page_is(shown: Any, capsys: pytest.CaptureFixture[st
         (["none.yaml"],
          "ConfigError: none.yaml: cannot be read: no such file or directory. Give the path of a YAML file.\n"),
         (["bad.yaml"], "ConfigError: bad.yaml:2: rollout.grop: unknown key 'grop'. Did you mean 'group'?\n"),
-        (["stares"], "ConfigError: objective.0.name: no method is called 'stares'. Did you mean 'stare'?\n"),
         (["star"], "ConfigError: objective.0.name: no method is called 'star'. Did you mean 'stare'?\n"),
         (["token_mean,sequence_mean"],
          "Conflict: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly "
