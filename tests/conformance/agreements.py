@@ -16,6 +16,7 @@ from rlstab import (
     ASPO,
     CEGPPO,
     CISPO,
+    CPPO,
     DPPO,
     DRPO,
     FIPO,
@@ -31,6 +32,7 @@ from rlstab import (
     ConstantLength,
     DCPOClip,
     ESSScale,
+    HolderMean,
     ImportanceCorrection,
     KLCov,
     KLPenalty,
@@ -694,6 +696,41 @@ AGREEMENTS = (
             for case, delta in (("12.5", 12.5), ("12.5, main", 12.5), ("0.15", 0.15))
         },
         of="gradient",
+    ),
+    Agreement(
+        "CPPO",
+        "cppo",
+        "cppo",
+        "_cppo_loss, _cppo_mask",
+        "`cppo` (anchor: old; delta: 0.15, 0.2), also min_weight 0.3 and min_budget 0.1",
+        {
+            case: _loss("cppo", case, method)
+            for case, method in (
+                ("0.2", CPPO(delta=0.2, anchor="old")),
+                ("0.15", CPPO(anchor="old")),
+                ("0.15, main", CPPO(anchor="old")),
+                ("0.3, 0.3", CPPO(delta=0.3, min_weight=0.3, min_budget=0.1, anchor="old")),
+            )
+        },
+    ),
+    Agreement(
+        "Holder mean",
+        "holder",
+        "holder_mean",
+        "ZeroMathLearner.learning_step, critic_type_modify holder",
+        "`holder_mean` at a power of 2, 1, 0 and -2, `clip_higher` (0.2, 0.2), `sequence_mean`; theirs adds 1e-8 to a "
+        "length, and the loss is a sum of larger terms that cancel",
+        {
+            case: _loss(
+                "holder",
+                case,
+                HolderMean(power=power, final_power=power),
+                ClipHigher(high=0.2),
+                SequenceMean(),
+            )
+            for case, power in (("2", 2.0), ("1", 1.0), ("0", 0.0), ("-2", -2.0), ("2, main", 2.0))
+        },
+        10 * ADDED,
     ),
     Agreement(
         "ASPO",

@@ -12,6 +12,7 @@ import io
 import subprocess
 import sys
 import types
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +507,86 @@ def drpo(checkout: str) -> dict[str, Any]:
             "12.5": loss("ratios", 12.5),
             "12.5, main": loss("main", 12.5),
             "0.15": loss("ratios", 0.15),
+        },
+    }
+
+
+def cppo(checkout: str) -> dict[str, Any]:
+    code = _compiled(checkout, "unirl/algorithms/cppo.py", "_cppo_loss", "_cppo_mask")
+
+    def loss(inputs: str, delta: float, least: float, budget: float) -> dict[str, Any]:
+        chosen = {"delta": delta, "w_min": least, "delta_b": budget}
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
+            mask = values["mask"].bool()
+            one, _ = code._cppo_loss(
+                new_logp=live[mask],
+                old_logp=values["old"][mask],
+                advantages=values["advantages"][mask],
+                lengths=mask.sum(-1),
+                **chosen,
+            )
+            return one.mean(), None
+
+        return case(published, inputs, **chosen)
+
+    return {
+        "provenance": _provenance(
+            "Tencent-Hunyuan/UniRL",
+            checkout,
+            "unirl/algorithms/cppo.py: _cppo_loss, _cppo_mask",
+            "The functions, called on the tokens that count, packed; the mean over them is taken here.",
+        ),
+        "cases": {
+            "0.2": loss("ratios", 0.2, 0.8, 0.02),
+            "0.15": loss("ratios", 0.15, 0.8, 0.02),
+            "0.15, main": loss("main", 0.15, 0.8, 0.02),
+            "0.3, 0.3": loss("ratios", 0.3, 0.3, 0.1),
+        },
+    }
+
+
+# -- YihangChen9/HolderPO ----------------------------------------------------------------------------------------------
+
+
+def holder(checkout: str) -> dict[str, Any]:
+    path = "train_zero_math_holder.py"
+    (wanted,) = (
+        one
+        for one in ast.walk(ast.parse((Path(checkout) / path).read_text()))
+        if isinstance(one, ast.If) and ast.unparse(one.test) == "self.args.critic_type_modify == 'holder'"
+    )
+    branch = compile(ast.Module(wanted.body, []), path, "exec")
+
+    def loss(inputs: str, power: float) -> dict[str, Any]:
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
+            space = {
+                "torch": torch,
+                "args": Config(cliprange=0.2),
+                "holder_p": power,
+                "new_logps": live,
+                "mb_logps": values["old"],
+                "mb_response_masks": values["mask"],
+                "mb_loss_masks": torch.ones(len(live)),
+                "mb_advantage": values["advantages"][:, :1],
+                "stats": defaultdict(list),
+                "infos": {},
+            }
+            exec(branch, space)
+            return space["loss"], None
+
+        return case(published, inputs, holder_p=power, cliprange=0.2)
+
+    return {
+        "provenance": _provenance(
+            "YihangChen9/HolderPO",
+            checkout,
+            f"{path}: ZeroMathLearner.learning_step, critic_type_modify holder",
+            "The branch of the method, on the stored tensors.",
+        ),
+        "cases": {
+            f"{power:g}{'' if inputs == 'ratios' else ', main'}": loss(inputs, power)
+            for inputs, power in (("ratios", 2.0), ("ratios", 1.0), ("ratios", 0.0), ("ratios", -2.0), ("main", 2.0))
         },
     }
 

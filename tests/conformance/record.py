@@ -13,6 +13,8 @@
     python -m tests.conformance.record steer    CHECKOUT              # zz-haooo/STEER
     python -m tests.conformance.record m2po     CHECKOUT              # Infini-AI-Lab/M2PO
     python -m tests.conformance.record drpo     CHECKOUT              # Tencent-Hunyuan/UniRL
+    python -m tests.conformance.record cppo     CHECKOUT              # Tencent-Hunyuan/UniRL
+    python -m tests.conformance.record holder   CHECKOUT              # YihangChen9/HolderPO
     python -m tests.conformance.record ar       CHECKOUT              # zhyang2226/AR-Lopti
     python -m tests.conformance.record fipo     CHECKOUT              # modelscope/ms-swift
     python -m tests.conformance.record vcpo     CHECKOUT              # mit-han-lab/vcpo

@@ -30,8 +30,9 @@ def test_golden_values() -> None:
 
 
 def test_the_sum_runs_over_one_response_in_the_order_of_its_positions() -> None:
-    """Two responses in one batch, with a hole in each and their tokens shuffled."""
-    rows = [[token(drift=one, A=A) for one in DRIFTS] for A in (1.0, -2.0)]
+    """Two responses in one batch, with a hole in each and their tokens shuffled; the third token has no advantage."""
+    signs = [1.0, 1.0, 0.0, 1.0]
+    rows = [[token(drift=d, A=A * on) for d, on in zip(DRIFTS, signs, strict=True)] for A in (1.0, -2.0)]
     batch = batch_of(rows)
     policy, _ = live_of(batch, rows)
     order = torch.tensor([6, 1, 3, 0, 5, 2, 7, 4])
@@ -40,9 +41,10 @@ def test_the_sum_runs_over_one_response_in_the_order_of_its_positions() -> None:
     live = policy.select(order)
     leaf = live.logprobs.detach().requires_grad_()
     plan.loss(0, PolicyOutputs(leaf)).loss.backward()
-    expected = [-A * f * math.exp(d) / 8 for A in (1.0, -2.0) for f, d in zip(GOLDEN, DRIFTS, strict=True)]
+    pulls_alone = [on * f * math.exp(d) / 8 for on, f, d in zip(signs, GOLDEN, DRIFTS, strict=True)]
+    expected = [-A * pull for A in (1.0, -2.0) for pull in pulls_alone]
     assert leaf.grad[order.argsort()].tolist() == pytest.approx(expected, abs=2e-5)
-    assert plan.live_rows(0)["logprobs"].all()
+    assert plan.live_rows(0)["logprobs"].all()  # the third is summed, though it does not pull
 
 
 def test_what_is_far_off_policy_stays_out_of_the_sum_and_is_not_boosted_where_it_is_punished() -> None:
