@@ -54,6 +54,10 @@ class DataError(RlstabError, ValueError):
     """A data set cannot be used."""
 
 
+class ScorerError(RlstabError, RuntimeError):
+    """A scorer raised, took too long or cannot run."""
+
+
 class ModelError(RlstabError, ValueError):
     """A model or tokenizer cannot be used."""
 

@@ -376,6 +376,126 @@ def keeps_its_penalty(batch: TokenBatch) -> None:
     assert pulled(batch, TopEntropyMask(), LpReg(share=0.05, min_p=1e-4))[silent].all()
 
 
+def away(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
+    """The batch at the start of a step, half a nat away from the old policy the way of the advantages."""
+    now = batch.old_logprobs + 0.5 * batch.advantages
+    return dataclasses.replace(batch, logprobs=now), now
+
+
+def anything(share: float = 0.5) -> TokenObjective:
+    return METHODS.get("random_mask")(share=share, sign="all")  # type: ignore[call-arg]
+
+
+def damped_with_room(batch: TokenBatch) -> None:
+    """A rare token at a ratio of 1.25, which a symmetric clip would stop."""
+    rare, at = (batch.old_logprobs < -4) & batch.rewarded, batch.old_logprobs + 0.22
+    assert rare.any()
+    assert not pulled(batch, ClipHigher(high=0.2), at=at)[rare].any()
+    damped = pulled(batch, rlstab.AR(), ClipHigher(), at=at) / pulled(batch, ClipHigher(), at=at)
+    assert (damped[rare] < 0.71).all()
+
+
+def damped_and_boosted(batch: TokenBatch) -> None:
+    boosted = weights(STARE(), batch) > 1
+    assert boosted.any()
+    assert (weights(rlstab.AR(), batch)[boosted] < 0.75).all()
+    assert (weights(compose(rlstab.AR(), STARE()), batch)[boosted] < 0.83).all()
+
+
+def pushed_less_and_held(batch: TokenBatch) -> None:
+    held = penalised(LpReg(share=0.05, min_p=1e-4), batch)
+    assert held.any()
+    assert (weights(rlstab.AR(), batch)[held] < 0.71).all()
+
+
+def nothing_rewarded_pulls(batch: TokenBatch) -> None:
+    only_mistakes = rlstab.SignWeights(positive=0.0)
+    assert dropped(S2TMask(), batch).any()
+    assert not pulled(batch, only_mistakes)[dropped(S2TMask(), batch)].any()
+    assert (weights(STARE(), batch) > 1).any()
+    assert torch.equal(pulled(batch, only_mistakes, STARE()), pulled(batch, only_mistakes))
+
+
+def pulled_back_where_stopped(batch: TokenBatch) -> None:
+    _, at = away(batch)
+    own = rlstab.KLCov(share=0.1)
+    assert not pulled(batch, ClipHigher(), at=at).any()
+    back = torch.where(penalised(own, batch), batch.advantages / len(batch), 0.0)
+    torch.testing.assert_close(pulled(batch, own, ClipHigher(), at=at), back)
+
+
+def covariances_of_all_tokens(batch: TokenBatch) -> None:
+    held, hits = rlstab.KLCov(share=0.1), rlstab.ClipCov(share=0.1, low=0.1)
+    silent = dropped(anything(), batch)
+    both = asked(compose(held, hits, anything()), batch)
+    assert both.weight is not None
+    assert torch.equal(both.weight, weights(hits, batch))
+    assert ((both.weight == 0) & silent).any()
+    chosen = penalised(held, batch)
+    assert (chosen & silent).any()
+    _, at = away(batch)
+    assert torch.equal(pulled(batch, held, anything(), at=at)[silent] != 0, chosen[silent])
+
+
+def stopped_already(batch: TokenBatch) -> None:
+    started, at = away(batch)
+    stopped = pulled(started, ClipHigher(), at=at) == 0
+    assert (weights(rlstab.ClipCov(share=0.1, low=0.1), started) == 0)[stopped].any()
+    alike = rlstab.ClipCov(share=0.1, low=0.1, clip_low=0.2, clip_high=0.28)
+    assert not (weights(alike, started) == 0)[stopped].any()
+
+
+def what_the_other_holds(batch: TokenBatch) -> None:
+    held = rlstab.KLCov(share=0.05)
+    threshold = asked(compose(held), batch).report["kl_cov/threshold"].value
+    silent = weights(rlstab.ClipCov(share=1.0, low=threshold - 1e-9, high=99.0), batch) == 0
+    assert torch.equal(silent, penalised(held, batch))
+
+
+def damped_the_most(batch: TokenBatch) -> None:
+    boosted, own = weights(STARE(), batch) > 1, weights(rlstab.STEER(), batch)
+    assert own[boosted].max() < own[~boosted].mean()
+
+
+def bonus_without_a_gradient(batch: TokenBatch) -> None:
+    own = rlstab.EntropyShaping()
+    assert not pulled(batch, own, advantage=False).any()
+    plain, shaped = pulled(batch), pulled(batch, own)
+    assert (shaped.abs() > plain.abs())[batch.rewarded].all()
+    assert (shaped.abs() < plain.abs())[batch.punished].all()
+    for bonus in (EntropyBonus(), ALWAYS_PAYS):
+        assert pulled(batch, bonus, advantage=False).all()
+
+
+def read_without_the_bonus(batch: TokenBatch) -> None:
+    own, held = rlstab.EntropyShaping(), rlstab.KLCov(share=0.1)
+    asked_for = asked(compose(own, held), batch).penalties["kl_cov"].where
+    assert asked_for is not None
+    assert torch.equal(asked_for, penalised(held, batch))
+    for other in (rlstab.ClipCov(share=0.1, low=0.1), rlstab.STEER()):
+        assert torch.equal(weights(compose(own, other), batch), weights(other, batch))
+
+
+def only_winners_scale(batch: TokenBatch) -> None:
+    alone = pulled(batch, rlstab.WAPO(length=40))
+    beside = pulled(batch, rlstab.WAPO(length=40), rlstab.SignWeights(positive=0.25, negative=9.0))
+    torch.testing.assert_close(beside, 0.25 * alone)
+
+
+def fixed_for_winners(batch: TokenBatch) -> None:
+    left = ~dropped(anything(), batch)
+    plain, masked = (pulled(batch, rlstab.WAPO(length=40), *mask) for mask in ([], [anything()]))
+    assert torch.equal(plain[left], masked[left])
+
+
+def stronger_with_fewer_winners(batch: TokenBatch) -> None:
+    """Ten winners among the responses, and then two."""
+    fewer = dataclasses.replace(batch, advantages=torch.where(batch.sequence < 4, batch.advantages, -1.0))
+    own = rlstab.WAPO(length=40)
+    many, few = (pulled(one, own, KLPenalty()) - pulled(one, own) for one in (batch, fewer))
+    torch.testing.assert_close(few, 5 * many)
+
+
 def never_meet(batch: TokenBatch) -> None:
     drops, held = dropped(S2TMask(), batch), penalised(LpReg(share=0.05, min_p=1e-4), batch)
     assert drops.any()
@@ -511,6 +631,25 @@ SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
     ("kl", "entropy_bonus"): [opposite_pulls],
     ("kl", "adaptive_entropy"): [opposite_pulls],
     ("constant_length", MASK): [fixed],
+    ("ar", "clip_higher"): [damped_with_room],
+    ("ar", "stare"): [damped_and_boosted],
+    ("ar", "lp_reg"): [pushed_less_and_held],
+    ("sign_weights", "s2t"): [nothing_rewarded_pulls],
+    ("sign_weights", "stare"): [nothing_rewarded_pulls],
+    ("kl_cov", "clip_higher"): [pulled_back_where_stopped],
+    ("kl_cov", MASK): [covariances_of_all_tokens],
+    ("clip_cov", "clip_higher"): [stopped_already],
+    ("clip_cov", "kl_cov"): [what_the_other_holds],
+    ("clip_cov", MASK): [covariances_of_all_tokens],
+    ("steer", "stare"): [damped_the_most],
+    ("entropy_shaping", "entropy_bonus"): [bonus_without_a_gradient],
+    ("entropy_shaping", "adaptive_entropy"): [bonus_without_a_gradient],
+    ("entropy_shaping", "kl_cov"): [read_without_the_bonus],
+    ("entropy_shaping", "clip_cov"): [read_without_the_bonus],
+    ("entropy_shaping", "steer"): [read_without_the_bonus],
+    ("wapo", "sign_weights"): [only_winners_scale],
+    ("wapo", MASK): [fixed_for_winners],
+    ("wapo", "kl"): [stronger_with_fewer_winners],
     ("stare", "top_entropy"): [sure_places],
     ("s2t", "top_entropy"): [nothing_left, below_its_own],
     ("entropy_bonus", "adaptive_entropy"): [pay_twice],
@@ -852,7 +991,7 @@ def test_markdown_is_what_a_page_is(shown: Any, capsys: pytest.CaptureFixture[st
         (["none.yaml"],
          "ConfigError: none.yaml: cannot be read: no such file or directory. Give the path of a YAML file.\n"),
         (["bad.yaml"], "ConfigError: bad.yaml:2: rollout.grop: unknown key 'grop'. Did you mean 'group'?\n"),
-        (["stares"], "ConfigError: objective.0.name: no method is called 'stares'. Did you mean 'stare'?\n"),
+        (["star"], "ConfigError: objective.0.name: no method is called 'star'. Did you mean 'stare'?\n"),
         (["token_mean,sequence_mean"],
          "Conflict: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly "
          "one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)\n"),

@@ -51,7 +51,16 @@ class ChainSettings(Settings):
     seed: Seed = 0
 
 
-class ReasoningGymSettings(Settings):
+class ScoredInWorkers(Settings):
+    """A task whose scorer may hang on a completion."""
+
+    time_limit: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="seconds that a completion may take to score; then its reward is 0"
+    )
+    workers: Positive = Field(2, description="processes that score, for each process that trains")
+
+
+class ReasoningGymSettings(ScoredInWorkers):
     """Any data set of reasoning-gym by name."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
@@ -62,9 +71,12 @@ class ReasoningGymSettings(Settings):
     threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
     eval_size: Positive = 256
     seed: Seed = 0
+    execute_completions: bool = Field(
+        False, description="allow a data set whose scorer executes completions as Python, in a sandbox"
+    )
 
 
-class JsonlSettings(Settings):
+class JsonlSettings(ScoredInWorkers):
     """A file of prompts and answers, one JSON object per line."""
 
     name: Literal["jsonl"] = "jsonl"

@@ -52,13 +52,15 @@ def story(objective: Composition, run: RunConfig | None, estimator: str | None) 
     if run:
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}
+    bound = any({"pull", "gates"} & one.writes or "trust region" in one.addresses for one in objective.acting())
+    otherwise = {field: text for field, text in _OTHERWISE.items() if field != "bounds" or not bound}
     for field, head in STAGES.items():
         told = [
             f"`{name}`{_among(leaf)}{'' if leaf.name in stated else ', the default'}: {text}"
             for name, leaf in parts(objective).items()
             if (text := leaf.method.in_words().get(field))
         ]
-        lines += [f"**{head}.** {text}" for text in told or [_OTHERWISE.get(field, "")] if text]
+        lines += [f"**{head}.** {text}" for text in told or [otherwise.get(field, "")] if text]
     return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
 
 

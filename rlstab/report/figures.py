@@ -30,7 +30,7 @@ from rlstab.report.overlap import Overlap
 from rlstab.report.palette import Look
 from rlstab.report.panels import panels_of
 from rlstab.report.sweep import Sweep
-from rlstab.report.visible import visible
+from rlstab.visible import visible
 
 #: Text stays text in SVG, names of runs are no mathematics, and equal runs give equal files.
 STYLE: Any = {

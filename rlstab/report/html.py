@@ -18,7 +18,7 @@ from rlstab.report import palette
 from rlstab.report.comparison import Comparison
 from rlstab.report.contents import contents, data
 from rlstab.report.payload import safe_json
-from rlstab.report.visible import visible
+from rlstab.visible import visible
 
 
 def write(comparison: Comparison, out: Path, command: str | None = None) -> Path:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rlstab.report.tokens import Sample, Tokens
 from rlstab.report.view import everywhere
-from rlstab.report.visible import visible
+from rlstab.visible import visible
 
 #: Under a token, by what was done to it.
 MARKS = {"dropped": "x", "boosted": "^", "damped": "v", "clipped": "#", "regularised": "~", "exempt": "o"}

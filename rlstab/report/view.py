@@ -16,8 +16,8 @@ from typing import Any
 from rlstab.errors import ReportError
 from rlstab.report.folder import read_json
 from rlstab.report.tokens import Method, Numbers, Sample, Tokens, read_tokens
-from rlstab.report.visible import visible
 from rlstab.trace.effects import ACTIONS
+from rlstab.visible import visible
 
 #: Responses on a page, and in the terminal, where nothing else is asked for.
 PAGE_LIMIT, TERMINAL_LIMIT = 2000, 8

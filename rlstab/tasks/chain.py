@@ -49,6 +49,7 @@ class Chain:
 
     name = "chain"
     keeps_special_tokens = True  # the answer ends with `$`, which is the EOS token of the shipped model
+    workers = None
 
     def __init__(self, terms: int = 4, seed: int = 0) -> None:
         if not 2 <= terms <= 6:

@@ -65,6 +65,7 @@ class Countdown:
 
     name = "countdown"
     keeps_special_tokens = True  # the answer ends with `$`, which is the EOS token of the shipped model
+    workers = None
 
     def __init__(self, numbers: int = 3, low: int = 1, high: int = 9, seed: int = 0) -> None:
         if not 2 <= numbers <= 6:

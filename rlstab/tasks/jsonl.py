@@ -1,15 +1,15 @@
 """Prompts and answers from a JSON Lines file."""
 
 import random
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from rlstab.errors import DataError, MissingPackage, OutOfRange
+from rlstab.errors import DataError, OutOfRange
 from rlstab.tasks.answer_pattern import AnswerPattern
 from rlstab.tasks.jsonl_file import read_examples
 from rlstab.tasks.prompt_template import PromptTemplate
+from rlstab.tasks.scorers import TextScorer
+from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split
 
 
@@ -26,12 +26,13 @@ class Jsonl:
         answer_field: the field with the right answer, a string or a number.
         scorer: `exact` compares text, blanks around it aside (a number counts as its text); `math_verify` compares
             the mathematics of LaTeX or plain numbers. There, the right answer is mathematics alone, such as
-            `\frac{1}{2}`, and the completion may have text around its own. Each comparison is cut off after some
-            seconds, except outside the main thread, where Python allows no such limit.
+            `\frac{1}{2}`, and the completion may have text around its own.
         answer_pattern: a regular expression whose group 1 is the answer in a completion; its last match counts, and
             a completion without a match scores 0. None: the whole completion.
         prompt_template: the prompt, with `{prompt}` where the field's text belongs.
         seed: chooses the order of training.
+        time_limit: seconds that a completion may take to score; then it gets 0.
+        workers: processes that score. None is needed for `exact` without a pattern.
 
     Raises:
         DataError: if a file cannot be read or used; the message has the line and the remedy.
@@ -52,12 +53,15 @@ class Jsonl:
         answer_pattern: str | None = None,
         prompt_template: str = "{prompt}",
         seed: int = 0,
+        time_limit: float = 5.0,
+        workers: int = 2,
     ) -> None:
         path = Path(path)
         self.name = path.stem
         self.seed = seed
-        self._pattern = AnswerPattern(answer_pattern)
-        self._same = _scorer(scorer)
+        self._scorer = TextScorer(scorer, AnswerPattern(answer_pattern))
+        cheap = scorer == "exact" and answer_pattern is None  # and cannot hang
+        self.workers = None if cheap else Workers(self._scorer, workers, time_limit)
         template = PromptTemplate(prompt_template, "prompt")
         rows = read_examples(path, prompt_field, answer_field, template)
         self._rows: dict[Split, list[Example]]
@@ -87,10 +91,11 @@ class Jsonl:
         """Return 1.0 if the completion has the right answer, else 0.0.
 
         Raises:
-            DataError: if math-verify cannot read the example's own answer.
+            ScorerError: if that takes too long, or math-verify cannot read the example's own answer.
         """
-        answer = self._pattern.find(completion)
-        return 0.0 if answer is None else float(self._same(example.answer, answer))
+        if self.workers is None:
+            return self._scorer.score(example.answer, completion)
+        return self.workers.score_one(example.answer, completion)
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order[0] != epoch:
@@ -98,37 +103,3 @@ class Jsonl:
             random.Random(f"jsonl {self.seed} {epoch}").shuffle(order)
             self._order = (epoch, order)
         return self._order[1]
-
-
-def _scorer(name: str) -> Callable[[str, str], bool]:
-    if name == "exact":
-        return lambda right, answer: right.strip() == answer.strip()
-    if name == "math_verify":
-        return _math_verify()
-    raise OutOfRange(f"`scorer` is {name!r}. Set it to 'exact' or 'math_verify'.")
-
-
-def _math_verify() -> Callable[[str, str], bool]:
-    try:
-        from math_verify import parse, verify
-    except ImportError as error:
-        raise MissingPackage(
-            f'The scorer math_verify needs the package math-verify ({error}). Run: pip install "rlstab[tasks]"'
-        ) from error
-
-    def same(right: str, answer: str) -> bool:
-        # its time limit is an alarm signal, which Python allows in the main thread alone
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        limit = 5 if in_main_thread else None
-        # bare LaTeX is read only in part (`2\pi` as 2) or not at all (`\sqrt{2}`) unless it is marked as mathematics
-        marked = any(mark in right for mark in ("$", "\\boxed", "\\(", "\\["))
-        gold = parse(right if marked else f"${right}$", parsing_timeout=limit)
-        if not gold:
-            raise DataError(
-                f"math-verify cannot read the right answer {right!r}. Write mathematics alone there (a number or "
-                "LaTeX), or set `scorer: exact`."
-            )
-        equal: bool = verify(gold, parse(answer, parsing_timeout=limit), timeout_seconds=limit)
-        return equal
-
-    return same

@@ -2,15 +2,19 @@
 
 import dataclasses
 import hashlib
+import json
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from types import ModuleType
 from typing import Any
 
 from rlstab.errors import MissingPackage, OutOfRange, UnknownName, did_you_mean
 from rlstab.tasks.answer_pattern import AnswerPattern
 from rlstab.tasks.prompt_template import PromptTemplate
+from rlstab.tasks.scorers import GymScorer
+from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split
 
 # reasoning-gym makes item i of a data set from the number `data set's seed + i`, and some libraries below it take 32
@@ -38,11 +42,17 @@ class ReasoningGym:
         answer_pattern: a regular expression whose group 1 is the answer; its last match counts, and a completion
             without a match scores 0. None: the completion, without surrounding blanks, is the answer.
         threshold: if set, a score of at least this becomes 1, and any other 0.
+        time_limit: seconds that a completion may take to score; then it gets 0.
+        workers: processes that score.
+        execute_completions: allow a data set whose own scorer executes completions as Python. That happens in a
+            sandbox, which needs Linux and a kernel that lets users make namespaces.
 
     Raises:
         MissingPackage: if reasoning-gym is not installed.
         UnknownName: if there is no such data set, or it has no such setting.
-        OutOfRange: if a setting has a value that cannot be used.
+        OutOfRange: if a setting has a value that cannot be used, or the data set executes completions and that was not
+            allowed.
+        ScorerError: if the sandbox cannot be made.
     """
 
     keeps_special_tokens = False
@@ -56,27 +66,40 @@ class ReasoningGym:
         prompt_template: str = "{question}",
         answer_pattern: str | None = None,
         threshold: float | None = None,
+        time_limit: float = 5.0,
+        workers: int = 2,
+        execute_completions: bool = False,
     ) -> None:
         if eval_size < 1:
             raise OutOfRange(f"`eval_size` is {eval_size}. Set it to 1 or more.")
         self.name = dataset
         self.seed = seed
         self.size: dict[Split, int | None] = {"train": None, "eval": eval_size}
-        self.threshold = threshold
         self._template = PromptTemplate(prompt_template, "question")
-        self._pattern = AnswerPattern(answer_pattern)
+        pattern = AnswerPattern(answer_pattern)
         self._factory = _factory()
         self._options = dict(options or {})
         self._check_names()
         self._first_block = int.from_bytes(hashlib.sha256(f"{dataset} {seed}".encode()).digest()[:8], "big")
         self._blocks: dict[Split, tuple[int, Any]] = {}
         try:
-            self._scorer = self._make_block("train", 0)
+            self._make_block("train", 0)
         except Exception as error:  # a data set checks its settings with assertions, and may fail in any way
             raise OutOfRange(
                 f"reasoning-gym refused the settings {self._options} of {dataset!r}: "
                 f"{error or type(error).__name__}. Change `options`."
             ) from error
+        executes = dataset in executing()
+        if executes and not execute_completions:
+            raise OutOfRange(
+                f"The scorer of reasoning-gym's data set {dataset!r} executes completions as Python: what the model "
+                "writes would run on this machine. Choose another data set, or set `execute_completions: true`, and "
+                "they run in a sandbox. SECURITY.md says what it protects."
+            )
+        scorer = GymScorer(dataset, self._options, pattern, threshold)
+        self.workers = Workers(scorer, workers, time_limit, sandboxed=executes)
+        if executes:
+            self.workers.start()
 
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is reasoning-gym's entry (question, answer, metadata)."""
@@ -89,12 +112,12 @@ class ReasoningGym:
         return Example(self._template.fill(entry["question"]), entry)
 
     def score(self, example: Example, completion: str) -> float:
-        """Return the data set's score of the answer in a completion. Raises whatever its scorer raises."""
-        answer = self._pattern.find(completion)
-        if answer is None:
-            return 0.0
-        score = float(self._scorer.score_answer(answer=answer, entry=example.answer))
-        return score if self.threshold is None else float(score >= self.threshold)
+        """Return the data set's score of the answer in a completion.
+
+        Raises:
+            ScorerError: whatever the data set's scorer raises, or it takes too long.
+        """
+        return self.workers.score_one(example.answer, completion)
 
     def _make_block(self, split: Split, block: int) -> Any:
         start = (self._first_block + block) % BLOCKS + (BLOCKS if split == "eval" else 0)
@@ -117,6 +140,12 @@ class ReasoningGym:
                 raise UnknownName(
                     f"reasoning-gym's data set {self.name!r} has no setting {name!r}. {did_you_mean(name, known)}"
                 )
+
+
+def executing() -> frozenset[str]:
+    """The data sets of reasoning-gym whose scorers execute completions; `tests/tasks/test_executing.py` finds them."""
+    text = resources.files("rlstab").joinpath("data/reasoning_gym.json").read_text(encoding="utf-8")
+    return frozenset(json.loads(text)["executes"])
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def evaluate(
         "entropy": (float(entropies.sum()), int(mask.sum())),
         "ended": (int(sampled.ended.sum()), len(sampled.ended)),
         "errors": len(scores.errors) + len(greedy.errors),
+        "timed_out": len(scores.timed_out) + len(greedy.timed_out),
     }
     ranks = gather_object([rank])
     rewards = torch.cat([one["rewards"] for one in ranks])
@@ -99,6 +100,7 @@ def evaluate(
         "eval/length": tokens / max(responses, 1),
         "eval/ended": ended / max(responses, 1),
         "eval/scorer_errors": float(sum(one["errors"] for one in ranks)),
+        "eval/scorer_timeouts": float(sum(one["timed_out"] for one in ranks)),
     }
     if settings.greedy:
         metrics["eval/greedy"] = float(torch.cat([one["greedy"] for one in ranks]).mean())

@@ -55,7 +55,15 @@ from rlstab.train.tracking import forget_after, read_metrics, start_trackers
 MAX_REFUSED = 20
 
 #: What a continued run may change.
-MAY_CHANGE = {"tracking", "evaluation", "optimisation.rollouts", "optimisation.micro_batch_size", "rollout.batch_size"}
+MAY_CHANGE = {
+    "tracking",
+    "evaluation",
+    "task.time_limit",
+    "task.workers",
+    "optimisation.rollouts",
+    "optimisation.micro_batch_size",
+    "rollout.batch_size",
+}
 
 
 @dataclass(frozen=True)
@@ -260,8 +268,12 @@ class _Loop:
                 signals["ref_logprobs"] = self._reference(sampled.sequences)
         self._observe(metrics, scores.rewards, group_ids, sampled.sequences.response_mask, sampled.ended)
         metrics.add("scorer/errors", len(scores.errors))
+        metrics.add("scorer/timeouts", len(scores.timed_out))
+        where = f" on rank {self.share.rank}" if self.share.world > 1 else ""
+        if scores.timed_out:
+            first = sampled.texts[scores.timed_out[0]]
+            self._say(f"scorer timed out{where}, reward 0", f"{len(scores.timed_out)} times, first on {first[:80]!r}")
         if scores.errors:
-            where = f" on rank {self.share.rank}" if self.share.world > 1 else ""
             self._say(f"scorer raised{where}, reward 0", scores.errors[0])
         if not self._refused_rewards(scores.rewards, metrics):
             own, found = self._provided(
@@ -286,7 +298,7 @@ class _Loop:
             self.learner.learn(experience, metrics)
             self._count_refused(self.learner.last_refusal, metrics)
         if self.accelerator.is_main_process:
-            self._write_samples(number + 1, examples, sampled.texts, scores.rewards)
+            self._write_samples(number + 1, examples, sampled.texts, scores)
         values = metrics.collect()
         values["seconds/rollout"] = time.perf_counter() - start
         return values
@@ -375,18 +387,20 @@ class _Loop:
         values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
-    def _write_samples(self, rollout: int, examples: list[Example], texts: list[str], rewards: Tensor) -> None:
-        group = self.run.rollout.group
+    def _write_samples(self, rollout: int, examples: list[Example], texts: list[str], scores: Scores) -> None:
+        group, most = self.run.rollout.group, self.run.tracking.samples
+        written = sorted({*range(min(most, len(texts))), *(scores.timed_out if most else ())})
         with (self.out / "samples.jsonl").open("a", encoding="utf-8") as file:
-            for place, (text, reward) in enumerate(zip(texts, rewards.tolist(), strict=True)):
-                if place < self.run.tracking.samples:
-                    line = {
-                        "rollout": rollout,
-                        "prompt": examples[place // group].prompt,
-                        "text": text,
-                        "reward": reward,
-                    }
-                    file.write(json.dumps(line) + "\n")
+            for place in written:
+                line = {
+                    "rollout": rollout,
+                    "prompt": examples[place // group].prompt,
+                    "text": texts[place],
+                    "reward": float(scores.rewards[place]),
+                }
+                if place in scores.timed_out:
+                    line["timed_out"] = True
+                file.write(json.dumps(line) + "\n")
 
     def _save(self, rollout: int) -> None:
         if self.accelerator.is_main_process:

@@ -96,12 +96,6 @@ class EntropyShaping(TokenObjective):
         ),
         Interaction(
             "beside",
-            "top_entropy",
-            "{other} drops the tokens of low entropy, and {own} makes those that are left pull by their entropy as "
-            "well.",
-        ),
-        Interaction(
-            "beside",
             ("kl_cov", "clip_cov", "steer"),
             "the size of the advantage, by which {other} would judge a token, is read without the bonus of {own}.",
         ),

@@ -70,9 +70,11 @@ class FIPO(TokenObjective):
         - From the paper: log-ratios are clamped to 20 nats in the sum.
 
     Surprises:
-        With one optimizer step per rollout it does nothing. It asks for the live log-probs of whole responses, also of
-        tokens that are dropped. F grows with the half-life: a drift of 0.01 nats on every token makes it 0.46, and all
-        weights are at their bound. At the default ``low`` it only ever boosts, so the gradient grows with the drift.
+        With one optimizer step per rollout it does nothing. It assumes that all tokens of a response have one
+        advantage: where they do not, F mixes what was rewarded with what was punished. It asks for the live log-probs
+        of whole responses, also of tokens that are dropped. F grows with the half-life: a drift of 0.01 nats on every
+        token makes it 0.46, and all weights are at their bound. At the default ``low`` it only ever boosts, so the
+        gradient grows with the drift.
 
     Example:
         A correct response with log-ratios 0.1, -0.2, 0.3 and 0: F is 0.1916, 0.0936, 0.3 and 0, and f is 1.2, 1.0981,
@@ -107,12 +109,6 @@ class FIPO(TokenObjective):
             "good",
             ("clip_higher", "token_mean"),
             "{own} was published on {other}, the base of DAPO (0.2, 0.28), with a dual clip of 10.",
-        ),
-        Interaction(
-            "beside",
-            "entropy_shaping",
-            "{own} assumes one advantage for all tokens of a response, and {other} gives each its own, of the same "
-            "sign.",
         ),
     )
 

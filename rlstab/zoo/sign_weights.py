@@ -107,11 +107,6 @@ class SignWeights(TokenObjective):
             "aside.",
             where=lambda signs, other: signs.positive == 0,
         ),
-        Interaction(
-            "beside",
-            ("entropy_bonus", "adaptive_entropy"),
-            "with a weight below 1, {own} makes the policy term smaller, and so {other} stronger beside it.",
-        ),
     )
 
     name: ClassVar[str] = "sign_weights"

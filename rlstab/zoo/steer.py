@@ -123,12 +123,6 @@ class STEER(TokenObjective):
             "stare",
             "{own} damps the tokens that change entropy the most, either way, and {other} boosts some of them.",
         ),
-        Interaction(
-            "redundant",
-            ("kl_cov", "clip_cov"),
-            "both restrain the tokens that drive entropy down: {own} all of them a little, and {other} a few of them "
-            "strictly.",
-        ),
     )
 
     name: ClassVar[str] = "steer"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rlstab import available
 from rlstab.config import load_objective, load_run
 from rlstab.errors import ConfigError, Conflict
 
-METHODS = (
-    "adaptive_entropy, clip_higher, constant_length, entropy_bonus, kl, lp_reg, random_mask, s2t, "
-    "sequence_mean, stare, token_mean, top_entropy"
-)
+METHODS = ", ".join(available())
 PRESETS = "20_entropy, dapo, dr_grpo, grpo, justrl, lp_reg, recommended, stapo, stare"
 
 #: Name of the mistake: the file, and the error without the name of the file.

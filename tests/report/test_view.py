@@ -18,7 +18,7 @@ from rlstab.errors import ReportError
 from rlstab.report.terminal import show
 from rlstab.report.tokens import Tokens, read_tokens
 from rlstab.report.view import choose, write_view
-from rlstab.report.visible import visible
+from rlstab.visible import visible
 from tests.browser import BrowserPage
 
 HOSTILE = [

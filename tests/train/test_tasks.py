@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlstab
 from examples.tiny_models import character_tokenizer, measure, warm_start
-from rlstab.errors import DataError, MissingPackage, OutOfRange, UnknownName
+from rlstab.errors import DataError, MissingPackage, OutOfRange, ScorerError, UnknownName
 from rlstab.tasks import ALPHABET, Countdown, Example, Jsonl, ReasoningGym
 from rlstab.tasks.countdown import Problem
 
@@ -274,22 +274,22 @@ def test_reasoning_gym_splits_never_share_a_seed(monkeypatch):
 
 def test_reasoning_gym_template_pattern_and_threshold():
     pytest.importorskip("reasoning_gym")
-    task = ReasoningGym("countdown", prompt_template=r"{question} Put it in \boxed{}.", answer_pattern=r"=> (.*)")
+    task = ReasoningGym("count_bits", prompt_template=r"{question} Put it in \boxed{}.", answer_pattern=r"=> (.*)")
     example = task.example("train", 0)
     assert example.prompt == example.answer["question"] + r" Put it in \boxed{}."
-    right = example.answer["metadata"]["expression"]
+    right = example.answer["answer"]
     assert task.score(example, f"=> 1\n=> {right}\nbye") == 1.0
     assert task.score(example, right) == 0.0  # no match
-    assert task.score(example, "=> one") == 0.01  # reasoning-gym's own credit for a wrong answer
-    strict = ReasoningGym("countdown", answer_pattern=r"=> (.*)", threshold=1.0)
-    assert strict.score(example, "=> one") == 0.0
+    assert 0 < task.score(example, f"=> about {right}") < 1  # reasoning-gym's own credit for an answer in words
+    strict = ReasoningGym("count_bits", answer_pattern=r"=> (.*)", threshold=1.0)
+    assert strict.score(example, f"=> about {right}") == 0.0
     assert strict.score(example, f"=> {right}") == 1.0
 
 
 def test_reasoning_gym_lets_a_scorer_raise():
     pytest.importorskip("reasoning_gym")
     task = ReasoningGym("prime_factorization")
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(ScorerError, match=r"^ValueError: invalid literal"):
         task.score(task.example("train", 0), "two times x")
 
 
@@ -313,6 +313,13 @@ def test_reasoning_gym_lets_a_scorer_raise():
             OutOfRange,
             "reasoning-gym refused the settings {'min_terms': 0} of 'chain_sum': min_terms must be positive. "
             "Change `options`.",
+        ),
+        (
+            ("countdown",),
+            OutOfRange,
+            "The scorer of reasoning-gym's data set 'countdown' executes completions as Python: what the model writes "
+            "would run on this machine. Choose another data set, or set `execute_completions: true`, and they run in "
+            "a sandbox. SECURITY.md says what it protects.",
         ),
         (("chain_sum", {}, 0, 0), OutOfRange, "`eval_size` is 0. Set it to 1 or more."),
         (
@@ -539,12 +546,12 @@ MATHEMATICS = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "completion", "score"), MATHEMATICS)
-def test_jsonl_math_verify(tmp_path, answer, completion, score):
+def test_jsonl_math_verify(tmp_path):
     pytest.importorskip("math_verify")
-    rows = [{"prompt": "?", "answer": answer}]
-    task = Jsonl(write(tmp_path, rows), write(tmp_path, rows), scorer="math_verify")
-    assert task.score(task.example("train", 0), completion) == score
+    path = write(tmp_path, [{"prompt": "?", "answer": answer} for answer, _, _ in MATHEMATICS])
+    task = Jsonl(path, path, scorer="math_verify")
+    for index, (_, completion, score) in enumerate(MATHEMATICS):
+        assert task.score(task.example("eval", index), completion) == score, completion
 
 
 def test_jsonl_math_verify_in_a_thread(tmp_path):
@@ -562,11 +569,11 @@ def test_jsonl_math_verify_says_which_answer_it_cannot_read(tmp_path):
     pytest.importorskip("math_verify")
     rows = [{"prompt": "?", "answer": " "}]
     task = Jsonl(write(tmp_path, rows), write(tmp_path, rows), scorer="math_verify")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(ScorerError) as caught:
         task.score(task.example("train", 0), "1")
     assert str(caught.value) == (
-        "math-verify cannot read the right answer ' '. Write mathematics alone there (a number or LaTeX), or set "
-        "`scorer: exact`."
+        "DataError: math-verify cannot read the right answer ' '. Write mathematics alone there (a number or LaTeX), "
+        "or set `scorer: exact`."
     )
 
 

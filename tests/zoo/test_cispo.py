@@ -8,7 +8,7 @@ import torch
 from rlstab import CISPO
 from rlstab.errors import OutOfRange
 from tests.core.says import says
-from tests.zoo.responses import RATIOS, coefficients, extremes, row
+from tests.zoo.coefficients import RATIOS, coefficients, extremes, row
 
 
 @pytest.mark.parametrize("advantage", [2.0, -0.5])

@@ -7,7 +7,7 @@ import torch
 
 from rlstab import GMPO, GSPO, SAPO, SequenceMean
 from tests.core.steps import token
-from tests.zoo.responses import RATIOS, coefficients, extremes, row
+from tests.zoo.coefficients import RATIOS, coefficients, extremes, row
 
 
 def published(gaps, advantage, low, high):

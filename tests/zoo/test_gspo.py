@@ -7,7 +7,7 @@ import torch
 
 from rlstab import GSPO, ClipHigher, RandomMask, SequenceMean, compose, make_plan
 from tests.core.steps import batch_of, token
-from tests.zoo.responses import coefficients, row
+from tests.zoo.coefficients import coefficients, row
 
 PUBLISHED = [GSPO(), ClipHigher(low=3e-4, high=4e-4), SequenceMean()]
 

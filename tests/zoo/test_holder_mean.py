@@ -7,7 +7,7 @@ import torch
 
 from rlstab import GSPO, HolderMean, SequenceMean, compose
 from tests.core.steps import batch_of, live_of
-from tests.zoo.responses import EXTREME, RATIOS, coefficients, extremes, row
+from tests.zoo.coefficients import EXTREME, RATIOS, coefficients, extremes, row
 
 
 def constant(power):

@@ -7,7 +7,7 @@ import torch
 
 from rlstab import MASPO
 from tests.core.steps import token
-from tests.zoo.responses import RATIOS, coefficients, extremes
+from tests.zoo.coefficients import RATIOS, coefficients, extremes
 
 
 def tokens(ratios, advantage, old):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlstab import SAPO
-from tests.zoo.responses import RATIOS, coefficients, extremes, row
+from tests.zoo.coefficients import RATIOS, coefficients, extremes, row
 
 
 @pytest.mark.parametrize("advantage", [2.0, -0.5])

@@ -9,7 +9,7 @@ from rlstab import GSPO, VESPO, RandomMask, compose
 from rlstab.errors import Conflict
 from tests.core.says import says
 from tests.core.steps import batch_of, live_of, token
-from tests.zoo.responses import coefficients, extremes, row
+from tests.zoo.coefficients import coefficients, extremes, row
 
 #: A response of this weight, by ratios that have to be multiplied: no one of them is its weight or their mean.
 SPREAD = (0.5, 3.0, 1.25, 0.8)

@@ -1,0 +1,117 @@
+"""Completions that try to hang, crash, execute, or write to the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NESTED = [
+    "$9^{9^{9^{9}}}$", "9**9**9**9", "9^9^9^9", "(9**9**9)%10", "2**(2**(2**64))", "10**10**10", "1e999999999",
+    r"\boxed{9^{9^{9^{9^{9}}}}}", r"$\left(10^{10^{10}}\right)!$", r"$100000000!$", r"$(((99!)!)!)!$",
+    "factorial(10**9)",
+    r"$2^{2^{2^{2^{2^{2}}}}}$", r"$\binom{10^9}{5\cdot 10^8}$", r"$\sum_{n=1}^{10^{12}} \frac{1}{n^{n}}$",
+    r"$\prod_{n=1}^{10^{9}} n$", r"$\int_0^\infty e^{-x^{x^{x}}} dx$", r"$\lim_{x\to 0} \sin(x^{x^{x^{x}}})/x$",
+    r"$\sqrt[10^{10}]{10^{10^{10}}}$", r"$0.1^{-9^{9^{9}}}$", r"$x^{10^{7}}+y=(x+y)^{10^{7}}$", r"$(x+1)^{99999}$",
+    r"$\gcd(10^{10^{9}}, 7)$", r"$10^{10^{8}} \mod 7$", r"$\log_{1.0000000001}(9^{9^{9}})$", r"$e^{e^{e^{e^{e}}}}$",
+    r"$\frac{10^{10^{9}}}{10^{10^{9}}-1}$", r"$1/(1-10^{-10^{9}})$", "3" * 5 + "**" + "7" * 9, "-" * 3000 + "1",
+]  # fmt: skip
+
+LONG = [
+    "9" * 5000, "9" * 100_000, "1" + "0" * 1_000_000, "0." + "3" * 200_000, "a" * 1_000_000, " " * 1_000_000,
+    "\n" * 300_000, "$" * 100_000, "\\" * 100_000, "{" * 100_000, "1," * 200_000, "1+" * 50_000 + "1", "1;" * 100_000,
+    "#### " * 100_000, "#### 1\n" * 50_000, "=" * 100_000, "[" + "0," * 100_000 + "0]", "ab " * 300_000,
+    "1/" * 20_000 + "1", "x" * 65_536 + "\0", "\u20ac" * 400_000, "0x" + "f" * 100_000, "1_" * 50_000 + "1",
+    r"\frac{1}{2}" * 5000, r"$1$ " * 20_000, r"\boxed{1}" * 5000, "x=1 " * 20_000, "1 2 3\n" * 50_000,
+]  # fmt: skip
+
+DEEP = [
+    "(" * n + "1" + ")" * n for n in (90, 1000, 30_000)
+] + [
+    "[" * n + "]" * n for n in (90, 1000, 100_000)
+] + [
+    '{"a":' * n + "1" + "}" * n for n in (90, 1000, 50_000)
+] + [
+    "$" + r"\frac{1}{" * n + "1" + "}" * n + "$" for n in (20, 200, 5000)
+] + [
+    "$" + r"\sqrt{" * n + "2" + "}" * n + "$" for n in (20, 200, 5000)
+] + [
+    "$" + "x^{" * n + "x" + "}" * n + "$" for n in (20, 200, 5000)
+] + [
+    "$" + r"\left(" * n + "1" + r"\right)" * n + "$" for n in (20, 200, 5000)
+] + [
+    r"\boxed{" * n + "1" + "}" * n for n in (20, 200, 20_000)
+] + [
+    "not " * 20_000 + "True", "-" * 20_000 + "1", "~" * 20_000 + "1", "lambda:" * 2000 + "1", "a." * 20_000 + "a",
+    "$" + r"\begin{matrix}" * 300 + r"\end{matrix}" * 300 + "$", "<a>" * 50_000, "f(" * 5000 + ")" * 5000,
+]  # fmt: skip
+
+BACKTRACKING = [
+    "a" * 40 + "!", "a" * 30_000 + "!", "####" + " " * 50_000, "#### " + "a" * 40 + "b", "0" * 40 + "x",
+    "1 " * 30_000 + "x",
+    "$" + "1" * 50_000, "1," * 30_000 + "x", r"\boxed{" * 5000, "((" * 15_000, "1.1" * 20_000, "%" * 50_000,
+    "$1" + "," * 50_000 + "1$", "-" * 50_000, "a=" * 20_000, "\\text{" * 5000, "=1" * 20_000 + "=", "\\(" * 20_000,
+    "\\[" * 20_000 + "1", "answer is " * 20_000, "final answer is $" * 10_000, "aA" * 30_000 + "!",
+    "\t \t" * 20_000 + "!",
+    '"' * 50_001, "'" * 50_001, "[1" * 20_000, "1\\\\" * 20_000, "|" * 50_001, "<<" * 30_000, "_{" * 20_000,
+]  # fmt: skip
+
+FORMATS = [
+    "{0.__class__.__mro__}", "{}" * 1000, "%s" * 1000, "%n%n%n", "%(a)s", "{0:>999999999}", "%999999999d", "{a!r}",
+    "${jndi:ldap://127.0.0.1/a}", "$(sleep 100)", "`sleep 100`", "; sleep 100 #", "| sleep 100", "&& sleep 100",
+    "../" * 50,
+    "/dev/zero", "file:///dev/zero", "!!python/object/apply:time.sleep [100]", "!!python/name:os.system",
+    "cos\nsystem\n(S'sleep 100'\ntR.", "<script>alert(1)</script>", "'; DROP TABLE runs; --",
+    "[bold red]x[/bold red]",
+    "&a [*a,*a]", "NaN", "Infinity", "-inf", "1e309", "None", "True", "null", "undefined", "[]", "{}", "()", "\"\"",
+    "''",
+    "0x10", "0b1", "0o7", "1_0", "\u0661", "\uff11", "\u00bd", "\u2460", "\u4e00", "1e5", "--1", "+-1", "1/0", "0/0",
+    "0**-1",
+]  # fmt: skip
+
+TERMINAL = [
+    "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]8;;http://example.org\x07x\x1b]8;;\x07", "\x1b[31m" * 1000, "\x9b31m",
+    "\x07" * 1000,
+    "\b" * 1000, "\r" * 1000, "\x1bc", "\x1b[?1049h", "\x1bP$q\"p\x1b\\", "\x1b]52;c;eA==\x07", "\x00",
+    "\x00" * 10_000, "1\x00", "\x00$1$",
+    "\x1a", "\x04", "\x03", "\x7f" * 100, "\u202e1+1", "\u2066\u2067\u2068", "\u200b" * 1000, "\ufeff1",
+    "\u2028\u2029", "\x85", "\xa0" * 1000,
+    "\ud800", "\udfff\ud800", "1\udc80", "$\ud83d$", "\ud800" * 10_000, "\ufffe\uffff", "\U000e0001",
+    "\U0010ffff" * 1000, "e\u0301" * 10_000,
+    "\u0e47" * 10_000, "\ufdfa" * 10_000, "\u1e9e\u0130\ufb03" * 1000, "\x0b\x0c\x1c\x1d\x1e\x1f",
+]  # fmt: skip
+
+
+def payloads(canary: Path) -> list[str]:
+    """Python that makes a file in a folder, in the forms in which scorers might execute it."""
+
+    def touch(name: str) -> str:
+        return f"__import__('pathlib').Path('{canary}/{name}').touch()"
+
+    forms = [
+        "{}", "[{}]", "({},)", "str({})", "[[{}]]", "{{1: {}}}", "1 + len([{}])", "${}$", "\\boxed{{{}}}", "#### {}",
+        "```python\n{}\n```",
+        "f'{{{}}}'", "x={}", "{} or 1", "[{} for _ in range(2)]", "lambda: {}", "(lambda: {})()",
+        "'a' if {} else 'b'", "\n{}", " {}",
+        "{}\n", "print({})", "import os\n{}", "C + {}", "x**2 + ({})", "{};", "<answer>{}</answer>", "answer: {}",
+    ]  # fmt: skip
+    raw = [
+        f"__import__('os').system('touch {canary}/os')",
+        f"exec(\"open('{canary}/exec', 'w')\")",
+        f"eval(\"open('{canary}/eval', 'w')\")",
+        f"open('{canary}/open', 'w')",
+        f"[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'Popen'][0](['touch', '{canary}/popen'])",
+        f"__builtins__['open']('{canary}/builtins', 'w')",
+        f"!!python/object/apply:os.system ['touch {canary}/yaml']",
+        f"cos\nsystem\n(S'touch {canary}/pickle'\ntR.",
+        f"$(touch {canary}/shell)",
+        f"'; touch {canary}/shell2; '",
+        f"\\input{{|touch {canary}/latex}}",
+        f"\\write18{{touch {canary}/write18}}",
+        f"sympify(\"open('{canary}/sympify', 'w')\")",
+        f"Symbol('x').__class__.__init__.__globals__['__builtins__']['open']('{canary}/globals', 'w')",
+    ]
+    return [form.format(touch(f"form{number}")) for number, form in enumerate(forms)] + raw
+
+
+def hostile(canary: Path) -> list[str]:
+    """All of them; those that execute make a file in the folder."""
+    return [*NESTED, *LONG, *DEEP, *BACKTRACKING, *FORMATS, *TERMINAL, *payloads(canary)]
