@@ -727,6 +727,15 @@ def test_names_and_a_file_that_says_the_same(shown: Any) -> None:
     assert "Nearest: stapo" in named
 
 
+def test_a_name_that_a_preset_shares_means_the_method_and_says_so(shown: Any) -> None:
+    alone = "This is the method stare; the preset is rlstab explain --preset stare."
+    assert f"{alone} Objective {objective_hash(compose(STARE()))}." in shown("stare")[1]
+    assert alone in shown("dapo,stare")[1]
+    Path("f.yaml").write_text("objective: stare\n")
+    for arguments in (["--preset", "stare"], ["f.yaml"], ["s2t,dapo"]):
+        assert "This is the method" not in shown(*arguments)[1]
+
+
 def test_a_file_goes_before_a_name(shown: Any) -> None:
     Path("s2t").write_text("kl")
     assert "Add 0.001 times the KL divergence" in shown("s2t")[1]
@@ -760,7 +769,7 @@ def test_markdown_is_what_a_page_is(shown: Any, capsys: pytest.CaptureFixture[st
         (["token_mean,sequence_mean"],
          "Conflict: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly "
          "one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)\n"),
-        (["--preset", "dappo"], "UnknownName: no preset is called 'dappo'. Did you mean 'dapo'?\n"),
+        (["--preset", "jstrl"], "UnknownName: no preset is called 'jstrl'. Did you mean 'justrl'?\n"),
     ],
 )  # fmt: skip
 def test_a_wrong_source_ends_with_code_2_and_its_error(shown: Any, arguments: list[str], expected: str) -> None:

@@ -161,8 +161,8 @@ def _method(document: Document, name: Any, settings: Mapping[Any, Any], place: P
     try:
         cls = METHODS.get(name)
     except UnknownName as error:
-        hint = f" '{name}' is a preset: write {{preset: {name}}}." if name in PRESETS else ""
-        raise document.error((*place, "name"), f"{error}{hint}") from error
+        preset_of_it = f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
+        raise document.error((*place, "name"), preset_of_it if name in PRESETS else str(error)) from error
     checked = document.validate(method_model(cls), {"name": name, **settings}, place)
     try:
         return cls(**{one.name: getattr(checked, one.name) for one in settings_of(cls)})

@@ -8,10 +8,16 @@ from rlstab.config import load_objective, load_run
 from rlstab.errors import ConfigError, Conflict
 
 METHODS = (
-    "adaptive_entropy, clip_higher, constant_length, entropy_bonus, kl, lp_reg, random_mask, s2t, "
-    "sequence_mean, stare, token_mean, top_entropy"
+    "adaptive_entropy, ar, aspo, block_mean, ce_gppo, cispo, clip_cov, clip_higher, constant_length, cppo, dcpo_clip, "
+    "dppo, drpo, entropy_bonus, entropy_shaping, ess_scale, fipo, gmpo, gspo, holder_mean, importance_correction, kl, "
+    "kl_cov, lp_reg, m2po, maspo, mismatch, off_policy_mask, random_mask, s2t, sapo, sequence_mean, sign_weights, "
+    "stare, steer, token_mean, top_entropy, truncated_mask, vespo, wapo"
 )
-PRESETS = "20_entropy, dapo, dr_grpo, grpo, justrl, lp_reg, recommended, stapo, stare"
+PRESETS = (
+    "20_entropy, ar, aspo, ce_gppo, cispo, clip_cov, cppo, dapo, dppo, dr_grpo, drpo, fipo, gmpo, grpo, grpo_plus, "
+    "gspo, holder_mean, icepop, justrl, kl_cov, lp_reg, m2po, maspo, recommended, sapo, stapo, stare, steer, tis, "
+    "vcpo, vespo, wapo"
+)
 
 #: Name of the mistake: the file, and the error without the name of the file.
 MISTAKES = {
@@ -47,8 +53,7 @@ MISTAKES = {
     ),
     "preset as a method": (
         "objective: [grpo]\n",
-        f"1: objective.0.name: no method is called 'grpo'. Known: {METHODS}. 'grpo' is a preset: write "
-        "{preset: grpo}.",
+        "1: objective.0.name: no method is called 'grpo', it is a preset: write {preset: grpo}.",
     ),
     "name that is no text": ("objective: [{name: 5}]\n", "1: objective.0.name: expected the name of a method, not 5."),
     "unknown setting": (
@@ -56,8 +61,8 @@ MISTAKES = {
         "3: objective.0.max_prb: unknown key 'max_prb'. Did you mean 'max_prob'?",
     ),
     "unknown preset": (
-        "objective:\n  - s2t\n  - preset: dpo\n",
-        "3: objective.1.preset: no preset is called 'dpo'. Did you mean 'dapo'?",
+        "objective:\n  - s2t\n  - preset: jstrl\n",
+        "3: objective.1.preset: no preset is called 'jstrl'. Did you mean 'justrl'?",
     ),
     "unknown preset far from any other": (
         "objective: {preset: zzz}\n",
