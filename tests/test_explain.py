@@ -717,7 +717,7 @@ def test_a_preset_is_explained(shown: Any, name: str) -> None:
     assert f"Objective {objective_hash(PRESETS[name].objective)}." in out
     assert f"Equals {name}:" in out
     assert "`" not in out
-    assert "None" not in out.replace("Trust region. None:", "")
+    assert "None" not in out.replace("Trust region. None:", "").replace("None is stopped", "")
 
 
 def test_names_and_a_file_that_says_the_same(shown: Any) -> None:

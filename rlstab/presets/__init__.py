@@ -10,7 +10,7 @@ from rlstab.presets.grpo_family import GRPO_FAMILY, JUSTRL_DUAL
 from rlstab.presets.off_policy import OFF_POLICY
 from rlstab.presets.ratios import RATIOS
 from rlstab.presets.recipe import Preset, clip
-from rlstab.presets.tokens import S2T_SOURCES, STARE_SOURCES, TOKENS
+from rlstab.presets.token_recipes import S2T_SOURCES, STARE_SOURCES, TOKENS
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.stare import STARE

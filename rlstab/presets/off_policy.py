@@ -93,7 +93,7 @@ OFF_POLICY: Mapping[str, Preset] = {
     "m2po": Preset(
         compose(M2PO(budget=0.04), TokenMean()),
         "grpo",
-        "M2PO: drop the tokens that moved furthest the way they were told; old_logprobs: rollout.",
+        "M2PO: drop the tokens that moved furthest the way they were told; set refresh: step.",
         {"m2po.budget": "Infini-AI-Lab/M2PO train-scripts/m2po-qwen-math-7b-s256.sh: 0.04"},
     ),
     "tis": Preset(
