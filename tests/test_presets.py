@@ -30,6 +30,12 @@ def clip(low: float, high: float, dual: float | None) -> dict[str, float | None]
     return {"clip_higher.low": low, "clip_higher.high": high, "clip_higher.dual_clip": dual}
 
 
+def corrected(**given: object) -> dict[str, object]:
+    settings = dict.fromkeys(("min_weight", "max_weight", "keep_low", "keep_high", "veto"))
+    every = {"level": "token", **settings, "normalize": False, "denominator": "all", **given}
+    return {f"importance_correction.{key}": value for key, value in every.items()}
+
+
 PUBLISHED = {
     # arXiv 2402.03300: KL k3 with 0.04 in the loss, mean per response; it never says its clip, 0.2 is PPO's
     "grpo": {**clip(0.2, 0.2, None), "kl.coefficient": 0.04, "kl.estimator": "k3", "kl.cap": None},
@@ -37,6 +43,8 @@ PUBLISHED = {
     "dapo": clip(0.2, 0.28, None),
     # arXiv 2503.20783 and sail-sg/understand-r1-zero: generate_max_length
     "dr_grpo": {**clip(0.2, 0.2, None), "constant_length.length": 3000},
+    # the model card of DeepCoder-14B-Preview, and the script of rllm-org/rllm for 16k
+    "grpo_plus": {**clip(0.2, 0.28, None), "truncated_mask.denominator": "kept"},
     # arXiv 2512.16649 and the script of thunlp/JustRL
     "justrl": clip(0.2, 0.28, 10.0),
     # arXiv 2506.01939 eq. 6: the fifth of the tokens, divided by those selected, on top of DAPO
@@ -53,11 +61,125 @@ PUBLISHED = {
     "stare": {**clip(0.2, 0.28, 10.0), **STARE},
     # arXiv 2602.15620 v4-v5 on top of JustRL
     "stapo": {**clip(0.2, 0.28, 10.0), **S2T},
+    # PRIME-RL/Entropy-Mechanism-of-RL 7b_clip_cov.sh: clip 1 and 1, clip_cov_ratio 0.0002, bounds 1.0 and 5.0
+    "clip_cov": {
+        **clip(1.0, 1.0, None),
+        "clip_cov.share": 0.0002,
+        "clip_cov.low": 1.0,
+        "clip_cov.high": 5.0,
+        "clip_cov.clip_low": 1.0,
+        "clip_cov.clip_high": 1.0,
+        "clip_cov.seed": 0,
+    },
+    # PRIME-RL/Entropy-Mechanism-of-RL 7b_kl_cov.sh: k_percent 0.2, ppo_kl_coef 1, and a loss without a clip
+    "kl_cov": {"kl_cov.share": 0.002, "kl_cov.coefficient": 1.0},
+    # zz-haooo/STEER run_exp.sh
+    "steer": {**clip(0.2, 0.28, 10.0), "steer.high": 1.0, "steer.low": 0.8, "steer.form": "exponential"},
+    # Henrymachiyu/FIPO run_fipo_qwen2.5_32b.sh: decay_rate 32, clip ratio 0.2 upwards only, safety_thresh 10
+    "fipo": {
+        **clip(0.2, 0.28, 10.0),
+        "fipo.half_life": 32.0,
+        "fipo.low": 1.0,
+        "fipo.high": 1.2,
+        "fipo.max_ratio": 10.0,
+        "fipo.safe_ratio": 10.0,
+    },
+    # zhyang2226/AR-Lopti train_kklogic_AR_4x80GB.sh
+    "ar": {
+        **clip(0.2, 0.24, 10.0),
+        "ar.alpha": 0.2,
+        "kl.coefficient": 0.001,
+        "kl.estimator": "k3",
+        "kl.cap": 10.0,
+    },
+    # layer6ai-labs/wapo numina_lean_math.toml: clip_eps 9, max_seq_len 8192
+    "wapo": {**clip(1.0, 9.0, None), "wapo.length": 8192},
+    # arXiv 2506.13585 without a number; arXiv 2510.13786: clipped to [0, 5]
+    "cispo": {"cispo.cap": 5.0, "cispo.floor": None},
+    # arXiv 2507.18071 section 5.1
+    "gspo": clip(3e-4, 4e-4, None),
+    # callsys/GMPO qwen2.5-math-7b-gmpo.sh: CLIPRANGE
+    "gmpo": {"gmpo.low": 0.4, "gmpo.high": 0.4},
+    # YihangChen9/HolderPO qwen2.5-math-7b-holder.sh: linear_dec over 500 steps
+    "holder_mean": {
+        **clip(0.2, 0.2, None),
+        "holder_mean.power": 2.0,
+        "holder_mean.final_power": -2.0,
+        "holder_mean.steps": 500,
+    },
+    # arXiv 2511.20347
+    "sapo": {"sapo.positive": 1.0, "sapo.negative": 1.05},
+    # FlyTune/MASPO-RL run_deepseek-r1-distill-qwen-7b.sh
+    "maspo": {
+        "maspo.sigma": 1.0,
+        "maspo.alpha": 0.3,
+        "maspo.positive": 0.03,
+        "maspo.negative": 0.03,
+        "maspo.max_sigma": 10.0,
+        "maspo.min_scale": 0.1,
+        "maspo.max_scale": 10.0,
+        "maspo.cap": None,
+    },
+    # Kwai-Klear/CE-GPPO, the script for 7B: clip 0.2 and 0.2, beta 0.75 and 1, clip_ratio_c 10
+    "ce_gppo": {
+        "ce_gppo.low": 0.2,
+        "ce_gppo.high": 0.2,
+        "ce_gppo.pull_low": 0.75,
+        "ce_gppo.pull_high": 1.0,
+        "ce_gppo.dual_clip": 10.0,
+    },
+    # wizard-III/Archer2.0, the script for mathematics
+    "aspo": {"aspo.room": 0.2, "aspo.room_high_entropy": 0.4, "aspo.share": 0.2, "aspo.cap": 3.0},
+    # FloyedShen/VESPO recipe/vespo/run: K_POS, LAMBDA_POS, K_NEG, LAMBDA_NEG
+    "vespo": {
+        "vespo.positive_power": 2.0,
+        "vespo.positive_decay": 3.0,
+        "vespo.negative_power": 3.0,
+        "vespo.negative_decay": 2.0,
+        "vespo.anchor": "old",
+    },
+    # verl-project/verl run_qwen30b_dppo.sh
+    "dppo": {
+        "dppo.divergence": "tv",
+        "dppo.high": 0.15,
+        "dppo.low": 0.15,
+        "dppo.cap": 10000.0,
+        "dppo.anchor": "rollout",
+        "constant_length.length": 8192,
+    },
+    # Tencent-Hunyuan/UniRL CPPO: delta of dense models
+    "cppo": {
+        "cppo.delta": 0.15,
+        "cppo.min_weight": 0.8,
+        "cppo.min_budget": 0.02,
+        "cppo.quantile": 0.9,
+        "cppo.anchor": "rollout",
+        "constant_length.length": 16384,
+    },
+    # Tencent-Hunyuan/UniRL DRPO
+    "drpo": {"drpo.delta": 12.5, "drpo.anchor": "rollout", "constant_length.length": 8192},
+    # Infini-AI-Lab/M2PO: M2_budget
+    "m2po": {"m2po.budget": 0.04},
+    # yaof20/verl run_dapo_qwen2.5_32b_tis.sh
+    "tis": {**clip(0.2, 0.28, 10.0), **corrected(max_weight=2.0)},
+    # arXiv 2510.18855; the clip is PPO's
+    "icepop": {**clip(0.2, 0.2, None), **corrected(keep_low=0.5, keep_high=5.0)},
+    # mit-han-lab/vcpo vcpo_k=10.sh: rollout_is sequence, threshold 8; ESS rule sqrt, base 1
+    "vcpo": {
+        **corrected(level="sequence", max_weight=8.0),
+        "ess_scale.base": 1.0,
+        "ess_scale.power": 0.5,
+        "ess_scale.anchor": "rollout",
+    },
     # our own: JustRL, S2T, and STARE among the tokens that S2T leaves
     "recommended": {**clip(0.2, 0.28, 10.0), **S2T, **STARE},
 }
-AVERAGE = {"grpo": "sequence_mean", "dr_grpo": "constant_length"}
-ESTIMATOR = {"dr_grpo": "dr_grpo"}
+AVERAGE = {
+    **dict.fromkeys(("grpo", "gspo", "gmpo", "holder_mean", "sapo", "icepop", "vcpo"), "sequence_mean"),
+    **dict.fromkeys(("dr_grpo", "dppo", "cppo", "drpo"), "constant_length"),
+    "wapo": "wapo",
+}
+ESTIMATOR = dict.fromkeys(("dr_grpo", "dppo", "cppo", "drpo", "wapo"), "dr_grpo")
 
 every = pytest.mark.parametrize("name", sorted(PRESETS))
 

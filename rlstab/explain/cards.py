@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rlstab.core.batch import SIGNALS
-from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.walk import Leaf, walk
 from rlstab.explain.card_page import MARK, markdown
 from rlstab.explain.card_sections import BASICS, card
 from rlstab.explain.exclusions import exclusions, shipped
 from rlstab.explain.markdown_text import inline, table
-from rlstab.presets import PRESETS, Preset
+from rlstab.presets import PRESETS
 
 
 def comparison() -> str:
@@ -50,33 +49,26 @@ def comparison() -> str:
             "may surprise is on the page of each method, under *Interacts*.",
             "\n".join(f"- **{inline(what, names)}:** {inline(why, names)}" for what, why in exclusions()),
             "## Presets",
-            "An empty cell: not part of the recipe. The source of each value is in `rlstab/presets.py`.",
-            _presets([one.cls for one in cards]),
+            "With every setting. The source of each value is in `rlstab/presets`.",
+            _presets(),
         ]
     )
 
 
-def _presets(methods: Iterable[type[TokenObjective]]) -> str:
-    columns = {name: _placed(one) for name, one in PRESETS.items()}
-    rows = [["advantage", *(f"`{one.estimator}`" for one in PRESETS.values())]]
-    for cls in methods:
-        placed = [column.get(cls.name) for column in columns.values()]
-        if not any(placed):
-            continue
-        within = ["" if one is None else _place(one) for one in placed]
-        rows.append([f"[`{cls.name}`]({cls.name}.md)", *within])
-        for setting in settings_of(cls):
-            values = ["" if one is None else f"{getattr(one.method, setting.name)}" for one in placed]
-            rows.append([f"&emsp;`{setting.name}`", *values])
-    return table(["", *(f"`{name}`" for name in PRESETS)], rows)
+def _presets() -> str:
+    """A row for each preset, and a line in it for each method."""
+    rows = [
+        [f"`{name}`", inline(one.about), f"`{one.estimator}`", "<br>".join(map(_placed, walk(one.objective)))]
+        for name, one in PRESETS.items()
+    ]
+    return table(["preset", "what it is", "advantage", "methods"], rows)
 
 
-def _placed(recipe: Preset) -> dict[str, Leaf]:
-    return {one.name: one for one in walk(recipe.objective)}
-
-
-def _place(leaf: Leaf) -> str:
-    return f"within {', '.join(f'`{one.name}`' for one in leaf.around)}" if leaf.around else "yes"
+def _placed(leaf: Leaf) -> str:
+    """A method with its settings, and where it acts."""
+    settings = ", ".join(f"`{one.name}` {getattr(leaf.method, one.name)}" for one in settings_of(type(leaf.method)))
+    place = f" within {', '.join(f'`{one.name}`' for one in leaf.around)}" if leaf.around else ""
+    return f"[`{leaf.name}`]({leaf.name}.md){place}{': ' if settings else ''}{settings}"
 
 
 def pages(pictures: Mapping[str, str]) -> dict[str, str]:

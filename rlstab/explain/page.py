@@ -42,8 +42,11 @@ def explain(
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
-    named = _are_names(source) and not overrides
-    show(page(source, *(_named(source) if named else read(source, overrides))), console, markdown=markdown)
+    if _are_names(source) and not overrides:
+        text = page(source, _named(source), None, note=_also_presets(source))
+    else:
+        text = page(source, *read(source, overrides))
+    show(text, console, markdown=markdown)
 
 
 def explain_preset(name: str, console: Console | None = None, *, markdown: bool = False) -> None:
@@ -66,8 +69,8 @@ def show(text: str, console: Console | None = None, *, markdown: bool = False) -
         console.print(Markdown(text, hyperlinks=False))
 
 
-def page(title: str, objective: Composition, run: RunConfig | None, about: Preset | None = None) -> str:
-    """All sections as Markdown."""
+def page(title: str, objective: Composition, run: RunConfig | None, about: Preset | None = None, note: str = "") -> str:
+    """All sections as Markdown, after a note where there is one."""
     estimator = _estimator(run) if run else about.estimator if about else None
     sections = {
         "What happens to a token": story(objective, run, estimator),
@@ -79,7 +82,7 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
     }
     hashes = f"Objective `{objective_hash(objective)}`" + (f", run `{run_hash(run)}`." if run else ".")
     body = "\n\n".join(f"## {head}\n\n" + "\n".join(lines) for head, lines in sections.items() if lines)
-    return f"# {title}\n\n{about.about + ' ' if about else ''}{hashes}\n\n{body}\n"
+    return f"# {title}\n\n{about.about + ' ' if about else ''}{note}{hashes}\n\n{body}\n"
 
 
 def _are_names(source: str) -> bool:
@@ -87,10 +90,22 @@ def _are_names(source: str) -> bool:
     return not Path(source).exists() and all(re.fullmatch(r"\w+", name.strip()) for name in source.split(","))
 
 
-def _named(source: str) -> tuple[Composition, None]:
-    names = [name.strip() for name in source.split(",")]
-    items = [{"preset": name} if name in PRESETS and name not in METHODS.names() else {"name": name} for name in names]
-    return build_objective(Document.of({"objective": items})), None
+def _named(source: str) -> Composition:
+    items = [
+        {"preset": name} if name in PRESETS and name not in METHODS.names() else {"name": name}
+        for name in _names(source)
+    ]
+    return build_objective(Document.of({"objective": items}))
+
+
+def _names(source: str) -> list[str]:
+    return [name.strip() for name in source.split(",")]
+
+
+def _also_presets(source: str) -> str:
+    """A name that a method and a preset share means the method; this says where the preset is."""
+    both = [name for name in _names(source) if name in PRESETS and name in METHODS.names()]
+    return "".join(f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in both)
 
 
 def _estimator(run: RunConfig) -> str:

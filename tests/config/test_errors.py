@@ -7,9 +7,10 @@ import pytest
 from rlstab import available
 from rlstab.config import load_objective, load_run
 from rlstab.errors import ConfigError, Conflict
+from rlstab.presets import PRESETS as preset_names
 
 METHODS = ", ".join(available())
-PRESETS = "20_entropy, dapo, dr_grpo, grpo, justrl, lp_reg, recommended, stapo, stare"
+PRESETS = ", ".join(sorted(preset_names))
 
 #: Name of the mistake: the file, and the error without the name of the file.
 MISTAKES = {
@@ -53,8 +54,8 @@ MISTAKES = {
         "3: objective.0.max_prb: unknown key 'max_prb'. Did you mean 'max_prob'?",
     ),
     "unknown preset": (
-        "objective:\n  - s2t\n  - preset: dpo\n",
-        "3: objective.1.preset: no preset is called 'dpo'. Did you mean 'dapo'?",
+        "objective:\n  - s2t\n  - preset: jstrl\n",
+        "3: objective.1.preset: no preset is called 'jstrl'. Did you mean 'justrl'?",
     ),
     "unknown preset far from any other": (
         "objective: {preset: zzz}\n",

@@ -17,8 +17,9 @@ from rlstab.atlas import written
 from rlstab.cli import main
 from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import TokenObjective
-from rlstab.core.settings import Range
+from rlstab.core.settings import Range, settings_of
 from rlstab.core.terms import Penalty, Terms
+from rlstab.core.walk import walk
 from rlstab.explain import card_sections, cards
 from rlstab.explain.card_page import markdown
 from rlstab.explain.card_sections import CardError, card
@@ -341,13 +342,18 @@ def test_the_comparison_has_every_method_and_every_value_of_a_preset() -> None:
     text = cards.comparison()
     for name in NAMES:
         assert f"| [`{name}`]({name}.md) |" in text
-    for name in rlstab.presets.PRESETS:
-        assert f" `{name}` |" in text
-    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in text.split("## Presets")[1].splitlines()}
-    columns = list(rlstab.presets.PRESETS)
-    assert rows["| &emsp;`max_prob`"][columns.index("stapo")] == "0.002"
-    assert rows["| [`stare`](stare.md)"][columns.index("recommended")] == "within `s2t` |"
-    assert rows["| &emsp;`length`"][columns.index("dapo")] == ""
+    rows = dict(
+        line.removeprefix("| ").split(" | ", 1) for line in text.split("## Presets")[1].splitlines() if "|" in line
+    )
+    for name, one in rlstab.presets.PRESETS.items():
+        row = rows[f"`{name}`"]
+        assert f" | `{one.estimator}` | " in row
+        for leaf in walk(one.objective):
+            assert f"[`{leaf.name}`]({leaf.name}.md)" in row
+            for setting in settings_of(type(leaf.method)):
+                assert re.search(rf"`{setting.name}` {re.escape(str(getattr(leaf.method, setting.name)))}[,<\s]", row)
+    assert "<br>[`stare`](stare.md) within `s2t`: `target_entropy` 0.3, " in rows["`recommended`"]
+    assert rows["`dapo`"].endswith("`dual_clip` None<br>[`token_mean`](token_mean.md) |")
 
 
 @dataclass(frozen=True)

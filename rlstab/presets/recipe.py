@@ -1,0 +1,36 @@
+"""What a preset is, and the clip that most recipes begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlstab.core.objective import TokenObjective
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One recipe.
+
+    Attributes:
+        objective: its loss.
+        estimator: advantage estimator, see :mod:`rlstab.stages.advantages`.
+        about: what it is, one sentence.
+        sources: ``method.setting`` to where the value comes from, for every setting of the objective.
+    """
+
+    objective: TokenObjective
+    estimator: Literal["grpo", "dr_grpo", "rloo"]
+    about: str
+    sources: Mapping[str, str] = field(repr=False)
+
+
+def clip(low: str, high: str, dual_clip: str = "not in the paper's objective") -> Mapping[str, str]:
+    """The sources of the three settings of ``clip_higher``."""
+    return {"clip_higher.low": low, "clip_higher.high": high, "clip_higher.dual_clip": dual_clip}
+
+
+def script(path: str, low: str, high: str, dual_clip: str) -> Mapping[str, str]:
+    """The sources of a ``clip_higher`` whose three values are those of one script."""
+    return clip(f"{path}: {low}", f"{path}: {high}", f"{path}: {dual_clip}")
