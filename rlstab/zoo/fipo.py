@@ -108,12 +108,6 @@ class FIPO(TokenObjective):
             ("clip_higher", "token_mean"),
             "{own} was published on {other}, the base of DAPO (0.2, 0.28), with a dual clip of 10.",
         ),
-        Interaction(
-            "beside",
-            "entropy_shaping",
-            "{own} assumes one advantage for all tokens of a response, and {other} gives each its own, of the same "
-            "sign.",
-        ),
     )
 
     name: ClassVar[str] = "fipo"

@@ -126,8 +126,8 @@ class STEER(TokenObjective):
         Interaction(
             "redundant",
             ("kl_cov", "clip_cov"),
-            "both restrain the tokens that drive entropy down: {own} all of them a little, and {other} a few of them "
-            "strictly.",
+            "both restrain rare tokens that were punished: {own} damps all of them a little, and {other} holds or "
+            "silences a few of them.",
         ),
     )
 
