@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,30 +17,39 @@ from torch import Tensor
 
 import rlstab
 from rlstab import (
+    AR,
     ASPO,
     CISPO,
     CPPO,
     DPPO,
     DRPO,
+    FIPO,
     GMPO,
     GSPO,
     M2PO,
     MASPO,
     SAPO,
     STARE,
+    STEER,
     VESPO,
+    WAPO,
     AdaptiveEntropy,
     BlockMean,
+    ClipCov,
     ClipHigher,
     ConstantLength,
     EntropyBonus,
+    EntropyShaping,
     HolderMean,
+    ImportanceCorrection,
+    KLCov,
     KLPenalty,
     LpReg,
     PolicyOutputs,
     RandomMask,
     S2TMask,
     SequenceMean,
+    SignWeights,
     Terms,
     TokenBatch,
     TokenMean,
@@ -240,7 +250,7 @@ def moved(batch: TokenBatch, size: float) -> tuple[TokenBatch, Tensor]:
 def a_mean_stays_inside(batch: TokenBatch) -> None:
     room, now = moved(batch, 2.0)
     alone = pulled(room, GSPO(), SequenceMean(), at=now)
-    for other in (ClipHigher(), CISPO(), SAPO()):
+    for other in (ClipHigher(), CISPO(), SAPO(), MASPO()):
         beside = pulled(room, GSPO(), SequenceMean(), other, at=now)
         torch.testing.assert_close(beside, alone, rtol=1e-3, atol=0)
         assert not torch.allclose(pulled(room, other, at=now), pulled(room, at=now), rtol=0.1)
@@ -331,8 +341,8 @@ def opposite_pulls(batch: TokenBatch) -> None:
 
 def fixed(batch: TokenBatch) -> None:
     left = ~dropped(S2TMask(), batch)
-    plain, masked = pulled(batch, ConstantLength(length=40)), pulled(batch, ConstantLength(length=40), S2TMask())
-    assert torch.equal(plain[left], masked[left])
+    for own in (ConstantLength(length=40), WAPO(length=40)):
+        assert torch.equal(pulled(batch, own)[left], pulled(batch, own, S2TMask())[left])
     assert not torch.equal(pulled(batch)[left], pulled(batch, S2TMask())[left])
 
 
@@ -617,6 +627,256 @@ def of_all_tokens(batch: TokenBatch) -> None:
     assert (counts[0].total, counts[0].count) == (counts[1].total, counts[1].count)
 
 
+def rare_and_rewarded(batch: TokenBatch) -> Tensor:
+    return (batch.old_logprobs < -4) & batch.rewarded
+
+
+def damped_and_boosted(batch: TokenBatch) -> None:
+    most = torch.zeros_like(batch.rewarded).index_fill(0, weights(STEER(), batch).argsort()[:40], True)
+    assert (most & batch.rewarded).any()
+    assert (weights(STARE(), batch) > 1)[most & batch.rewarded].all()
+
+
+def rare_less_and_more(batch: TokenBatch) -> None:
+    """All ratios are 2 or 1 / 2; the rarer half of the rewarded tokens that rose, and the others."""
+    room, now = moved(batch, 0.7)
+    rose = room.rewarded & (now > room.old_logprobs)
+    rare = room.old_logprobs < room.old_logprobs[rose].median()
+    room_left, weight = pulled(room, MASPO(), at=now) / pulled(room, at=now), weights(AR(), room)
+    assert room_left[rose & rare].min() > room_left[rose & ~rare].max()
+    assert weight[rose & rare].max() < weight[rose & ~rare].min()
+
+
+def rare_rise_damped(batch: TokenBatch) -> None:
+    """At a ratio of 1.25, which a clip at 0.2 stops."""
+    rare, now = rare_and_rewarded(batch), batch.old_logprobs + math.log(1.25)
+    assert rare.any()
+    assert not pulled(batch, ClipHigher(high=0.2), at=now)[rare].any()
+    room_left, damped = pulled(batch, ClipHigher(), at=now), pulled(batch, ClipHigher(), AR(), at=now)
+    assert room_left[rare].all()
+    assert (damped / room_left)[rare].max() < 0.71
+
+
+def rarest_boosted_and_damped(batch: TokenBatch) -> None:
+    boosted, weight = weights(STARE(), batch) > 1, weights(AR(), batch)
+    assert boosted.any()
+    assert weight[boosted].max() < weight[batch.rewarded & ~boosted].min()
+
+
+def both_soften(batch: TokenBatch) -> None:
+    lp_reg = LpReg(share=0.05, min_p=1e-4)
+    held, plain = penalised(lp_reg, batch), pulled(batch)
+    assert held.any()
+    for own in (AR(), lp_reg):
+        assert (pulled(batch, own)[held] < plain[held]).all()
+
+
+def few_of_the_rare(batch: TokenBatch) -> None:
+    rare, weight = batch.punished & (batch.old_logprobs < -4), weights(STEER(), batch)
+    assert weight[rare].max() < 0.95
+    assert weight[batch.old_logprobs > -2].min() > 0.95
+    held, silenced = penalised(KLCov(share=0.01), batch), weights(ClipCov(share=0.05), batch) == 0
+    assert held.any()
+    assert rare[held].all()
+    assert 0 < (silenced & rare).sum() < rare.sum()
+
+
+def only_pulled_back(batch: TokenBatch) -> None:
+    """All tokens between the bounds are silenced, and the tenth of the largest covariance is held."""
+    (room, now), methods = moved(batch, 0.3), (ClipCov(share=1.0), KLCov(share=0.1))
+    silenced, held = weights(methods[0], room) == 0, penalised(methods[1], room)
+    assert (silenced & held).any()
+    assert (held & ~silenced).any()
+    assert (silenced & ~held).any()
+    found = pulled(room, *methods, at=now)[silenced & held]
+    assert torch.equal(found.sign(), (now - room.old_logprobs)[silenced & held].sign())
+
+
+def hit_and_dropped(batch: TokenBatch) -> None:
+    own, mask = ClipCov(share=0.1), RandomMask(share=0.5, sign="all")
+    hit, gone = weights(own, batch) == 0, dropped(mask, batch)
+    assert (hit & gone).any()
+    assert torch.equal(weights(compose(own, mask), batch) == 0, hit)
+    assert not ((weights(within(mask, own), batch) == 0) & gone).any()
+
+
+def hit_and_stopped(batch: TokenBatch) -> None:
+    room, now = moved(batch, 0.5)
+    room = dataclasses.replace(room, logprobs=now)
+    stopped = pulled(room, ClipHigher(), at=now) == 0
+    assert ((weights(ClipCov(share=1.0), room) == 0) & stopped).any()
+    hit = weights(ClipCov(share=1.0, clip_low=0.2, clip_high=0.28), room) == 0
+    assert hit.any()
+    assert not (hit & stopped).any()
+
+
+def held_though_dropped(batch: TokenBatch) -> None:
+    (room, now), own, mask = moved(batch, 0.3), KLCov(share=0.1), RandomMask(share=0.5, sign="all")
+    held, gone = penalised(own, room), dropped(mask, room)
+    assert (held & gone).any()
+    found = pulled(room, own, mask, at=now)
+    assert found[held & gone].all()
+    assert not found[~held & gone].any()
+
+
+def stopped_and_held(batch: TokenBatch) -> None:
+    (room, now), own = moved(batch, 0.5), KLCov(share=0.1)
+    held, stopped = penalised(own, room), pulled(room, ClipHigher(), at=now) == 0
+    found = pulled(room, own, ClipHigher(), at=now)
+    assert (held & stopped).any()
+    assert torch.equal(found[held & stopped].sign(), (now - room.old_logprobs)[held & stopped].sign())
+    assert pulled(room, own, at=now)[~held & stopped].all()
+    assert not found[~held & stopped].any()
+
+
+def shaped(batch: TokenBatch) -> Tensor:
+    bonus = asked(EntropyShaping(), batch).bonus
+    assert bonus is not None
+    return batch.advantages + bonus
+
+
+def read_without_the_bonus(batch: TokenBatch) -> None:
+    larger = dataclasses.replace(batch, advantages=shaped(batch))
+    for other in (STEER(), ClipCov(share=0.05)):
+        assert torch.equal(weights(compose(EntropyShaping(), other), batch), weights(other, batch))
+        assert not torch.equal(weights(other, larger), weights(other, batch))
+    (penalty,) = asked(compose(EntropyShaping(), KLCov(share=0.2)), batch).penalties.values()
+    assert penalty.where is not None
+    assert torch.equal(penalty.where, penalised(KLCov(share=0.2), batch))
+    assert not torch.equal(penalty.where, penalised(KLCov(share=0.2), larger))
+
+
+def may_lower(batch: TokenBatch) -> None:
+    """Of two tokens entropy falls with the log-prob of the likelier one."""
+    likely = batch.rewarded & (batch.old_logprobs.exp() > 0.5)
+    assert (pulled(batch, EntropyShaping())[likely] < pulled(batch)[likely]).all()
+    for bonus in (EntropyBonus(), ALWAYS_PAYS):
+        assert (pulled(batch, bonus, EntropyShaping())[likely] > pulled(batch, EntropyShaping())[likely]).all()
+
+
+def twice_by_entropy(batch: TokenBatch) -> None:
+    """Of those that are left, the surest pulls the least."""
+    left = ~dropped(TopEntropyMask(), batch) & batch.rewarded
+    assert batch.entropies is not None
+    assert batch.entropies[left].min() > batch.entropies[~left & batch.rewarded].max()
+    order = batch.entropies[left].argsort()
+    found = pulled(batch, TopEntropyMask(), EntropyShaping())[left][order]
+    assert (found.diff() < 0).all()
+    assert pulled(batch, TopEntropyMask())[left].std() < 1e-9
+
+
+def advantages_of_their_own(batch: TokenBatch) -> None:
+    room, now = moved(batch, 0.3)
+    for other in (FIPO(), GMPO(), GSPO(), HolderMean(), VESPO()):
+        alone, beside = (pulled(room, *several, at=now) for several in ([other], [other, EntropyShaping()]))
+        torch.testing.assert_close(beside / shaped(room), alone / room.advantages)
+        assert not torch.allclose(beside, alone)
+
+
+def wider_by_the_bonus(batch: TokenBatch) -> None:
+    room, now = moved(batch, 0.7)
+    alone = pulled(room, MASPO(), at=now) / room.advantages
+    beside = pulled(room, MASPO(), EntropyShaping(), at=now) / shaped(room)
+    away = room.advantages * (now - room.old_logprobs) > 0
+    assert (beside[away] < alone[away]).all()  # both are negative
+    torch.testing.assert_close(beside[~away], alone[~away])
+
+
+def nothing_left_of_the_rewarded(batch: TokenBatch) -> None:
+    silent = weights(SignWeights(positive=0.0), batch) == 0
+    acts = [dropped(S2TMask(), batch), weights(STARE(), batch) > 1, weights(STARE(variant="C2"), batch) != 1]
+    assert all(one.any() for one in acts)
+    assert [bool(silent[one].all()) for one in acts] == [True, True, False]
+    assert silent[acts[2] & ~batch.punished].all()
+
+
+def stronger_beside_less(batch: TokenBatch) -> None:
+    signs = SignWeights()
+    assert (pulled(batch, signs).abs() <= pulled(batch).abs()).all()
+    assert pulled(batch, signs).abs().sum() < 0.6 * pulled(batch).abs().sum()
+    for bonus in (EntropyBonus(), ALWAYS_PAYS):
+        torch.testing.assert_close(
+            pulled(batch, signs, bonus) - pulled(batch, signs), pulled(batch, bonus) - pulled(batch)
+        )
+
+
+def only_positive_acts(batch: TokenBatch) -> None:
+    signs = SignWeights(positive=0.1, negative=3.0)
+    torch.testing.assert_close(pulled(batch, WAPO(length=40), signs), 0.1 * pulled(batch, WAPO(length=40)))
+
+
+def stronger_with_fewer_winners(batch: TokenBatch) -> None:
+    """Ten groups of two with a winner each; then five of them without."""
+    all_won = dataclasses.replace(batch, group_ids=torch.arange(20) // 2)
+    half = dataclasses.replace(all_won, advantages=torch.where(batch.sequence % 4 < 2, batch.advantages, 0.0))
+    many, few = (pulled(one, WAPO(length=40), KLPenalty()) - pulled(one, WAPO(length=40)) for one in (all_won, half))
+    torch.testing.assert_close(few, 2 * many)
+
+
+def one_ratio_for_all_blocks(batch: TokenBatch) -> None:
+    """The policy moved in the second block of each response alone."""
+    first = batch.position < 20
+    blocks = dataclasses.replace(batch, block_ids=(~first).double())
+    now = torch.where(first, batch.old_logprobs, batch.old_logprobs - 0.3)
+    assert torch.equal(pulled(blocks, BlockMean(), at=now)[first], pulled(blocks, BlockMean())[first])
+    for other in (GSPO(), GMPO(), HolderMean()):
+        alike, apart = (pulled(blocks, BlockMean(), other, at=at)[first] for at in (batch.old_logprobs, now))
+        assert (apart.abs() < 0.95 * alike.abs()).all()
+
+
+def damps_the_way_back(batch: TokenBatch) -> None:
+    """Rewarded tokens sampled with probability 0.05, at a ratio of 5 and of 10."""
+    old = torch.full_like(batch.old_logprobs, 0.05).log()
+    sampled = dataclasses.replace(batch, old_logprobs=old, rollout_logprobs=old)
+    for other in (SAPO(), MASPO()):
+        left = []
+        for ratio in (5.0, 10.0):
+            alone, beside = (pulled(sampled, DRPO(0.15), *one, at=old + math.log(ratio)) for one in ([], [other]))
+            assert (alone[batch.rewarded] > 0).all()
+            left.append((beside / alone)[batch.rewarded].max())
+        assert 0.01 > left[1] < left[0] < 0.5
+
+
+def one_by_probability_one_by_ratio(batch: TokenBatch) -> None:
+    sampled, now = far_from_the_sampler(batch)
+    likely = batch.old_logprobs.exp() > 0.5
+    stopped = (pulled(sampled, CPPO(), at=now) == 0) & likely
+    rare = rare_and_rewarded(batch)
+    risen = torch.where(rare, batch.old_logprobs + math.log(4), batch.old_logprobs)
+    assert stopped.any()
+    assert rare.any()
+    assert pulled(sampled, CPPO(), at=risen)[rare].all()
+    for other in (SAPO(), MASPO()):
+        damped = pulled(sampled, other, at=now) / pulled(sampled, at=now) <= 0.95
+        assert stopped[damped & likely].all()
+        assert (pulled(sampled, other, at=risen) / pulled(sampled, at=risen))[rare].max() < 0.97
+
+
+def spends_though_dropped(batch: TokenBatch) -> None:
+    sampled, now = far_from_the_sampler(batch)
+    mask = RandomMask(share=0.5, sign="all")
+    gone = dropped(mask, sampled)
+    stopped, fewer = (
+        ~gone & (pulled(sampled, *several, at=now) == 0) for several in ([CPPO(), mask], [within(mask, CPPO())])
+    )
+    assert torch.equal(stopped, ~gone & (pulled(sampled, CPPO(), at=now) == 0))
+    assert fewer.sum() < stopped.sum()
+
+
+def the_ratio_to_the_sampler(batch: TokenBatch) -> None:
+    """Old log-probs that the trainer recomputed, or those of the sampler, up to e^0.1 apart."""
+    sampler = batch.old_logprobs - 0.1 * (batch.position % 7) / 6
+    now = batch.old_logprobs + 0.3 * batch.advantages * (batch.position % 5) / 4
+    recomputed = dataclasses.replace(batch, rollout_logprobs=sampler, logprobs=now)
+    published = dataclasses.replace(recomputed, old_logprobs=sampler)
+    weights = ImportanceCorrection(max_weight=None)
+    for other in (CPPO(), DRPO(0.15), M2PO(budget=0.01)):
+        expected = pulled(published, other, at=now)
+        torch.testing.assert_close(pulled(recomputed, other, weights, at=now), expected)
+        assert not torch.allclose(pulled(recomputed, other, at=now), expected, rtol=0.05)
+        torch.testing.assert_close(pulled(published, other, weights, at=now), expected)
+
+
 ALWAYS_PAYS = AdaptiveEntropy(target_entropy=1.0, initial=0.001)
 
 SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
@@ -684,6 +944,49 @@ SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
     ("sapo", "lp_reg"): [untouched_where_exempt],
     ("vespo", "lp_reg"): [untouched_where_exempt],
     ("vespo", MASK): [weight_of_the_whole],
+    ("ar", "clip_higher"): [rare_rise_damped],
+    ("ar", "lp_reg"): [both_soften],
+    ("ar", "maspo"): [rare_less_and_more],
+    ("ar", "stare"): [rarest_boosted_and_damped],
+    ("block_mean", "gmpo"): [one_ratio_for_all_blocks],
+    ("block_mean", "gspo"): [one_ratio_for_all_blocks],
+    ("block_mean", "holder_mean"): [one_ratio_for_all_blocks],
+    ("clip_cov", MASK): [hit_and_dropped],
+    ("clip_cov", "clip_higher"): [hit_and_stopped],
+    ("clip_cov", "kl_cov"): [only_pulled_back],
+    ("cppo", MASK): [spends_though_dropped],
+    ("cppo", "maspo"): [one_by_probability_one_by_ratio],
+    ("cppo", "sapo"): [one_by_probability_one_by_ratio],
+    ("drpo", "maspo"): [damps_the_way_back],
+    ("drpo", "sapo"): [damps_the_way_back],
+    ("entropy_shaping", "adaptive_entropy"): [may_lower],
+    ("entropy_shaping", "clip_cov"): [read_without_the_bonus],
+    ("entropy_shaping", "entropy_bonus"): [may_lower],
+    ("entropy_shaping", "fipo"): [advantages_of_their_own],
+    ("entropy_shaping", "gmpo"): [advantages_of_their_own],
+    ("entropy_shaping", "gspo"): [advantages_of_their_own],
+    ("entropy_shaping", "holder_mean"): [advantages_of_their_own],
+    ("entropy_shaping", "kl_cov"): [read_without_the_bonus],
+    ("entropy_shaping", "maspo"): [wider_by_the_bonus],
+    ("entropy_shaping", "steer"): [read_without_the_bonus],
+    ("entropy_shaping", "top_entropy"): [twice_by_entropy],
+    ("entropy_shaping", "vespo"): [advantages_of_their_own],
+    ("gspo", "maspo"): [a_mean_stays_inside],
+    ("importance_correction", "cppo"): [the_ratio_to_the_sampler],
+    ("importance_correction", "drpo"): [the_ratio_to_the_sampler],
+    ("importance_correction", "m2po"): [the_ratio_to_the_sampler],
+    ("kl_cov", MASK): [held_though_dropped],
+    ("kl_cov", "clip_higher"): [stopped_and_held],
+    ("sign_weights", "adaptive_entropy"): [stronger_beside_less],
+    ("sign_weights", "entropy_bonus"): [stronger_beside_less],
+    ("sign_weights", "s2t"): [nothing_left_of_the_rewarded],
+    ("sign_weights", "stare"): [nothing_left_of_the_rewarded],
+    ("steer", "clip_cov"): [few_of_the_rare],
+    ("steer", "kl_cov"): [few_of_the_rare],
+    ("steer", "stare"): [damped_and_boosted],
+    ("wapo", MASK): [fixed],
+    ("wapo", "kl"): [stronger_with_fewer_winners],
+    ("wapo", "sign_weights"): [only_positive_acts],
 }
 
 

@@ -89,7 +89,7 @@ def check_complete(objective: TokenObjective) -> None:
 def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that is there without what it was published with."""
     return [
-        f"'{name}' is not itself without {what} beside it: {why}"
+        f"'{name}' expects {what} beside it, which is missing: {why}"
         for name, what, why in _missing(list(objective.acting()), "expects")
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import get_args
 
@@ -34,6 +35,11 @@ def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
 
 def pairs(objective: TokenObjective) -> list[str]:
     """The same as lines of Markdown."""
-    found = [f"- **Not as published:** {text}" for text in unmet(objective)]
+    found = [f"- **Not as published:** {text}" for text in map(_in_backticks, unmet(objective))]
     found += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]
     return found or ["Its methods declare nothing of each other."]
+
+
+def _in_backticks(text: str) -> str:
+    """Names, which errors and warnings have in quotes."""
+    return re.sub(r"'(\w+)'", r"`\1`", text)

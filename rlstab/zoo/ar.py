@@ -94,6 +94,12 @@ class AR(TokenObjective):
         ),
         Interaction("against", "stare", "{own} damps rare tokens, and {other} boosts those that were rewarded."),
         Interaction(
+            "against",
+            "maspo",
+            "{own} damps rare tokens, and with `alpha` above 0 {other} gives them more room to move than others.",
+            where=lambda ar, maspo: maspo.alpha > 0,
+        ),
+        Interaction(
             "beside",
             "lp_reg",
             "both soften what happens to rare punished tokens: {own} pushes them down less, and {other} holds some.",

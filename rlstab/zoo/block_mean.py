@@ -98,6 +98,12 @@ class BlockMean(TokenObjective):
     )
     interacts = (
         Interaction("good", ("clip_higher", "adaptive_entropy"), "{own} was published with {other}, without `kl`."),
+        Interaction(
+            "beside",
+            ("gspo", "gmpo", "holder_mean"),
+            "{own} gives each block its own vote, and {other} one ratio to the whole response: how hard a block pulls "
+            "also depends on how far the policy has moved in the others.",
+        ),
     )
 
     name: ClassVar[str] = "block_mean"

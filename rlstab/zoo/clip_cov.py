@@ -130,8 +130,9 @@ class ClipCov(TokenObjective):
         Interaction(
             "redundant",
             "kl_cov",
-            "both act on tokens whose log-prob and advantage vary together the most: what {own} silences, {other} "
-            "holds.",
+            "both restrain tokens whose log-prob and advantage vary together: {other} holds those of the largest "
+            "covariance, {own} silences some of those between its bounds, and one that both choose is only pulled "
+            "back.",
         ),
         Interaction(
             "beside",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
+from rlstab.core.facts import MASK, Interaction, Limit
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
@@ -125,6 +125,20 @@ class CPPO(TokenObjective):
             "drpo",
             "{own} stops what {other} would pull back.",
             where=lambda cppo, drpo: drpo.delta < 1,
+        ),
+        Interaction(
+            "beside",
+            ("sapo", "maspo"),
+            "{own} bounds the probability that moved, {other} the ratio: rare tokens are held back by {other} alone, "
+            "and of those above one half {own} stops all that {other} would damp by a twentieth.",
+            where=lambda cppo, soft: cppo.delta <= 0.15,
+        ),
+        Interaction(
+            "beside",
+            MASK,
+            "a token that {other} drops still spends the budget of {own}, and may stop those after it.",
+            where=lambda cppo, mask: mask.name != "truncated_mask",  # which drops those after it too
+            nested=False,
         ),
         Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
     )

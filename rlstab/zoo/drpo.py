@@ -102,6 +102,13 @@ class DRPO(TokenObjective):
             "{own} pulls a token back that has moved beyond its `delta`, and {other} leaves no gradient beyond its "
             "bounds: what both act on stays where it is.",
         ),
+        Interaction(
+            "against",
+            ("sapo", "maspo"),
+            "{own} pulls a token back that has moved beyond its `delta`, and {other} damps this pull as well, the more "
+            "the larger the ratio.",
+            where=lambda drpo, soft: drpo.delta < 1,
+        ),
         Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
     )
 

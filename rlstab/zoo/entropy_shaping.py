@@ -99,6 +99,18 @@ class EntropyShaping(TokenObjective):
             ("kl_cov", "clip_cov", "steer"),
             "the size of the advantage, by which {other} would judge a token, is read without the bonus of {own}.",
         ),
+        Interaction(
+            "beside",
+            ("fipo", "gmpo", "gspo", "holder_mean", "vespo"),
+            "{own} gives the tokens of a response advantages of their own, where {other} was published with one for "
+            "all. The factors of {other} stay as they are, since no sign changes.",
+        ),
+        Interaction(
+            "beside",
+            "maspo",
+            "the bound of {other} is wider under the bonus of {own}, for it reads the advantage with its size.",
+            where=lambda shaping, maspo: maspo.positive > 0 or maspo.negative > 0,
+        ),
     )
 
     name: ClassVar[str] = "entropy_shaping"

@@ -116,7 +116,8 @@ class GMPO(TokenObjective):
         ),
     )
     expects: ClassVar[Mapping[str, str]] = {
-        "sequence_mean": "it gives responses equal votes, and under a token mean a long one outvotes the others."
+        "sequence_mean": "its ratio is for a response, and only there responses have equal votes. Under a token mean a "
+        "long one outvotes the others."
     }
 
     name: ClassVar[str] = "gmpo"

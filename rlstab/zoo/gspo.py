@@ -100,7 +100,7 @@ class GSPO(TokenObjective):
         ),
         Interaction(
             "beside",
-            ("clip_higher", "cispo", "sapo"),
+            ("clip_higher", "cispo", "sapo", "maspo"),
             "the ratio of {own} is a mean and stays near 1, where settings of {other} that suit single tokens never "
             "act.",
             where=lambda gspo, other: other.name != "clip_higher" or other.high > 0.01,
@@ -112,7 +112,8 @@ class GSPO(TokenObjective):
         ),
     )
     expects: ClassVar[Mapping[str, str]] = {
-        "sequence_mean": "it gives responses equal votes, and under a token mean a long one outvotes the others."
+        "sequence_mean": "its ratio is for a response, and only there responses have equal votes. Under a token mean a "
+        "long one outvotes the others."
     }
 
     name: ClassVar[str] = "gspo"

@@ -149,6 +149,15 @@ class ImportanceCorrection(TokenObjective):
             "clip_higher",
             "{own} corrects what lies between sampler and old policy, {other} bounds what comes after.",
         ),
+        Interaction(
+            "beside",
+            ("cppo", "drpo", "m2po"),
+            "the ratio times the weight of {own} is the ratio to the sampler, with which {other} was published, as far "
+            "as the weight is not truncated. The mismatch counts once: {other} compares with the sampler, and does not "
+            "multiply by it.",
+            where=lambda own, other: (own.level, own.normalize, getattr(other, "anchor", "rollout"))
+            == ("token", False, "rollout"),
+        ),
     )
 
     name: ClassVar[str] = "importance_correction"

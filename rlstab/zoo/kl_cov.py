@@ -75,7 +75,8 @@ class KLCov(TokenObjective):
 
     Surprises:
         With one optimizer step per rollout it does nothing: every ratio is 1, where |ln r| has no slope. The published
-        loss has no clip at all.
+        loss has no clip at all. ``coefficient`` is meant for advantages divided by their standard deviation, about 1 in
+        size: against those of Dr. GRPO, below 1, the penalty outweighs the pull of nearly every token that it selects.
 
     Example:
         A correct response with tokens of probability 0.9 and 0.1, and a wrong one with 0.8 and 0.2. Their covariances
@@ -111,8 +112,8 @@ class KLCov(TokenObjective):
         Interaction(
             "against",
             "clip_higher",
-            "{own} was published without a clip: a token that {other} stops is still pulled back, and none that "
-            "{own} leaves alone was meant to be stopped.",
+            "{own} was published without a clip. {other} also stops tokens that {own} leaves free, and one that "
+            "{own} holds is only pulled back where {other} stops it.",
         ),
         Interaction(
             "beside",

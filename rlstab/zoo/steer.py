@@ -123,6 +123,12 @@ class STEER(TokenObjective):
             "stare",
             "{own} damps the tokens that change entropy the most, either way, and {other} boosts some of them.",
         ),
+        Interaction(
+            "redundant",
+            ("kl_cov", "clip_cov"),
+            "both restrain rare tokens that were punished: {own} damps all of them a little, and {other} holds or "
+            "silences a few of them.",
+        ),
     )
 
     name: ClassVar[str] = "steer"

@@ -116,8 +116,8 @@ class VESPO(TokenObjective):
     )
     excludes: ClassVar[Mapping[str, str]] = {
         "ratio": "the kernel takes the place of the ratio, and its weight is not normalised by the length.",
-        "importance_correction": "the mismatch of the sampler belongs into the kernel, where it then counts once: set "
-        "anchor 'rollout'.",
+        "importance_correction": "the mismatch of the sampler belongs inside the kernel, which bounds it and counts it "
+        "once. Anchor 'rollout' puts it there.",
     }
 
     name: ClassVar[str] = "vespo"
