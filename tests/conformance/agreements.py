@@ -702,14 +702,15 @@ AGREEMENTS = (
         "cppo",
         "cppo",
         "_cppo_loss, _cppo_mask",
-        "`cppo` (anchor: old; delta: 0.15, 0.2), also min_weight 0.3 and min_budget 0.1",
+        "`cppo` (anchor: old; delta: 0.15, 0.2), also min_weight 0.6 and 0.2 with min_budget 0.1 and 0.15",
         {
             case: _loss("cppo", case, method)
             for case, method in (
                 ("0.2", CPPO(delta=0.2, anchor="old")),
                 ("0.15", CPPO(anchor="old")),
                 ("0.15, main", CPPO(anchor="old")),
-                ("0.3, 0.3", CPPO(delta=0.3, min_weight=0.3, min_budget=0.1, anchor="old")),
+                ("0.2, floor 0.6", CPPO(delta=0.2, min_weight=0.6, min_budget=0.1, anchor="old")),
+                ("0.1, floor 0.2", CPPO(delta=0.1, min_weight=0.2, min_budget=0.15, anchor="old")),
             )
         },
     ),
@@ -737,12 +738,13 @@ AGREEMENTS = (
         "aspo",
         "aspo",
         "compute_policy_loss_archer",
-        "`aspo`, refresh: step; also one room of 0.2 for all tokens, and a cap of 1.2",
+        "`aspo`, refresh: step; also a room of 0.9 for tokens of high entropy, one of 0.2 for all, and a cap of 1.2",
         {
             case: _slope("aspo", case, ASPO(room_high_entropy=room, cap=cap))
             for case, room, cap in (
                 ("two rooms", 0.4, 3.0),
                 ("two rooms, main", 0.4, 3.0),
+                ("two rooms far apart", 0.9, 3.0),
                 ("one room", 0.2, 3.0),
                 ("one room, main", 0.2, 3.0),
                 ("one room, cap 1.2", 0.2, 1.2),

@@ -414,6 +414,7 @@ def aspo(checkout: str) -> dict[str, Any]:
             "one room, cap 1.2": loss("ratios", 1.2, 0.2),
             "one room, main": loss("main", 3.0, 0.2),
             "two rooms": loss("ratios", 3.0),
+            "two rooms far apart": loss("ratios", 3.0, 0.9),
             "two rooms, main": loss("main", 3.0),
         },
     }
@@ -541,7 +542,8 @@ def cppo(checkout: str) -> dict[str, Any]:
             "0.2": loss("ratios", 0.2, 0.8, 0.02),
             "0.15": loss("ratios", 0.15, 0.8, 0.02),
             "0.15, main": loss("main", 0.15, 0.8, 0.02),
-            "0.3, 0.3": loss("ratios", 0.3, 0.3, 0.1),
+            "0.2, floor 0.6": loss("ratios", 0.2, 0.6, 0.1),
+            "0.1, floor 0.2": loss("ratios", 0.1, 0.2, 0.15),
         },
     }
 

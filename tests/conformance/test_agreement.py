@@ -25,11 +25,12 @@ def test_loss_gradient_and_selection_are_those_of_the_published_code(found, boun
 
 
 @pytest.mark.slow
-def test_trl_still_gives_the_stored_numbers():
+@pytest.mark.parametrize("framework", ["trl", "verl"])
+def test_a_framework_still_gives_the_stored_numbers(framework):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("trl")
-        now, stored = record.trl(), load("trl")
+        pytest.importorskip(framework)
+        now, stored = getattr(record, framework)(), load(framework)
     assert now["cases"].keys() == stored["cases"].keys()
     for case, one in stored["cases"].items():
         other = now["cases"][case]
