@@ -23,6 +23,7 @@ from rlstab import (
     STARE,
     VESPO,
     ClipHigher,
+    ConstantLength,
     EntropyBonus,
     Gate,
     KLPenalty,
@@ -43,7 +44,9 @@ from rlstab.atlas.svg import Drawing, same_drawing, simplified
 from rlstab.core.facts import SOURCES
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import WRITABLE, Penalty
+from rlstab.explain.card_sections import CardError
 from rlstab.explain.exclusions import shipped
+from tests.core.says import says
 from tests.core.test_pull import Capped
 
 PICTURES = Path(__file__).parent.parent / "docs" / "methods" / "pictures"
@@ -109,6 +112,12 @@ def test_settings_of_pictures_are_of_methods_that_ship_and_only_where_they_are_n
     for name, chosen in views.SETTINGS.items():
         settings = {one.name: one.default for one in views.settings_of(type(METHODS[name]))}
         assert all(settings[key] != value for key, value in chosen.items())
+
+
+def test_a_method_that_cannot_be_made_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "SETTINGS", {})
+    with says(CardError, "ConstantLength: 'length' has no default, so the method cannot be drawn. Give it a value ..."):
+        views.method_of(ConstantLength)
 
 
 def test_every_field_that_a_method_may_fill_has_a_place_on_the_map() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlstab.atlas.token_views import acts, plane, rows, varies_within_responses
 from rlstab.core.batch import MARKS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
+from rlstab.explain.card_sections import CardError
 
 #: Settings of a picture, for methods that require some, or whose defaults do little or nothing on the cloud.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -50,7 +52,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     ),
     "penalties": (
         "Penalties on every token",
-        "Each on a scale of its own: a penalty is in units of its coefficient. The page says what is across.",
+        "Each on a scale of its own, for it grows with the coefficient. The page says what is across.",
     ),
     "divisor": (
         "Divisor",
@@ -74,8 +76,19 @@ _ON_THE_CLOUD = (
 
 
 def method_of(cls: type[TokenObjective]) -> TokenObjective:
-    """The method as it is drawn."""
-    return cls(**SETTINGS.get(cls.name, {}))
+    """The method as it is drawn.
+
+    Raises:
+        CardError: a setting has no default, and nobody says with what to draw it.
+    """
+    chosen = SETTINGS.get(cls.name, {})
+    missing = [one.name for one in settings_of(cls) if one.default is dataclasses.MISSING and one.name not in chosen]
+    if missing:
+        raise CardError(
+            f"{cls.__qualname__}: '{missing[0]}' has no default, so the method cannot be drawn. Give it a value in "
+            f"rlstab.atlas.views.SETTINGS."
+        )
+    return cls(**chosen)
 
 
 def picture(method: TokenObjective) -> Picture:
