@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from rlstab.errors import ConfigError, RlstabError
+from rlstab.visible import visible
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.command(options) or 0)
     except RlstabError as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        print(f"{type(error).__name__}: {error}{notes}", file=sys.stderr)
+        print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; continue with --resume", file=sys.stderr)
@@ -168,15 +169,14 @@ def _view(options: argparse.Namespace) -> int:
         path = view.write_view(
             options.source, options.out, rollout=options.rollout, limit=options.limit, tokenizer=options.tokenizer
         )
-        print(path)
+        print(visible(str(path), spaces=False))
         return 0
-    from rich.console import Console
-
+    from rlstab.console import Terminal
     from rlstab.report.terminal import show
     from rlstab.report.tokens import read_tokens
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
-    show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Console())
+    show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())
     return 0
 
 
@@ -213,11 +213,10 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from rlstab.console import Terminal
     from rlstab.explain import listing
 
-    Console().print(listing())
+    Terminal().print(listing())
     return 0
 
 

@@ -26,6 +26,7 @@ from rlstab.bench.screen import Screen
 from rlstab.bench.status import FILE, read_record, write_record
 from rlstab.config.document import dump
 from rlstab.config.renamed import old_settings
+from rlstab.console import Terminal
 from rlstab.errors import ConfigError
 
 #: Seconds between looks at the workers.
@@ -83,7 +84,7 @@ def run_bench(
         ConfigError: finished runs have other settings than the file now, no run matches, another process runs it, its
             folder cannot be written or holds another bench.
     """
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     runs = chosen(bench, only)
     workers = workers or bench.workers
     try:
@@ -209,7 +210,7 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     Raises:
         ConfigError: no run matches.
     """
-    console = console or Console()
+    console = console or Terminal()
     runs = chosen(bench, only)
     plan = plan_of(runs, overwrite=False, retry=False)
     table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)

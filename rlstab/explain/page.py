@@ -16,6 +16,7 @@ from rich.markdown import Markdown
 
 from rlstab.config import Document, RunConfig, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
+from rlstab.console import Terminal
 from rlstab.core.compose import Composition
 from rlstab.explain.costs import costs
 from rlstab.explain.hosts import hosts
@@ -25,6 +26,7 @@ from rlstab.explain.recipes import recipes
 from rlstab.explain.story import story
 from rlstab.explain.table import read
 from rlstab.presets import PRESETS, Preset, preset
+from rlstab.visible import visible
 from rlstab.zoo import METHODS
 
 
@@ -62,9 +64,9 @@ def explain_preset(name: str, console: Console | None = None, *, markdown: bool 
 
 def show(text: str, console: Console | None = None, *, markdown: bool = False) -> None:
     """Print a page, or with ``markdown`` the Markdown that it is made of."""
-    console = console or Console()
+    console = console or Terminal()
     if markdown:
-        console.file.write(text)
+        console.file.write(visible(text, spaces=False))
     else:
         console.print(Markdown(text, hyperlinks=False))
 

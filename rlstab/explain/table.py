@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.runs import RunConfig
+from rlstab.console import Terminal
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition
 from rlstab.core.docstring import summary
@@ -29,7 +30,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
-    console = console or Console()
+    console = console or Terminal()
     objective, run = read(path, overrides)
     console.print(describe(objective))
     if run is not None:

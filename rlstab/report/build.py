@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from rlstab.console import Terminal
 from rlstab.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.markdown import markdown
@@ -41,7 +42,7 @@ def make_report(
     Raises:
         ReportError: nothing usable, an unknown metric or method, or a file cannot be written.
     """
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     loaded = load_runs(*paths)
     comparison = compare(loaded, baseline=baseline, metrics=metrics)
     if out is None and export is None and markdown_file is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from rlstab.config.document import Document
 from rlstab.config.renamed import new_record, new_settings
 from rlstab.report.bins import highest
 from rlstab.report.model import (
@@ -23,6 +23,7 @@ from rlstab.report.model import (
     rounded,
     setting_of,
 )
+from rlstab.report.plain import plain, read_bytes, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
@@ -92,7 +93,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
 def read_json(path: Path) -> tuple[dict[str, Any] | None, str]:
     """The mapping in a JSON file, or None with the reason."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = plain(json.loads(read_text(path)))
     except FileNotFoundError:
         return None, f"{path.name} is missing"
     except (OSError, ValueError, RecursionError) as error:
@@ -109,15 +110,20 @@ def _json(path: Path, remarks: list[str]) -> dict[str, Any]:
 
 def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
     try:
-        data = new_settings(yaml.safe_load(path.read_text(encoding="utf-8")))
+        # without aliases that contain themselves or unfold without end
+        data = plain(new_settings(Document.parse(read_text(path), path.name).data))
     except FileNotFoundError:
         remarks.append(f"{path.name} is missing")
         return {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         remarks.append(f"{path.name} cannot be read: {_first(error)}")
         return {}
     if not isinstance(data, dict):
         remarks.append(f"{path.name} is not a mapping")
+        return {}
+    objective = data.get("objective", [])
+    if not isinstance(objective, list) or not all(isinstance(one, Mapping) for one in objective):
+        remarks.append(f"objective in {path.name} is not a list of methods")
         return {}
     return data
 
@@ -125,7 +131,7 @@ def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
 def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
     """Records by rollout. A run that was continued may have written one twice; the later one counts."""
     try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
+        text = read_bytes(path).decode("utf-8", errors="replace")
     except FileNotFoundError:
         remarks.append(f"{path.name} is missing")
         return {}
@@ -143,6 +149,7 @@ def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
         except (ValueError, RecursionError):  # also an integer of thousands of digits
             record = None
         record = new_record(record) if isinstance(record, dict) else {}
+        record = {readable(name): value for name, value in record.items()}
         rollout = record.get("rollout")
         if isinstance(rollout, int) and not isinstance(rollout, bool) and 0 <= rollout <= MOST_ROLLOUTS:
             found.setdefault(rollout, {}).update(record)

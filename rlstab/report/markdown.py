@@ -11,6 +11,7 @@ from rlstab.report.model import RunRecord, setting_of
 from rlstab.report.numbers import NOTHING, counted, decimals, places
 from rlstab.report.statistics import CONFIDENCE, MIN_SEEDS, Estimate
 from rlstab.report.sweep import Sweep
+from rlstab.visible import visible
 
 #: Settings of a run that a reader wants to know first, and how they are told.
 FRAME = {
@@ -39,7 +40,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
     for sweep in comparison.sweeps:
         parts += _sweep(sweep)
     parts += _idle(comparison) + _overlaps(comparison) + _missing(comparison) + _again(comparison)
-    return "\n\n".join(parts) + "\n"
+    return visible("\n\n".join(parts), spaces=False) + "\n"
 
 
 def _opening(comparison: Comparison, command: str | None) -> list[str]:

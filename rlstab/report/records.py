@@ -10,12 +10,12 @@ from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rlstab.config.document import Document
 from rlstab.errors import ReportError
 from rlstab.report.folder import is_run, read_folder, read_json
 from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status
 from rlstab.report.numbers import counted, ranges
+from rlstab.report.plain import read_text
 from rlstab.report.results import read_results
 
 __all__ = ["WIDTH", "Curve", "LeftOut", "Loaded", "RunRecord", "Status", "load_runs"]
@@ -99,11 +99,11 @@ def _walk(
 def _named(folder: Path) -> list[Path]:
     """Folders of all runs that the file of a bench names; none where it is not there or damaged."""
     try:
-        data = yaml.safe_load((folder / "bench.yaml").read_text(encoding="utf-8"))
+        data = Document.parse(read_text(folder / "bench.yaml"), "bench.yaml").data
         settings, methods, seeds = (list(data[key]) for key in ("settings", "methods", "seeds"))
         if len(settings) * len(methods) * len(seeds) > MOST_RUNS:
             return []
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [folder / "runs" / str(a) / str(b) / f"seed-{c}" for a, b, c in product(settings, methods, seeds)]
 

@@ -18,6 +18,7 @@ from rlstab.errors import ReportError
 from rlstab.report.bins import binned
 from rlstab.report.model import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
 from rlstab.report.numbers import ranges
+from rlstab.report.plain import read_bytes
 
 FORMAT = 2
 
@@ -43,9 +44,9 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
     found: list[RunRecord | LeftOut] = []
     damaged: dict[str, list[int]] = {}
     try:
-        lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+        lines = read_bytes(path).decode("utf-8", errors="replace").split("\n")
     except OSError as error:
-        return [LeftOut(str(path), f"cannot be read: {error.strerror}")]
+        return [LeftOut(str(path), f"cannot be read: {error.strerror or error}")]
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
@@ -75,8 +76,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "error": run.error,
         "baseline": run.baseline,
         "bench_command": run.bench_command,
-        "run_hash": run.about.get("run_hash"),
-        "objective_hash": run.about.get("objective_hash"),
+        "run_hash": _plain(run.about.get("run_hash")),
+        "objective_hash": _plain(run.about.get("objective_hash")),
         "config": _plain(run.config),
         # the command in run.json is that of a bench's worker, with the paths of its machine
         "about": _plain({name: value for name, value in run.about.items() if name != "command"}),

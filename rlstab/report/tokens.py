@@ -166,6 +166,8 @@ def _number(name: str) -> int:
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Numbered lines that are not empty, as they stand: what cannot be read is counted by the caller."""
+    if file.exists() and not file.is_file():
+        raise ReportError(f"{file}: is not an ordinary file.")
     try:
         with file.open("rb") as opened:
             for number, line in enumerate(opened, 1):

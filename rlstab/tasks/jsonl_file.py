@@ -16,6 +16,8 @@ def read_examples(path: Path, prompt_field: str, answer_field: str, template: Pr
         DataError: for a file that cannot be opened or has no examples, and for the first line that cannot be used.
     """
     examples = []
+    if path.is_char_device() or path.is_block_device():
+        raise DataError(f"{path}: is a device, which may never end. Set `path` and `eval_path` to files.")
     try:
         # bytes: lines end at \n alone, and a wrong encoding is found in its own line
         with path.open("rb") as file:

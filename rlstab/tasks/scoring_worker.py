@@ -99,9 +99,9 @@ def _apart(order: Order, job: tuple[Any, str], hidden: set[int]) -> bytes:
         finally:
             os._exit(0)
     os.close(into)
-    with os.fdopen(out, "rb") as pipe:
-        answered, _, _ = select.select([pipe], [], [], order.time_limit)
-        line = pipe.readline(LONGEST_LINE) if answered else _line({"late": True})
+    with os.fdopen(out, "rb") as answers:
+        answered, _, _ = select.select([answers], [], [], order.time_limit)
+        line = answers.readline(LONGEST_LINE) if answered else _line({"late": True})
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

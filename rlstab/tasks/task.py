@@ -23,13 +23,16 @@ class Task(Protocol):
         name: a short name for logs.
         keeps_special_tokens: completions are scored with special tokens, such as EOS, in their text.
         size: the number of different examples of each split; None where they are generated without end.
-        workers: the processes that score; None where `score` is cheap, executes nothing and cannot hang.
     """
 
     name: str
     keeps_special_tokens: bool
     size: dict[Split, int | None]
-    workers: Workers | None
+
+    @property
+    def workers(self) -> Workers | None:
+        """The processes that score; None where `score` is cheap, executes nothing and cannot hang."""
+        ...
 
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` (0, 1, 2, ...) of a split.

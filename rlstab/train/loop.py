@@ -29,6 +29,7 @@ import rlstab
 from rlstab.config.objectives import objective_hash
 from rlstab.config.renamed import old_settings
 from rlstab.config.runs import AdvantageSettings, RunConfig, dump_run, run_hash
+from rlstab.console import Terminal
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
 from rlstab.errors import CheckpointError, ConfigError, NonFinite
@@ -117,7 +118,7 @@ def train(
         NonFinite: 20 optimizer steps in a row were refused, or a function of yours returned NaN or Inf.
         ShapeError: a function of yours returned another shape.
     """
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     providers = Providers(signals or {}, advantages)
     require_signals(
         run.composition,

@@ -517,6 +517,11 @@ def test_jsonl_missing_file(tmp_path):
         Jsonl(good, path)
 
 
+def test_jsonl_that_never_ends():
+    with pytest.raises(DataError, match=r"^/dev/zero: is a device, which may never end\. Set `path`"):
+        Jsonl("/dev/zero")
+
+
 def test_jsonl_deep_nesting_is_an_error_of_the_line(tmp_path):
     path = tmp_path / "deep.jsonl"
     path.write_bytes(b"[" * 200_000 + b"\n")
