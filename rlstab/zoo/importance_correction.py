@@ -155,8 +155,9 @@ class ImportanceCorrection(TokenObjective):
             "the ratio times the weight of {own} is the ratio to the sampler, with which {other} was published, as far "
             "as the weight is not truncated. The mismatch counts once: {other} compares with the sampler, and does not "
             "multiply by it.",
-            where=lambda own, other: (own.level, own.normalize, getattr(other, "anchor", "rollout"))
-            == ("token", False, "rollout"),
+            where=lambda own, other: (
+                (own.level, own.normalize, getattr(other, "anchor", "rollout")) == ("token", False, "rollout")
+            ),
         ),
     )
 
