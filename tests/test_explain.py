@@ -1092,7 +1092,7 @@ def test_a_preset_is_explained(shown: Any, name: str) -> None:
     assert f"Objective {objective_hash(PRESETS[name].objective)}." in out
     assert f"Equals {name}:" in out
     assert "`" not in out
-    assert "None" not in out.replace("Trust region. None:", "")
+    assert "None" not in out.replace("Trust region. None:", "").replace("None is stopped", "")
 
 
 def test_names_and_a_file_that_says_the_same(shown: Any) -> None:
@@ -1100,6 +1100,15 @@ def test_names_and_a_file_that_says_the_same(shown: Any) -> None:
     named, filed = shown("s2t, dapo")[1], shown("f.yaml")[1]
     assert named.replace("s2t, dapo", "f.yaml", 1) == filed
     assert "Nearest: stapo" in named
+
+
+def test_a_name_that_a_preset_shares_means_the_method_and_says_so(shown: Any) -> None:
+    alone = "This is the method stare; the preset is rlstab explain --preset stare."
+    assert f"{alone} Objective {objective_hash(compose(STARE()))}." in shown("stare")[1]
+    assert alone in shown("dapo,stare")[1]
+    Path("f.yaml").write_text("objective: stare\n")
+    for arguments in (["--preset", "stare"], ["f.yaml"], ["s2t,dapo"]):
+        assert "This is the method" not in shown(*arguments)[1]
 
 
 def test_a_file_goes_before_a_name(shown: Any) -> None:
@@ -1135,7 +1144,7 @@ def test_markdown_is_what_a_page_is(shown: Any, capsys: pytest.CaptureFixture[st
         (["token_mean,sequence_mean"],
          "Conflict: objective: 'sequence_mean' and 'token_mean' both define the aggregate; a composition has exactly "
          "one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)\n"),
-        (["--preset", "dappo"], "UnknownName: no preset is called 'dappo'. Did you mean 'dapo'?\n"),
+        (["--preset", "jstrl"], "UnknownName: no preset is called 'jstrl'. Did you mean 'justrl'?\n"),
     ],
 )  # fmt: skip
 def test_a_wrong_source_ends_with_code_2_and_its_error(shown: Any, arguments: list[str], expected: str) -> None:
