@@ -965,7 +965,7 @@ def test_no_trust_region_is_told_only_where_nothing_takes_its_place(objective: l
 @pytest.mark.parametrize(
     ("objective", "expected"),
     [
-        ([KLCov(), ClipHigher()], "- `kl_cov` and `clip_higher` act only with several optimizer steps per rollout"),
+        ([KLCov(), ClipHigher()], "- `clip_higher` and `kl_cov` act only with several optimizer steps per rollout"),
         ([LpReg(ratio_cap=10.0)], "- The trust region of `lp_reg` acts only with several optimizer steps per rollout"),
         ([S2TMask()], "Nothing is known to be idle"),
     ],
