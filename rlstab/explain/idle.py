@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlstab.config import RunConfig
 from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
+from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
@@ -16,12 +17,27 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) if run else [])]
     if run:
         found += [f"- {text}" for text in idle_in_run(objective, run)]
-    elif "live" in objective.reads_drift:
-        found.append("- The trust region acts only with several optimizer steps per rollout: with one the ratio is 1.")
+    else:
+        found += _with_several_steps(objective)
     for leaf in walk(objective):
         reached = [one for one in leaf.method.limits if one.settings and one.reached(leaf.method)]
         found += [f"- {leaf.method!r} does nothing: {one.why}" for one in reached[:1]]
     return found or ["Nothing is known to be idle or unsafe."]
+
+
+def _with_several_steps(objective: Composition) -> list[str]:
+    """Of an objective without a run: what only compares the live policy with the old one."""
+    names = [_compares(f"`{key}`", one) for key, one in objective.keyed.items() if "live" in one.reads_drift]
+    if not names:
+        return []
+    acts = f"{names[0]} acts" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} act"
+    acts = acts[0].upper() + acts[1:]
+    return [f"- {acts} only with several optimizer steps per rollout: with one the ratio is 1."]
+
+
+def _compares(name: str, method: TokenObjective) -> str:
+    """A method that compares the live policy with the old one, or only its trust region, where it writes more."""
+    return f"the trust region of {name}" if method.writes - _REGION and method.writes & _REGION else name
 
 
 def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
@@ -29,7 +45,7 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
     optimisation, found = run.optimisation, []
     one_step = optimisation.optimizer_steps_per_rollout == 1
     found += [
-        f"{f'the trust region of {key}' if drift == 'live' and one.writes - _REGION else key} cannot act: {why}"
+        f"{_compares(key, one) if drift == 'live' else key} cannot act: {why}"
         for key, one in objective.keyed.items()
         for drift in sorted(one.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None

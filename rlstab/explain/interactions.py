@@ -37,7 +37,7 @@ def pairs(objective: TokenObjective) -> list[str]:
     """The same as lines of Markdown."""
     found = [f"- **Not as published:** {text}" for text in map(_in_backticks, unmet(objective))]
     found += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]
-    return found or ["Its methods declare nothing of each other."]
+    return found or ["Nothing is known."]
 
 
 def _in_backticks(text: str) -> str:

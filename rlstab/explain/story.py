@@ -24,11 +24,6 @@ STAGES: Mapping[str, str] = {
     "lr_scale": "Learning rate",
     "report": "Only observed",
 }
-#: Where nobody has a say.
-_OTHERWISE = {
-    "keep": "No token is dropped.",
-    "bounds": "None: a token pulls with its ratio times its advantage, however far the ratio has gone.",
-}
 _ADVANTAGES = {
     "grpo": "the reward of its response minus the mean of the group, divided by the group's standard deviation",
     "dr_grpo": "the reward of its response minus the mean of the group",
@@ -52,16 +47,26 @@ def story(objective: Composition, run: RunConfig | None, estimator: str | None) 
     if run:
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}
-    bound = any({"pull", "gates"} & one.writes or "trust region" in one.addresses for one in objective.acting())
-    otherwise = {field: text for field, text in _OTHERWISE.items() if field != "bounds" or not bound}
     for field, head in STAGES.items():
         told = [
             f"`{name}`{_among(leaf)}{'' if leaf.name in stated else ', the default'}: {text}"
             for name, leaf in parts(objective).items()
             if (text := leaf.method.in_words().get(field))
         ]
-        lines += [f"**{head}.** {text}" for text in told or [otherwise.get(field, "")] if text]
+        lines += [f"**{head}.** {text}" for text in told or [_otherwise(field, objective)] if text]
     return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+
+
+def _otherwise(field: str, objective: Composition) -> str:
+    """What happens where nobody has a say; of a trust region, only where nothing takes its place."""
+    if field == "keep":
+        return "No token is dropped."
+    elsewhere = any(one.writes & {"pull", "gates"} and "trust region" in one.addresses for one in objective.acting())
+    if field != "bounds" or "pull" in objective.writes or elsewhere:
+        return ""
+    if "ratio" in objective.writes:
+        return "None beside it: a token pulls with this ratio times its advantage."
+    return "None: a token pulls with its ratio times its advantage, however far the ratio has gone."
 
 
 def _among(leaf: Leaf) -> str:

@@ -136,8 +136,8 @@ class CPPO(TokenObjective):
         Interaction(
             "beside",
             MASK,
-            "a token that {other} drops still spends the budget of {own}, and may stop those after it.",
-            where=lambda cppo, mask: mask.name != "truncated_mask",  # which drops those after it too
+            "a token that {other} drops still spends the budget of {own}, and may stop a later one that is left.",
+            where=lambda cppo, mask: mask.name != "truncated_mask",  # of which none is left
             nested=False,
         ),
         Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
@@ -165,10 +165,11 @@ class CPPO(TokenObjective):
     def in_words(self) -> Mapping[str, str]:
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         return {
-            "gates": f"Stop a token that has moved the way of its advantage by more probability from {anchor} than "
-            f"{self.delta}, or than that less what its prefix has moved beyond {self.min_budget} to "
-            f"{2 * self.min_budget} a token (by the {self.quantile}-quantile of its response). Moves weigh 1 at the "
-            f"first token, {self.min_weight} at the last. A stopped token still counts."
+            "gates": f"Stop a token whose probability has moved from {anchor}, the way of its advantage, by more than "
+            f"{self.delta}, or by more than is left of that once the tokens before it have overspent their budget: the "
+            f"{self.quantile}-quantile of the moves in the response for each, within [{self.min_budget}, "
+            f"{2 * self.min_budget}]. Moves weigh 1 at the first token, {self.min_weight} at the last. A stopped token "
+            f"still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

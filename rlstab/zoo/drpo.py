@@ -105,8 +105,8 @@ class DRPO(TokenObjective):
         Interaction(
             "against",
             ("sapo", "maspo"),
-            "{own} pulls a token back that has moved beyond its `delta`, and {other} damps this pull as well, the more "
-            "the larger the ratio.",
+            "{own} pulls a token back that has moved beyond its `delta`, and under {other} this pull is damped as "
+            "well, the more the larger the ratio.",
             where=lambda drpo, soft: drpo.delta < 1,
         ),
         Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
@@ -130,10 +130,14 @@ class DRPO(TokenObjective):
 
     def in_words(self) -> Mapping[str, str]:
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
+        back = (
+            f" Beyond m = {self.delta} it pulls back."
+            if self.delta < 1
+            else " No probability moves that far, so none pulls back."
+        )
         return {
-            "gates": f"Weaken the pull of a token by the probability that it has moved from {anchor} the way of its "
-            f"advantage, divided by {self.delta}: beyond {self.delta} it pulls back. What moved the other way pulls "
-            f"harder."
+            "gates": f"Multiply the pull of a token by 1 - m / {self.delta}, m being the probability that it has moved "
+            f"from {anchor} the way of its advantage, negative where it moved the other way.{back}"
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -102,8 +102,8 @@ class EntropyShaping(TokenObjective):
         Interaction(
             "beside",
             ("fipo", "gmpo", "gspo", "holder_mean", "vespo"),
-            "{own} gives the tokens of a response advantages of their own, where {other} was published with one for "
-            "all. The factors of {other} stay as they are, since no sign changes.",
+            "{own} gives the tokens of a response advantages of their own, and {other}, as published, had one for all "
+            "of them. No advantage changes its sign, so the factors of {other} stay as they are.",
         ),
         Interaction(
             "beside",

@@ -112,7 +112,7 @@ class GSPO(TokenObjective):
         ),
     )
     expects: ClassVar[Mapping[str, str]] = {
-        "sequence_mean": "its ratio is for a response, and only there responses have equal votes. Under a token mean a "
+        "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token mean a "
         "long one outvotes the others."
     }
 

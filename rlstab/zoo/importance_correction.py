@@ -152,9 +152,8 @@ class ImportanceCorrection(TokenObjective):
         Interaction(
             "beside",
             ("cppo", "drpo", "m2po"),
-            "the ratio times the weight of {own} is the ratio to the sampler, with which {other} was published, as far "
-            "as the weight is not truncated. The mismatch counts once: {other} compares with the sampler, and does not "
-            "multiply by it.",
+            "the weight of {own}, where it is not truncated, turns the ratio into the one to the sampler, as in the "
+            "published loss of {other}. The mismatch counts once: no other such ratio comes from {other}.",
             where=lambda own, other: (
                 (own.level, own.normalize, getattr(other, "anchor", "rollout")) == ("token", False, "rollout")
             ),

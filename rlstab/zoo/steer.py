@@ -125,9 +125,13 @@ class STEER(TokenObjective):
         ),
         Interaction(
             "redundant",
-            ("kl_cov", "clip_cov"),
-            "both restrain rare tokens that were punished: {own} damps all of them a little, and {other} holds or "
-            "silences a few of them.",
+            "kl_cov",
+            "both restrain rare tokens that were punished: {own} damps all of them a little, {other} holds a few.",
+        ),
+        Interaction(
+            "redundant",
+            "clip_cov",
+            "both restrain rare tokens that were punished: {own} damps all of them a little, {other} silences a few.",
         ),
     )
 
