@@ -41,7 +41,7 @@ _CODE = (
 )
 
 #: What a worker inherits of the environment: no tokens, no passwords.
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "SYSTEMROOT")
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "PYTHONHOME")
 _SET = {
     "PYTHONHASHSEED": "0",  # sets are gone through in one order, whichever worker scores
     "TZ": "UTC",

@@ -15,6 +15,7 @@ import struct
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlstab.errors import ScorerError
@@ -26,6 +27,9 @@ LONGEST_ERROR = 1000
 
 #: Bytes of an answer; an error of that many characters has at most twelve for each.
 LONGEST_LINE = 16 * LONGEST_ERROR
+
+#: The first answer of a worker.
+READY = {"ready": True}
 
 #: Of a pickle that follows.
 LENGTH = struct.Struct("<Q")
@@ -58,25 +62,30 @@ def main() -> None:
     try:
         sandbox.die_with(order.parent)
         if order.sandboxed:
-            _enter_sandbox()
+            _enter_sandbox(order)
         order.scorer.prepare()
         if not order.sandboxed:
             sandbox.limit()
     except BaseException as error:  # whatever it is, the one who waits is told
         _answer(answers, {"failed": _words(error)})
         return
-    _answer(answers, {"ready": True})
+    _answer(answers, READY)
     while (job := _read(orders)) is not None:
         if order.sandboxed:
-            os.write(answers, _apart(order, job, {orders.fileno(), answers}))
+            os.write(answers, _apart(order, job, orders.fileno(), answers))
         else:
             sandbox.limit_cpu(order.time_limit)
             _answer(answers, _score(order.scorer, *job))
 
 
-def _enter_sandbox() -> None:
+def _enter_sandbox(order: Order) -> None:
+    home = Path.home()
+    folders = [one for one in (sys.prefix, sys.base_prefix, *sys.path) if not home.is_relative_to(one)]
     try:
-        sandbox.enter([sys.prefix, sys.base_prefix, *sys.path])
+        sandbox.enter(folders)
+        answer = json.loads(_apart(order, None))
+        if answer != READY:
+            raise OSError(answer.get("error"))
     except OSError as error:
         raise ScorerError(
             f"Completions are to be executed, which needs a sandbox, and there is none on this machine ({error}). "
@@ -84,8 +93,14 @@ def _enter_sandbox() -> None:
         ) from error
 
 
-def _apart(order: Order, job: tuple[Any, str], hidden: set[int]) -> bytes:
-    """The answer of a process of its own: what a completion does there, no other completion meets."""
+def _apart(order: Order, job: tuple[Any, str] | None, *hidden: int) -> bytes:
+    """The answer of a process of its own: what a completion does there, no other completion meets.
+
+    Args:
+        order: what the worker is for.
+        job: right answer and completion; None asks only whether such a process can be made.
+        hidden: pipes that the process must not have.
+    """
     out, into = os.pipe()
     child = os.fork()
     if not child:
@@ -95,7 +110,9 @@ def _apart(order: Order, job: tuple[Any, str], hidden: set[int]) -> bytes:
             sandbox.shut()
             sandbox.limit()
             sandbox.limit_cpu(order.time_limit)
-            _answer(into, _score(order.scorer, *job))
+            _answer(into, _score(order.scorer, *job) if job else READY)
+        except BaseException as error:
+            _answer(into, {"error": _words(error)})
         finally:
             os._exit(0)
     os.close(into)

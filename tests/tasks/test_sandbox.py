@@ -93,14 +93,16 @@ def test_hangs_are_cut_off(inside):
     ]
 
 
-def test_a_machine_that_has_none_says_so(monkeypatch):
-    monkeypatch.setattr("rlstab.tasks.scoring._CODE", REFUSED)
+@pytest.mark.parametrize("call", ["unshare", "mount", "capset", "syscall"])
+def test_a_machine_that_has_none_says_so(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlstab.tasks.scoring._CODE", REFUSED.replace("REFUSED", call))
     with pytest.raises(ScorerError) as caught:
         Workers(Acts(), 1, 1.0, sandboxed=True).start()
-    assert str(caught.value) == (
+    assert str(caught.value).startswith(
         "No process can be started that scores. Completions are to be executed, which needs a sandbox, and there is "
-        "none on this machine ([Errno 1] unshare: Operation not permitted). SECURITY.md says what it needs."
+        "none on this machine ("
     )
+    assert str(caught.value).endswith(f"{call}: refused). SECURITY.md says what it needs.")
 
 
 REFUSED = """
@@ -108,8 +110,8 @@ import sys, types; package = sys.modules['rlstab'] = types.ModuleType('rlstab');
 from rlstab.tasks import sandbox, scoring_worker
 allowed = sandbox._call
 def refuse(name, *arguments):
-    if name == 'unshare':
-        raise PermissionError(1, 'unshare: Operation not permitted')
+    if name == 'REFUSED':
+        raise PermissionError(1, 'REFUSED: refused')
     allowed(name, *arguments)
 sandbox._call = refuse
 scoring_worker.main()
