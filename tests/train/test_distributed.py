@@ -161,7 +161,7 @@ def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     meet(tmp_path, [])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"):
-        count("run", "start")
+        count("run")
 
 
 # -- one that fails --------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
     assert [one.returncode for one in ranks] == [2, 2]
     for rank, text in enumerate(said):
         assert re.search(
-            r"^ConfigError: rank 1 makes run \w{12} from the start, rank 0 makes run \w{12} from the", text
+            r"^ConfigError: rank 1 makes run \w{12}, rank 0 makes run \w{12}\. Give all processes one file\.", text
         )
         assert text.endswith(f"(raised on rank {rank} of 2 processes)\n")
     assert not [*tmp_path.glob("*/config.yaml")]
