@@ -449,7 +449,7 @@ class _Loop:
             folder.append("samples.jsonl", lines)
 
     def _save(self, *, planned: bool) -> None:
-        learner, tracking = self.learner, self.run.tracking
+        learner = self.learner
         if self.folder is not None:
             kept = checkpoint.Checkpoint(
                 self.done,
@@ -458,9 +458,7 @@ class _Loop:
                 objective_hash(self.run.composition),
                 self.folder.identity(),
             )
-            self.latest = self.folder.save(
-                kept, self.policy, learner.optimizer, keep=tracking.keep_checkpoints, planned=planned
-            )
+            self.latest = self.folder.save(kept, self.policy, learner.optimizer, planned=planned)
             self._tell(self.folder)
         self.accelerator.wait_for_everyone()
 

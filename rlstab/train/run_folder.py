@@ -356,16 +356,14 @@ class RunFolder:
                 self._make_room()
             before = self._manifest
             folders = {CHECKPOINTS, *self._trackers(), *(before.folders if before else ())}
-            kept = [one.name for one in checkpoint.checkpoints(self.path / CHECKPOINTS)]
-            self._write_manifest(
-                Manifest(
-                    run_id=self.run_id,
-                    run_hash=run_hash(self._run),
-                    files=list(FILES),
-                    folders=sorted(folders),
-                    checkpoints=kept,
-                )
+            manifest = Manifest(
+                run_id=self.run_id,
+                run_hash=run_hash(self._run),
+                files=list(FILES),
+                folders=sorted(folders),
+                checkpoints=[],
             )
+            self._prune(manifest, self._last)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             checkpoint.tidy(self.path / CHECKPOINTS)
             durable.write(self.path / "config.yaml", dump_run(self._run))
@@ -411,10 +409,8 @@ class RunFolder:
         """Those of ``metrics.jsonl``."""
         return journal.read(self.path / JOURNALS[0])[0]
 
-    def save(
-        self, found: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int, planned: bool
-    ) -> Path:
-        """Write a checkpoint, remove all but the newest ``keep``, and the run that this one replaces if it was planned.
+    def save(self, found: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, *, planned: bool) -> Path:
+        """Write a checkpoint and remove the oldest; if it was planned, also the run that this one replaces.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -425,16 +421,20 @@ class RunFolder:
         assert manifest is not None
         saved = checkpoint.save(folder, found, policy, optimizer)
         with durable.saying(folder, CheckpointError):
-            there = checkpoint.checkpoints(folder)
-            # damaged ones may be of later rollouts
-            surplus = [one for one in there if checkpoint.number(one) <= found.rollout][:-keep]
-            kept = [one.name for one in there if one not in surplus]
-            self._write_manifest(manifest.model_copy(update={"checkpoints": kept}))
-            for path in surplus:
-                checkpoint.discard(path)
+            self._prune(manifest, found.rollout)
             if planned:
                 self.forget_replaced()
         return saved
+
+    def _prune(self, manifest: Manifest, rollout: int) -> None:
+        """Remove checkpoints up to a rollout but the newest of them; damaged ones may be of later rollouts."""
+        there = checkpoint.checkpoints(self.path / CHECKPOINTS)
+        until = [one for one in there if checkpoint.number(one) <= rollout]
+        surplus = until[: -self._run.tracking.keep_checkpoints]
+        kept = [one.name for one in there if one not in surplus]
+        self._write_manifest(manifest.model_copy(update={"checkpoints": kept}))
+        for path in surplus:
+            checkpoint.discard(path)
 
     def forget_replaced(self) -> None:
         """Remove the run that was here before this one; what it did not write stays, and is told."""
