@@ -152,8 +152,8 @@ class RunFolder:
         try:
             for one in reversed([self.path, *self.path.parents]):
                 if not one.is_dir():
-                    one.mkdir()
                     self._made.append(one)
+                    one.mkdir()
         except ValueError as error:  # a null character, or half of a surrogate pair
             raise ConfigError(f"tracking.out: {str(self.path)!r} is not a path: {error}.") from error
         path = self.path / LOCK
@@ -175,7 +175,7 @@ class RunFolder:
         """Let go of the folder; what was made for a start that failed is gone."""
         for one in self._journals.values():
             one.close()
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             if not _there(self.path / MANIFEST):
                 for path in reversed(self._made):
                     path.unlink() if path.name == LOCK else path.rmdir()
@@ -273,6 +273,8 @@ class RunFolder:
                     damaged.append(f"{path.name} is damaged ({why})")
         if found is None:
             self._refuse_lost(manifest, damaged)
+        there = {one.name for one in checkpoint.checkpoints(self.path / CHECKPOINTS)}
+        damaged += [f"{name} is gone" for name in manifest.checkpoints if name not in there]
         self.said += damaged
         settings, providers = (
             (None, None) if found is None or found.run is None else (found.run.settings, found.run.providers)
@@ -321,6 +323,8 @@ class RunFolder:
             self.said.append(f"{path} is missing or damaged; it is written anew")
             if settings is None:
                 return
+        elif settings is not None and not _agree(written, settings):
+            self.said.append(f"{path} is not what this run was started with; it is written anew")
         started = written if settings is None else settings
         if renamed := dict(old_settings(started)):
             names = ", ".join(f"{old} is called '{now}' now" for old, now in renamed.items())
@@ -515,6 +519,15 @@ def _forget_checkpoints(folder: Path) -> None:
     if inside.is_dir() and not inside.is_symlink():
         checkpoint.tidy(inside)
         durable.remove_empty(inside)
+
+
+def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two resolved runs differ in nothing but what a continued run may change."""
+    try:
+        _same(one, other, Path())
+    except CheckpointError:
+        return False
+    return True
 
 
 def _same(before: Any, now: Any, out: Path, place: str = "") -> None:

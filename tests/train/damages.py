@@ -173,6 +173,14 @@ def config(text: str) -> Callable[[Path], object]:
     return lambda out: (out / "config.yaml").write_text(text)
 
 
+def exploding() -> str:
+    """Aliases of aliases: nine to the eighth values."""
+    lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    for one, after in zip("abcdefg", "bcdefgh", strict=True):
+        lines.append(f"{after}: &{after} [{', '.join([f'*{one}'] * 9)}]")
+    return "\n".join(lines)
+
+
 def link(name: str, to: str) -> Callable[[Path], None]:
     def do(out: Path) -> None:
         remove(out / name)
@@ -198,15 +206,17 @@ def kinds() -> Iterator[Damage]:
     """All of them."""
     for file in INSIDE:
         for how, do in HOW.items():
-            yield Damage(f"newest checkpoint: {file} {how}", lambda out, f=file, d=do: d(out / NEWEST / f), BEFORE, "is damaged")  # fmt: skip
+            yield Damage(
+                f"newest checkpoint: {file} {how}", lambda out, f=file, d=do: d(out / NEWEST / f), BEFORE, "is damaged"
+            )
     for file in TOP:
         for how, do in HOW.items():
             odd = how in ("is a folder", "is a pipe")
-            says = {"config.yaml": "config.yaml is missing or damaged", "manifest.json": "manifest.json is missing or damaged"}.get(file, "")  # fmt: skip
-            if file == "metrics.jsonl" and how in ("is missing", "is empty", "is cut", "ends in NULs", "has a flipped bit"):
-                says = "metrics.jsonl"
-            if how == "has a flipped bit" and file in ("config.yaml", "manifest.json"):
-                says = ""  # it may be readable still, and then its values do not matter or are found elsewhere
+            says = file if file in ("config.yaml", "manifest.json", "metrics.jsonl") else ""
+            if how == "has a flipped bit":
+                says = (
+                    ""  # what is readable still cannot be told from what was written; only checkpoints have checksums
+                )
             yield Damage(
                 f"{file} {how}",
                 lambda out, f=file, d=do: d(out / f),
@@ -231,35 +241,96 @@ def kinds() -> Iterator[Damage]:
     }
     for how, change in index.items():
         yield Damage(f"newest checkpoint: in trainer.json {how}", sealed(change), BEFORE, "is damaged")
-    for how, text in {"a list": "[1]", "a number": "5", "deeply nested": "[" * 100_000, "a huge number": "1" * 9999}.items():
-        yield Damage(f"newest checkpoint: trainer.json is {how}", lambda out, t=text: (out / NEWEST / "trainer.json").write_text(t), BEFORE, "is damaged")  # fmt: skip
-    yield Damage("newest checkpoint: written by a later version", sealed(lambda record: record.update(format=4)), REFUSE, "Resume it with the version")  # fmt: skip
-    yield Damage("newest checkpoint: of another objective", sealed(lambda record: record.update(objective="0" * 12)), REFUSE, "belongs to the objective", late=True)  # fmt: skip
-    yield Damage("newest checkpoint: one tensor of the optimizer is missing", without_optimizer(lambda name: name == "optimizer/model.norm.weight/exp_avg"), REFUSE, "is damaged", late=True)  # fmt: skip
-    yield Damage("newest checkpoint: of another run", sealed(lambda record: record["run"].update(id="0" * 16), NEWEST), REFUSE, "belongs to run")  # fmt: skip
+    for how, text in {
+        "a list": "[1]",
+        "a number": "5",
+        "deeply nested": "[" * 100_000,
+        "a huge number": "1" * 9999,
+    }.items():
+        yield Damage(
+            f"newest checkpoint: trainer.json is {how}",
+            lambda out, t=text: (out / NEWEST / "trainer.json").write_text(t),
+            BEFORE,
+            "is damaged",
+        )
+    yield Damage(
+        "newest checkpoint: written by a later version",
+        sealed(lambda record: record.update(format=4)),
+        REFUSE,
+        "Resume it with the version",
+    )
+    yield Damage(
+        "newest checkpoint: of another objective",
+        sealed(lambda record: record.update(objective="0" * 12)),
+        REFUSE,
+        "belongs to the objective",
+        late=True,
+    )
+    yield Damage(
+        "newest checkpoint: one tensor of the optimizer is missing",
+        without_optimizer(lambda name: name == "optimizer/model.norm.weight/exp_avg"),
+        REFUSE,
+        "is damaged",
+        late=True,
+    )
+    yield Damage(
+        "newest checkpoint: of another run",
+        sealed(lambda record: record["run"].update(id="0" * 16), NEWEST),
+        REFUSE,
+        "belongs to run",
+    )
     yield Damage("a later checkpoint of another run", of_another_run, REFUSE, "belongs to run 0000000000000000")
-    yield Damage("an earlier checkpoint of another run", lambda out: of_another_run(out, "rollout-000001"), REFUSE, "belongs to run 0000000000000000")  # fmt: skip
+    yield Damage(
+        "an earlier checkpoint of another run",
+        lambda out: of_another_run(out, "rollout-000001"),
+        REFUSE,
+        "belongs to run 0000000000000000",
+    )
     yield Damage("a later checkpoint that does not say its run", as_older, REFUSE, "does not say which run")
-    yield Damage("the newest checkpoint has another name", lambda out: (out / NEWEST).rename(out / "checkpoints/rollout-000009"), BEFORE, "it is of rollout 4")  # fmt: skip
+    yield Damage(
+        "the newest checkpoint has another name",
+        lambda out: (out / NEWEST).rename(out / "checkpoints/rollout-000009"),
+        BEFORE,
+        "it is of rollout 4",
+    )
     yield Damage("the newest checkpoint is an empty folder", lambda out: is_folder(out / NEWEST), BEFORE, "is damaged")
-    yield Damage("the newest checkpoint is a file", lambda out: (remove(out / NEWEST), (out / NEWEST).write_text("x")), BEFORE, "is damaged")  # fmt: skip
+    yield Damage(
+        "the newest checkpoint is a file",
+        lambda out: (remove(out / NEWEST), (out / NEWEST).write_text("x")),
+        BEFORE,
+        "is damaged",
+    )
     yield Damage("the newest checkpoint is a link to nothing", link(NEWEST, "nowhere"), BEFORE, "is damaged")
     yield Damage("the newest checkpoint is a link to where it was moved", moved_and_linked, ON)
-    yield Damage("the newest checkpoint is missing", lambda out: remove(out / NEWEST), BEFORE)
+    yield Damage("the newest checkpoint is missing", lambda out: remove(out / NEWEST), BEFORE, "-000004 is gone")
     yield Damage("both checkpoints are empty folders", both(is_folder), REFUSE, "has no checkpoint that is whole")
-    yield Damage("both checkpoints have a flipped bit", both(lambda one: flip(one / "model.safetensors")), REFUSE, "no checkpoint that is whole")  # fmt: skip
+    yield Damage(
+        "both checkpoints have a flipped bit",
+        both(lambda one: flip(one / "model.safetensors")),
+        REFUSE,
+        "no checkpoint that is whole",
+    )
     yield Damage("both checkpoints are missing", both(remove), REFUSE, "had checkpoints, and they are gone")
     yield Damage("checkpoints is missing", lambda out: remove(out / "checkpoints"), REFUSE, "had checkpoints")
-    yield Damage("checkpoints is a file", lambda out: (remove(out / "checkpoints"), (out / "checkpoints").write_text("")), REFUSE, "checkpoints is no folder")  # fmt: skip
+    yield Damage(
+        "checkpoints is a file",
+        lambda out: (remove(out / "checkpoints"), (out / "checkpoints").write_text("")),
+        REFUSE,
+        "checkpoints is no folder",
+    )
     yield Damage("checkpoints is a link to nothing", link("checkpoints", "nowhere"), REFUSE, "checkpoints is no folder")
     for name in (".writing-rollout-000005", ".removing-rollout-000002"):
-        yield Damage(f"{name} is left over", lambda out, n=name: shutil.copytree(out / NEWEST, out / "checkpoints" / n), ON)  # fmt: skip
+        yield Damage(
+            f"{name} is left over", lambda out, n=name: shutil.copytree(out / NEWEST, out / "checkpoints" / n), ON
+        )
         yield Damage(f"{name} is a file", lambda out, n=name: (out / "checkpoints" / n).write_text("x"), ON)
         yield Damage(f"{name} is a link to a folder of others", link(f"checkpoints/{name}", "../../others"), ON)
     for name in (".config.yaml.writing", ".metrics.jsonl.writing", ".manifest.json.writing"):
         yield Damage(f"{name} is left over", lambda out, n=name: (out / n).write_text("half"), ON)
         yield Damage(f"{name} is a folder", lambda out, n=name: (out / n).mkdir(), ON)
-    yield Damage("a file that is called like a checkpoint", lambda out: (out / "checkpoints/rollout-5-copy").write_text(""), ON)  # fmt: skip
+    yield Damage(
+        "a file that is called like a checkpoint", lambda out: (out / "checkpoints/rollout-5-copy").write_text(""), ON
+    )
     for how, text in {
         "another program's": b"hello",
         "NULs": bytes(50),
@@ -273,32 +344,60 @@ def kinds() -> Iterator[Damage]:
     }.items():
         says = "" if how == "half of a surrogate pair" else "metrics.jsonl: 1 line"
         yield Damage(f"metrics.jsonl: a line is {how}", line(text), ON, says)
-    yield Damage("metrics.jsonl: the last line is cut", lambda out: (out / "metrics.jsonl").open("a").write('{"rol'), ON)
+    yield Damage(
+        "metrics.jsonl: the last line is cut",
+        lambda out: os.truncate(out / "metrics.jsonl", 3 + (out / "metrics.jsonl").read_bytes()[:-1].rindex(b"\n")),
+        ON,
+    )
     for how, text in {
         "a list": "[1, 2]",
         "text": "hello",
         "a cycle": "objective: &a [*a]\n",
-        "aliases that explode": "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(f"{b}: &{b} [*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True)),  # fmt: skip
+        "aliases that explode": exploding(),
         "an object of Python": "!!python/object/apply:os.system [echo]",
         "no UTF-8": "\udcff",
     }.items():
-        yield Damage(f"config.yaml is {how}", lambda out, t=text: (out / "config.yaml").write_text(t, errors="surrogateescape"), ON, "config.yaml is missing or damaged")  # fmt: skip
-    yield Damage("config.yaml has an objective that is none", config("objective: [5]\n"), ON)
-    yield Damage("config.yaml is of another run", lambda out: config((out / "config.yaml").read_text().replace("lr: 0.001", "lr: 0.5"))(out), ON)  # fmt: skip
+        yield Damage(
+            f"config.yaml is {how}",
+            lambda out, t=text: (out / "config.yaml").write_text(t, errors="surrogateescape"),
+            ON,
+            "config.yaml is missing or damaged",
+        )
+    yield Damage("config.yaml has an objective that is none", config("objective: [5]\n"), ON, "config.yaml is not what")
+    yield Damage(
+        "config.yaml is of another run",
+        lambda out: config((out / "config.yaml").read_text().replace("lr: 0.001", "lr: 0.5"))(out),
+        ON,
+        "config.yaml is not what this run was started with",
+    )
     yield Damage("manifest.json: the id is a number", manifest(run_id=5), ON, "manifest.json is missing or damaged")
-    yield Damage("manifest.json: a name leads out", manifest(files=["../others/thesis"]), ON, "manifest.json is missing")
+    yield Damage(
+        "manifest.json: a name leads out", manifest(files=["../others/thesis"]), ON, "manifest.json is missing"
+    )
     yield Damage("manifest.json: a name is ..", manifest(folders=[".."]), ON, "manifest.json is missing or damaged")
     yield Damage("manifest.json: of another run", manifest(run_id="0" * 16), REFUSE, "belongs to run")
-    yield Damage("manifest.json, run.json and config.yaml are missing", lambda out: [remove(out / name) for name in TOP[:3]], ON, "manifest.json is missing")  # fmt: skip
-    yield Damage("all but the checkpoints is missing", lambda out: [remove(out / name) for name in TOP], ON, "has no record of 4 rollouts")  # fmt: skip
+    yield Damage(
+        "manifest.json, run.json and config.yaml are missing",
+        lambda out: [remove(out / name) for name in TOP[:3]],
+        ON,
+        "manifest.json is missing",
+    )
+    yield Damage(
+        "all but the checkpoints is missing",
+        lambda out: [remove(out / name) for name in TOP],
+        ON,
+        "has no record of 4 rollouts",
+    )
     yield Damage(".lock is a folder", lambda out: is_folder(out / ".lock"), REFUSE, ".lock cannot be written")
-    yield Damage(".lock is a link to a file of others", link(".lock", "../others/thesis"), REFUSE, ".lock cannot be written")  # fmt: skip
+    yield Damage(
+        ".lock is a link to a file of others", link(".lock", "../others/thesis"), REFUSE, ".lock cannot be written"
+    )
     yield Damage(".lock holds something else", lambda out: (out / ".lock").write_bytes(b"\xff" * 99), ON)
 
 
 def killed(out: Path) -> None:
     """Make the folder that is damaged."""
-    loop.train(small(out, optimisation__rollouts=4), console=loop.Console(file=open(os.devnull, "w")))  # noqa: PTH123, SIM115
+    loop.train(small(out, optimisation__rollouts=4), console=loop.Console(file=open(os.devnull, "w")))  # noqa: PTH123
     (out / "curves.png").unlink()
     others = out.parent / "others"
     others.mkdir()
@@ -330,15 +429,17 @@ def main() -> dict[str, Any]:
         root = Path(folder)
         whole, out = root / "whole", root / "run"
         killed(whole)
-        loop.train(small(out), console=loop.Console(file=open(os.devnull, "w")))  # noqa: PTH123, SIM115
+        loop.train(small(out), console=loop.Console(file=open(os.devnull, "w")))  # noqa: PTH123
         end = left(out / LAST)
         for damage in kinds():
             done, said = outcome(damage, whole, out, root / "log")
-            told = said.splitlines()[-1] if said else ""
+            told = next((text for text in said.splitlines() if text.startswith(("run folder", "Co", "Ch"))), "")
             table.append([damage.name, done, told.replace(str(out), "OUT")])
             found = left(out / LAST) if done in (ON, BEFORE) else end
             problems = [
-                f"{done} where {damage.done}" if done != damage.done and not (damage.done == BEFORE and done == ON and not damage.says) else "",  # fmt: skip
+                f"{done} where {damage.done}"
+                if done != damage.done and not (damage.done == BEFORE and done == ON and not damage.says)
+                else "",
                 "" if damage.says in said else f"does not say '{damage.says}'",
                 "" if found == end else "ends in other weights",
                 "" if (root / "others" / "thesis").read_text() == "mine" else "touched what is not its own",
