@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
             notes = "".join(f" ({note})" for note in getattr(stop, "__notes__", ()))
-            print(f"{stop or 'stopped; continue with --resume'}{notes}", file=sys.stderr)
+            print(f"{str(stop) or 'stopped; continue with --resume'}{notes}", file=sys.stderr)
         return 128 + int(getattr(stop, "number", signal.SIGINT))
 
 

@@ -128,7 +128,8 @@ class RunFolder:
             with durable.saying(self.path):
                 self._hold()
                 self._refuse_odd()
-                self._manifest = self._found()
+                self._manifest, remark = _found(self.path)
+                self.said += [remark] if remark else []
                 #: a kill came while the run that is here was moved aside
                 self._moving = self._manifest is not None and _there(self._aside(self._manifest))
                 self._fresh = not resume or self._manifest is None or self._moving
@@ -183,38 +184,6 @@ class RunFolder:
             self._lock.release()
 
     # -- what is there ---------------------------------------------------------------------------------------------
-
-    def _found(self) -> Manifest | None:
-        """The manifest of the run that is here, made up where there is none; None where there is no run."""
-        manifest = Manifest.read(self.path)
-        if manifest is not None:
-            return manifest
-        about, kept = _json(self.path / "run.json"), checkpoint.checkpoints(self.path / CHECKPOINTS)
-        ids = [about.get("run_id"), *(checkpoint.owner(one) for one in reversed(kept))]
-        known = next((one for one in ids if isinstance(one, str) and _ID.fullmatch(one)), None)
-        config, _ = self._config()
-        if known is None and not {"run_hash", "objective_hash"} <= about.keys() and not config.keys() >= _PARTS:
-            return None
-        if (self.path / MANIFEST).exists() or known is not None:
-            self.said.append(f"{MANIFEST} is missing or damaged; it is written anew")
-        else:
-            self.said.append(f"{self.path} was written before runs had an id, a manifest and checksums; they begin now")
-        return Manifest(
-            run_id=known or secrets.token_hex(8),
-            run_hash=str(about.get("run_hash", "")),
-            files=[name for name in FILES if _there(self.path / name)],
-            folders=[],
-            checkpoints=[one.name for one in kept if checkpoint.owner(one) in (None, known)],
-        )
-
-    def _config(self) -> tuple[dict[str, Any], str]:
-        """What ``config.yaml`` holds, or why it cannot be used."""
-        path = self.path / "config.yaml"
-        try:
-            found = Document.read(path).data
-        except ConfigError as error:
-            return {}, str(error).splitlines()[0]
-        return (found, "") if isinstance(found, dict) else ({}, f"{path} is not a mapping")
 
     def _refuse_odd(self) -> None:
         """What is neither a file nor a folder may block for ever."""
@@ -313,7 +282,7 @@ class RunFolder:
     def _require_same(self, settings: Mapping[str, Any] | None, manifest: Manifest) -> None:
         """A run continues with the settings that it began with, as its checkpoint has them, or its config.yaml."""
         path = self.path / "config.yaml"
-        written, why = self._config()
+        written, why = _config(path)
         if why:
             if settings is None and manifest.run_hash != run_hash(self._run):
                 raise CheckpointError(
@@ -473,9 +442,43 @@ class RunFolder:
 
 def clear(folder: Path) -> None:
     """Remove what a run made in a folder, and nothing else; where no run is known to have made it, nothing."""
-    manifest = Manifest.read(folder)
+    manifest, _ = _found(folder)
     if manifest is not None:
         _clear(folder, manifest)
+
+
+def _found(folder: Path) -> tuple[Manifest | None, str]:
+    """The manifest of the run in a folder, made up where there is none, and a remark; None where there is no run."""
+    manifest = Manifest.read(folder)
+    if manifest is not None:
+        return manifest, ""
+    about, kept = _json(folder / "run.json"), checkpoint.checkpoints(folder / CHECKPOINTS)
+    ids = [about.get("run_id"), *(checkpoint.owner(one) for one in reversed(kept))]
+    known = next((one for one in ids if isinstance(one, str) and _ID.fullmatch(one)), None)
+    config, _ = _config(folder / "config.yaml")
+    if known is None and not {"run_hash", "objective_hash"} <= about.keys() and not config.keys() >= _PARTS:
+        return None, ""
+    if (folder / MANIFEST).exists() or known is not None:
+        remark = f"{MANIFEST} is missing or damaged; it is written anew"
+    else:
+        remark = f"{folder} was written before runs had an id, a manifest and checksums; they begin now"
+    made_up = Manifest(
+        run_id=known or secrets.token_hex(8),
+        run_hash=str(about.get("run_hash", "")),
+        files=[name for name in FILES if _there(folder / name)],
+        folders=[],
+        checkpoints=[one.name for one in kept if checkpoint.owner(one) in (None, known)],
+    )
+    return made_up, remark
+
+
+def _config(path: Path) -> tuple[dict[str, Any], str]:
+    """What a ``config.yaml`` holds, or why it cannot be used."""
+    try:
+        found = Document.read(path).data
+    except ConfigError as error:
+        return {}, str(error).splitlines()[0]
+    return (found, "") if isinstance(found, dict) else ({}, f"{path} is not a mapping")
 
 
 def _move(source: Path, to: Path, manifest: Manifest) -> None:

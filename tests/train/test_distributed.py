@@ -23,6 +23,7 @@ import torch
 from rlstab.config import RunConfig, dump_run
 from rlstab.errors import ConfigError
 from rlstab.train import train
+from rlstab.train.checkpoint import checkpoints, number
 from rlstab.train.processes import count, launched_alone, meet
 from tests.train.ranks import fading, places, weighing
 from tests.train.runs import go, quiet, small, trained_alike, weights, without_times
@@ -250,6 +251,27 @@ def test_when_a_rank_is_killed_without_a_launcher_the_other_ends(tmp_path: Path,
         said = end(ranks[0])  # long before the timeout: the connection closes
     assert ranks[0].returncode == 1
     assert "raised on rank 0 of 2 processes\nif it is about a connection or a timeout, another process" in said
+    assert_resumes(file, out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "run"
+    file = file_of(small(out, STACK, **LONG), tmp_path)
+    ranks = by_hand([file, file])
+    with cleared(ranks):
+        wait_for_lines(out, 4, lambda: ranks[1].poll() is None)
+        ranks[1].send_signal(signal.SIGTERM)
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [128 + signal.SIGTERM] * 2
+    newest = checkpoints(out / "checkpoints")[-1]
+    assert said[0].startswith(f"stopped by SIGTERM after rollout {number(newest)} of 12; the checkpoint is {newest}. ")
+    assert "stopped" not in said[1]
+    ranks = by_hand([file, file])  # what the first finds in the folder, all of them say
+    with cleared(ranks):
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [2, 2]
+    assert all(text.startswith(f"ConfigError: {out} already holds a run. ") for text in said)
     assert_resumes(file, out, uninterrupted)
 
 

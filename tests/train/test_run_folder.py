@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -12,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from rlstab.cli import main
 from rlstab.config import dump_run, run_hash
@@ -26,7 +28,7 @@ from rlstab.train import checkpoint, durable, loop
 from rlstab.train.journal import cut_after, line, read
 from rlstab.train.run_folder import Manifest, RunFolder
 from rlstab.train.stopping import AGAIN, Stopped
-from tests.train.damages import BEFORE, ON, REFUSE, kinds
+from tests.train.damages import BEFORE, ON, REFUSE, kinds, of_another_run
 from tests.train.kills import Graded, left, small
 from tests.train.runs import go
 
@@ -292,10 +294,6 @@ def test_overwrite_moves_aside_what_the_run_wrote_until_the_first_checkpoint(
     assert [one["rollout"] for one in read(out / "metrics.jsonl")[0]] == [0, 1, 2, 3, 4, 5]
 
 
-def overwriting(**changes: Any) -> Callable[[Path], object]:
-    return lambda out: go(small(out, **changes), overwrite=True)
-
-
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -357,6 +355,34 @@ def test_overwrite_leaves_alone_what_no_run_of_ours_wrote(tmp_path: Path, monkey
     (tmp_path / "config.yaml").unlink()
     go(small(Path(), optimisation__rollouts=1), overwrite=True)
     assert (tmp_path / "src" / "code.py").read_text() == "mine"
+
+
+def test_overwrite_refuses_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go(small(out, optimisation__rollouts=4))
+    of_another_run(out)
+    before = files(out)
+    with pytest.raises(ConfigError, match=r"has checkpoints/rollout-000005, which no run that rlstab knows of wrote"):
+        go(small(out), overwrite=True)
+    assert files(out) == before
+
+
+def test_a_run_of_an_older_version_is_replaced_too(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    written = Path(__file__).parent.parent / "report" / "written_before" / "runs" / "default" / "stare" / "seed-0"
+    shutil.copytree(written, out)
+    (out / "notes.txt").write_text("mine")
+    before, said = files(out), io.StringIO()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        go(small(out))
+    assert files(out) == before
+    with pytest.raises(CheckpointError, match="was written under older names"):
+        go(small(out), resume=True)
+    assert files(out) == before
+    loop.train(small(out), overwrite=True, console=Console(file=said, width=500))
+    assert f"{out} was written before runs had an id, a manifest and checksums; they begin now" in said.getvalue()
+    assert set(before) - set(files(out)) == set(), "of the names that were there"
+    assert {name for name in before if files(out)[name] == before[name]} == {"notes.txt", "bench.json"}
 
 
 def test_resume_and_overwrite_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
