@@ -14,7 +14,7 @@ from typing import Any
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.status import read_record, update_record, write_record
 from rlstab.bench.worker import Order, last_lines
-from rlstab.train.run_folder import clear
+from rlstab.train.manifest import clear
 
 #: One thread per run: two such runs side by side do more than one run on two threads.
 ONE_THREAD = {

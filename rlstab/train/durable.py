@@ -53,6 +53,11 @@ def move(path: Path, to: Path) -> None:
         flush(folder)
 
 
+def there(path: Path) -> bool:
+    """Whether something has this name, a link to nothing included."""
+    return path.exists() or path.is_symlink()
+
+
 def remove(path: Path) -> None:
     """Remove a file, a link (not what it points at) or a folder with all in it; what is not there is removed."""
     if path.is_dir() and not path.is_symlink():

@@ -7,9 +7,8 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -40,15 +39,16 @@ from rlstab.train import checkpoint, durable
 from rlstab.train.decoding import require_decoding
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
+from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
 from rlstab.train.policy import Sequences, load_policy
-from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, require_seen, saying_which
+from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
 from rlstab.train.providers import AdvantageProvider, Providers, Responses, SignalProvider
 from rlstab.train.reward import Scores, score
 from rlstab.train.rollout import grouped, sample
-from rlstab.train.run_folder import CHECKPOINTS, RunFolder
+from rlstab.train.run_folder import RunFolder, hold
 from rlstab.train.step import Experience, Learner, forward_signals
 from rlstab.train.stopping import Dropped, Stop, Stopped
 from rlstab.train.tracking import start_trackers
@@ -121,42 +121,19 @@ def train(
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
     with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
-        processes = count(run_hash(run))
-        alone = launched_alone(processes, os.environ)
-        if alone is not None:
-            console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
-        with _folder(run, accelerator, providers, resume=resume, overwrite=overwrite) as (folder, latest):
-            try:
+        try:
+            processes = count(run_hash(run))
+            alone = launched_alone(processes, os.environ)
+            if alone is not None:
+                console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
+            names = providers.in_words()
+            with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
                 loop = _Loop(run, accelerator, folder, latest, console, providers, stop)
                 return loop.go(_about(run, accelerator, processes, providers))
-            except Dropped:  # before the first rollout
-                done = checkpoint.number(latest) if latest else 0
-                raise Stopped(stop.number, done, run.optimisation.rollouts, latest) from None
-
-
-@contextmanager
-def _folder(
-    run: RunConfig, accelerator: Accelerator, providers: Providers, *, resume: bool, overwrite: bool
-) -> Iterator[tuple[RunFolder | None, Path | None]]:
-    """The run's folder, which the first process holds, and the checkpoint to continue from, which all load."""
-    held: list[RunFolder] = []
-
-    def hold() -> Path | None:
-        held.append(RunFolder(run, providers.in_words(), resume=resume, overwrite=overwrite))
-        return held[0].start
-
-    try:
-        latest = from_first(accelerator, hold)
-        if latest is not None:
-            require_seen(latest)
-        yield (held[0] if held else None), latest
-    except BaseException as error:
-        for one in held:
-            one.failed(error)
-        raise
-    finally:
-        for one in held:
-            one.close()
+        except Dropped:  # before the first rollout
+            kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
+            done = checkpoint.number(kept[0]) if kept else 0
+            raise Stopped(stop.number, done, run.optimisation.rollouts, kept[0] if kept else None) from None
 
 
 class _Loop:

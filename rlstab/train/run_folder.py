@@ -1,7 +1,7 @@
-"""The folder of a run: who holds it, which files are the run's own, where it goes on, and what replaces what.
+"""The folder of a run: who holds it, where it goes on, and what replaces what.
 
-A manifest, ``manifest.json``, names the run by an id drawn at its first start, and what the run makes in its folder.
-Nothing else is ever moved or removed. One process holds the folder, by a lock that dies with it.
+One process holds the folder, by a lock that dies with it. Nothing is ever moved or removed but what the manifest of a
+run names as its own.
 """
 
 from __future__ import annotations
@@ -11,87 +11,43 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import filelock
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from accelerate import Accelerator
 
-from rlstab.config.document import Document
 from rlstab.config.renamed import old_settings
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
 from rlstab.train.checkpoint import Checkpoint, Damaged, Identity
 from rlstab.train.journal import Journal
+from rlstab.train.manifest import (
+    CHECKPOINTS,
+    FILES,
+    JOURNALS,
+    MANIFEST,
+    Manifest,
+    clear,
+    found_in,
+    read_config,
+    read_mapping,
+)
 from rlstab.train.policy import Policy
+from rlstab.train.processes import from_first, require_seen
+from rlstab.train.stopping import Stop
 
-MANIFEST = "manifest.json"
 LOCK = ".lock"
-
-JOURNALS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
-
-#: What a run writes beside its checkpoints and the folders of its trackers.
-FILES = ("config.yaml", "run.json", *JOURNALS, "curves.png")
-
-CHECKPOINTS = "checkpoints"
 
 #: What a continued run may change.
 MAY_CHANGE = {"tracking", "evaluation", "optimisation.rollouts", "optimisation.micro_batch_size", "rollout.batch_size"}
 
 #: Where a run that is being replaced waits for the first checkpoint of the new one; the id of the run follows.
 _ASIDE = ".replaced-"
-
-#: Entries of a resolved run that every version has written; a config.yaml without them is not one of ours.
-_PARTS = {"objective", "optimisation", "rollout", "tracking"}
-
-_ID = re.compile("^[0-9a-f]{16}$")
-
-
-def _inside(name: str) -> str:
-    if name != Path(name).name or name == "..":
-        raise ValueError("a name that leads out of the folder")
-    return name
-
-
-_Name = Annotated[str, AfterValidator(_inside)]
-
-
-class Manifest(BaseModel):
-    """What a run made in its folder.
-
-    Attributes:
-        format: of this file.
-        run_id: sixteen hexadecimal digits.
-        run_hash: of the settings with which it was started or last continued.
-        files: names of files.
-        folders: names of folders, with all in them; of ``checkpoints`` only the checkpoints.
-        checkpoints: names of those that stood when this was written.
-    """
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    format: int = 1
-    run_id: Annotated[str, Field(pattern=_ID.pattern)]
-    run_hash: str
-    files: list[_Name]
-    folders: list[_Name]
-    checkpoints: list[_Name]
-
-    def text(self) -> str:
-        """As JSON."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest | None:
-        """That of a folder; None where there is none, or it is damaged."""
-        try:
-            return cls.model_validate(_json(folder / MANIFEST))
-        except ValidationError:
-            return None
 
 
 class RunFolder:
@@ -128,10 +84,10 @@ class RunFolder:
             with durable.saying(self.path):
                 self._hold()
                 self._refuse_odd()
-                self._manifest, remark = _found(self.path)
+                self._manifest, remark = found_in(self.path)
                 self.said += [remark] if remark else []
                 #: a kill came while the run that is here was moved aside
-                self._moving = self._manifest is not None and _there(self._aside(self._manifest))
+                self._moving = self._manifest is not None and durable.there(self._aside(self._manifest))
                 self._fresh = not resume or self._manifest is None or self._moving
                 if not (resume or overwrite) and (any(self._asides()) or (self._manifest and self._worth_keeping())):
                     raise ConfigError(
@@ -158,7 +114,7 @@ class RunFolder:
         except ValueError as error:  # a null character, or half of a surrogate pair
             raise ConfigError(f"tracking.out: {str(self.path)!r} is not a path: {error}.") from error
         path = self.path / LOCK
-        if not _there(path):
+        if not durable.there(path):
             self._made.append(path)
         lock = filelock.FileLock(path, timeout=0)
         try:
@@ -177,7 +133,7 @@ class RunFolder:
         for one in self._journals.values():
             one.close()
         with suppress(OSError, ValueError):
-            if not _there(self.path / MANIFEST):
+            if not durable.there(self.path / MANIFEST):
                 for path in reversed(self._made):
                     path.unlink() if path.name == LOCK else path.rmdir()
         if self._lock is not None:
@@ -189,7 +145,7 @@ class RunFolder:
         """What is neither a file nor a folder may block for ever."""
         for name in (*FILES, MANIFEST, CHECKPOINTS):
             path = self.path / name
-            if _there(path) and not (path.is_dir() if name == CHECKPOINTS else path.is_file()):
+            if durable.there(path) and not (path.is_dir() if name == CHECKPOINTS else path.is_file()):
                 raise ConfigError(
                     f"{path} is no {'folder' if name == CHECKPOINTS else 'file'}. Move it away, or set another "
                     f"tracking.out."
@@ -198,7 +154,7 @@ class RunFolder:
     def _refuse_strangers(self) -> None:
         """Nothing that this run will write may be there, unless it is of the run that it replaces."""
         own = self._manifest
-        taken = [name for name in FILES if _there(self.path / name) and not (own and name in own.files)]
+        taken = [name for name in FILES if durable.there(self.path / name) and not (own and name in own.files)]
         found = checkpoint.checkpoints(self.path / CHECKPOINTS)
         taken += [f"{CHECKPOINTS}/{one.name}" for one in found if not self._owns(one)]
         if taken:
@@ -208,7 +164,7 @@ class RunFolder:
             )
 
     def _owns(self, path: Path) -> bool:
-        return self._manifest is not None and _owns(self._manifest, path)
+        return self._manifest is not None and self._manifest.owns(path)
 
     def _worth_keeping(self) -> bool:
         """Whether the run that is here came as far as a record or a checkpoint."""
@@ -219,7 +175,7 @@ class RunFolder:
         return self.path / f"{_ASIDE}{manifest.run_id}"
 
     def _asides(self) -> list[Path]:
-        return sorted(self.path.glob(f"{_ASIDE}*"))
+        return sorted(one for one in self.path.glob(f"{_ASIDE}*") if one.is_dir() and not one.is_symlink())
 
     # -- going on --------------------------------------------------------------------------------------------------
 
@@ -249,7 +205,7 @@ class RunFolder:
             (None, None) if found is None or found.run is None else (found.run.settings, found.run.providers)
         )
         self._require_same(settings, manifest)
-        before = _json(self.path / "run.json").get("providers") if providers is None else providers
+        before = read_mapping(self.path / "run.json").get("providers") if providers is None else providers
         if self.start is not None and before is not None and before != self._providers:
             raise CheckpointError(
                 f"{self.path} was started with the providers {before}, this call has {dict(self._providers)}. A run "
@@ -276,13 +232,13 @@ class RunFolder:
         cure = "Restore one from a copy, or start over with --overwrite"
         if damaged:
             raise CheckpointError(f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. {cure}.")
-        if manifest.checkpoints or _there(self.path / "curves.png"):
+        if manifest.checkpoints or durable.there(self.path / "curves.png"):
             raise CheckpointError(f"{self.path} had checkpoints, and they are gone. {cure}.")
 
     def _require_same(self, settings: Mapping[str, Any] | None, manifest: Manifest) -> None:
         """A run continues with the settings that it began with, as its checkpoint has them, or its config.yaml."""
         path = self.path / "config.yaml"
-        written, why = _config(path)
+        written, why = read_config(path)
         if why:
             if settings is None and manifest.run_hash != run_hash(self._run):
                 raise CheckpointError(
@@ -328,7 +284,8 @@ class RunFolder:
             if self._fresh:
                 self._make_room()
             before = self._manifest
-            folders = {CHECKPOINTS, *self._trackers(), *(before.folders if before else ())}
+            new = {name for name in (CHECKPOINTS, *self._trackers()) if not durable.there(self.path / name)}
+            folders = new.union(before.folders if before else ())
             manifest = Manifest(
                 run_id=self.run_id,
                 run_hash=run_hash(self._run),
@@ -343,15 +300,14 @@ class RunFolder:
             durable.write(self.path / "run.json", json.dumps({"run_id": self.run_id, **about}, indent=1))
 
     def _trackers(self) -> list[str]:
-        """Folders that the trackers will make here: their names are not there yet."""
+        """Folders that the trackers will make here."""
         tracking = self._run.tracking
         place = Path(os.path.normpath(tracking.project)).parts
         names = {"wandb": "wandb", "tensorboard": place[0] if place and not Path(place[0]).is_absolute() else ".."}
-        found = {names[one] for one in tracking.trackers} - {"..", "."}
-        return sorted(one for one in found if not _there(self.path / one))
+        return sorted({names[one] for one in tracking.trackers} - {"..", "."})
 
     def _write_manifest(self, manifest: Manifest) -> None:
-        durable.write(self.path / MANIFEST, manifest.text())
+        manifest.write(self.path)
         self._manifest = manifest
 
     def _make_room(self) -> None:
@@ -360,12 +316,12 @@ class RunFolder:
             return
         self._refuse_strangers()
         if not self._moving and not self._worth_keeping():
-            _clear(self.path, self._manifest)
+            self._manifest.clear(self.path)
         else:
-            durable.write(self.path / MANIFEST, self._manifest.text())  # an older version left none
+            self._manifest.write(self.path)  # an older version left none
             self._moved, self._replaced = self._aside(self._manifest), self._manifest
             self._manifest = None
-            _move(self.path, self._moved, self._replaced)
+            self._replaced.move(self.path, self._moved)
             self.said.append(f"the run that was here waits in {self._moved} for the first checkpoint of this one")
         self._manifest = None
 
@@ -412,7 +368,7 @@ class RunFolder:
     def forget_replaced(self) -> None:
         """Remove the run that was here before this one; what it did not write stays, and is told."""
         for aside in self._asides():
-            clear(aside)
+            clear(aside, whole=True)
             if not durable.remove_empty(aside):
                 self.said.append(f"{aside} holds what the run that was replaced did not write")
         self._moved = None
@@ -434,94 +390,37 @@ class RunFolder:
             return
         with suppress(OSError):
             if self._manifest is not None:
-                _clear(self.path, self._manifest)
+                self._manifest.clear(self.path)
             if self._moved is not None and self._replaced is not None:
-                _move(self._moved, self.path, self._replaced)
+                self._replaced.move(self._moved, self.path)
                 durable.remove_empty(self._moved)
 
 
-def clear(folder: Path) -> None:
-    """Remove what a run made in a folder, and nothing else; where no run is known to have made it, nothing."""
-    manifest, _ = _found(folder)
-    if manifest is not None:
-        _clear(folder, manifest)
+@contextmanager
+def hold(
+    run: RunConfig, accelerator: Accelerator, providers: Mapping[str, Any], stop: Stop, *, resume: bool, overwrite: bool
+) -> Iterator[tuple[RunFolder | None, Path | None]]:
+    """The run's folder, which the first process holds, and the checkpoint to continue from, which all load."""
+    held: list[RunFolder] = []
 
+    def first() -> Path | None:
+        held.append(RunFolder(run, providers, resume=resume, overwrite=overwrite))
+        return held[0].start
 
-def _found(folder: Path) -> tuple[Manifest | None, str]:
-    """The manifest of the run in a folder, made up where there is none, and a remark; None where there is no run."""
-    manifest = Manifest.read(folder)
-    if manifest is not None:
-        return manifest, ""
-    about, kept = _json(folder / "run.json"), checkpoint.checkpoints(folder / CHECKPOINTS)
-    ids = [about.get("run_id"), *(checkpoint.owner(one) for one in reversed(kept))]
-    known = next((one for one in ids if isinstance(one, str) and _ID.fullmatch(one)), None)
-    config, _ = _config(folder / "config.yaml")
-    if known is None and not {"run_hash", "objective_hash"} <= about.keys() and not config.keys() >= _PARTS:
-        return None, ""
-    if (folder / MANIFEST).exists() or known is not None:
-        remark = f"{MANIFEST} is missing or damaged; it is written anew"
-    else:
-        remark = f"{folder} was written before runs had an id, a manifest and checksums; they begin now"
-    made_up = Manifest(
-        run_id=known or secrets.token_hex(8),
-        run_hash=str(about.get("run_hash", "")),
-        files=[name for name in FILES if _there(folder / name)],
-        folders=[],
-        checkpoints=[one.name for one in kept if checkpoint.owner(one) in (None, known)],
-    )
-    return made_up, remark
-
-
-def _config(path: Path) -> tuple[dict[str, Any], str]:
-    """What a ``config.yaml`` holds, or why it cannot be used."""
     try:
-        found = Document.read(path).data
-    except ConfigError as error:
-        return {}, str(error).splitlines()[0]
-    return (found, "") if isinstance(found, dict) else ({}, f"{path} is not a mapping")
-
-
-def _move(source: Path, to: Path, manifest: Manifest) -> None:
-    """Move what a run made; its manifest goes last, so that a kill leaves a move that can be finished."""
-    to.mkdir(exist_ok=True)
-    for one in _made(source, manifest):
-        goal = to / one.relative_to(source)
-        goal.parent.mkdir(exist_ok=True)
-        durable.move(one, goal)
-    _forget_checkpoints(source)
-    if _there(source / MANIFEST):
-        durable.move(source / MANIFEST, to / MANIFEST)
-
-
-def _clear(folder: Path, manifest: Manifest) -> None:
-    for one in _made(folder, manifest):
-        if one.parent == folder:
-            durable.remove(one)
-        else:
-            checkpoint.discard_own(one)
-    _forget_checkpoints(folder)
-    durable.remove(folder / MANIFEST)
-
-
-def _made(folder: Path, manifest: Manifest) -> list[Path]:
-    """What is there of what a run made, its manifest left out."""
-    inside = folder / CHECKPOINTS
-    own = [one for one in checkpoint.checkpoints(inside) if _owns(manifest, one)]
-    names = [folder / name for name in (*manifest.files, *manifest.folders) if name not in (CHECKPOINTS, MANIFEST)]
-    return [one for one in (*own, *names) if _there(one)]
-
-
-def _owns(manifest: Manifest, path: Path) -> bool:
-    """Whether a run wrote a checkpoint: by what that says, or where it says nothing by the manifest."""
-    owner = checkpoint.owner(path)
-    return path.name in manifest.checkpoints if owner is None else owner == manifest.run_id
-
-
-def _forget_checkpoints(folder: Path) -> None:
-    inside = folder / CHECKPOINTS
-    if inside.is_dir() and not inside.is_symlink():
-        checkpoint.tidy(inside)
-        durable.remove_empty(inside)
+        latest = from_first(accelerator, first)
+        if latest is not None:
+            require_seen(latest)
+        yield (held[0] if held else None), latest
+    except BaseException as error:
+        stop.hold()
+        for one in held:
+            one.failed(error)
+        raise
+    finally:
+        stop.hold()
+        for one in held:
+            one.close()
 
 
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -555,16 +454,3 @@ def _holder(lock: Path) -> str:
     if found is None:
         return "another process"
     return f"process {found[1]}" + ("" if found[2] == socket.gethostname() else f" on {found[2]}")
-
-
-def _there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty where it cannot be read."""
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

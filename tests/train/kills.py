@@ -268,6 +268,8 @@ def main(kills: int, seed: int) -> dict[str, Any]:
         while campaign.counts["aimed"] + campaign.counts["random"] < kills and len(campaign.failures) < 5:
             campaign.folder(replaced=number % 3 == 2)
             number += 1
+            if number % 20 == 0:
+                print(dict(campaign.counts), campaign.failures, file=sys.stderr, flush=True)
     return {"calls": campaign.calls, **campaign.counts, "failures": campaign.failures}
 
 

@@ -26,7 +26,8 @@ from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
 from rlstab.train import checkpoint, durable, loop
 from rlstab.train.journal import cut_after, line, read
-from rlstab.train.run_folder import Manifest, RunFolder
+from rlstab.train.manifest import Manifest
+from rlstab.train.run_folder import RunFolder
 from rlstab.train.stopping import AGAIN, Stopped
 from tests.train.damages import BEFORE, ON, REFUSE, kinds, of_another_run
 from tests.train.kills import Graded, left, small
@@ -545,6 +546,20 @@ def test_a_signal_before_the_first_rollout_leaves_nothing(tmp_path: Path, monkey
     ):
         stopped(small(tmp_path / "run"), after=0, at="load_policy", monkeypatch=monkeypatch)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_while_the_folder_is_looked_at_says_where_the_checkpoint_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    go(small(out, optimisation__rollouts=2))
+    before = files(out)
+    monkeypatch.setattr(checkpoint, "verify", lambda path: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped) as caught:
+        go(small(out), resume=True)
+    newest = out / "checkpoints" / "rollout-000002"
+    assert str(caught.value) == f"stopped by SIGTERM after rollout 2 of 5; the checkpoint is {newest}"
+    assert files(out) == before
 
 
 def test_a_signal_does_not_remove_the_run_that_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
