@@ -30,6 +30,9 @@ READABLE = (1, 2, FORMAT)
 #: The last file to be written: position and state, the run it belongs to, a checksum of each other file and its own.
 INDEX = "trainer.json"
 
+#: What says that a name does not lead to a file.
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
+
 _TENSORS = "trainer.safetensors"
 _NAME = re.compile(r"(?:rollout|step)-([0-9]{1,18})")  # the second is what it was called before
 
@@ -194,9 +197,10 @@ def verify(path: Path) -> Checkpoint:
                     pass
         with safe_open(path / _TENSORS, "pt") as opened:
             return _checkpoint(record, dict.fromkeys(opened.keys()))
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        name = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
-        raise Damaged(f"{name}{durable.reason(error)}") from error
+    except OSError as error:
+        raise _damaged(path, error) from error
+    except (ValueError, RecursionError, SafetensorError) as error:
+        raise Damaged(durable.reason(error)) from error
 
 
 def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, objective: str) -> Checkpoint:
@@ -217,7 +221,8 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, object
         _restore(tensors, dict(policy.model.named_parameters()), optimizer)
     except (Damaged, OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"{path} is damaged: {error}. Move this folder away, and --resume takes the checkpoint before it."
+            f"{path} is damaged: {durable.reason(error)}. Move this folder away, and --resume takes the checkpoint "
+            f"before it."
         ) from error
     return found
 
@@ -227,7 +232,7 @@ def _index(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(_read(path / INDEX))
     except OSError as error:
-        raise Damaged(f"{INDEX}: {durable.reason(error)}") from error
+        raise _damaged(path, error) from error
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{INDEX} is no JSON: {durable.reason(error)}") from error
     if not isinstance(record, dict):
@@ -249,6 +254,15 @@ def _index(path: Path) -> dict[str, Any]:
     record = new_record(record)
     _check(record, _KINDS)
     return {name: record[name] for name in _KINDS}
+
+
+def _damaged(path: Path, error: OSError) -> Damaged | CheckpointError:
+    """A file that is not there is damage; one that cannot be read now may be whole, and nothing must replace it."""
+    if error.errno not in _NOT_THERE:
+        return CheckpointError(
+            f"{error.filename or path} cannot be read: {durable.reason(error)}. Mend that, or move {path} away."
+        )
+    return Damaged(f"{Path(error.filename).name if error.filename else INDEX}: {durable.reason(error)}")
 
 
 def _check(record: Mapping[str, Any], kinds: Mapping[str, type]) -> None:

@@ -12,6 +12,9 @@ from typing import Any
 from rlstab.config.renamed import new_record
 from rlstab.train import durable
 
+#: Integers from here on are nothing that a run counted.
+LARGEST = 2**63
+
 
 class Journal:
     """A file that lines are appended to, each by one call to the system, so that a reader sees whole lines.
@@ -57,7 +60,7 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The records of a file, without the numbers that are null, and the numbers of the lines that are none.
+    """The records of a file of numbers, without what is none, and the numbers of the lines that are no record.
 
     A last line without its end was cut off by a kill and is neither.
     """
@@ -67,7 +70,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         if record is None:
             damaged.append(number)
         else:
-            records.append({key: value for key, value in record.items() if value is not None})
+            records.append({key: value for key, value in record.items() if _is_number(value)})
     return records, damaged
 
 
@@ -109,4 +112,9 @@ def _record(text: bytes) -> dict[str, Any] | None:
         found = new_record(found) if isinstance(found, dict) else {}
     except (ValueError, RecursionError):  # also an integer of thousands of digits
         return None
-    return found if type(found.get("rollout")) is int else None
+    rollout = found.get("rollout")
+    return found if type(rollout) is int and 0 <= rollout < LARGEST else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) < LARGEST)

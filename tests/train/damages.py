@@ -338,11 +338,15 @@ def kinds() -> Iterator[Damage]:
         "a record without its rollout": b"{}",
         "a record whose rollout is text": b'{"rollout": "3"}',
         "a huge number": b'{"rollout": ' + b"1" * 9999 + b"}",
+        "a record whose rollout is negative": b'{"rollout": -3}',
         "no UTF-8": b"\xff\xfe",
         "half of a surrogate pair": b'{"rollout": 3, "\\ud800": 1}',
+        "a record with text for a number": b'{"rollout": 3, "reward/mean": "high"}',
+        "a record with a number of 400 digits": b'{"rollout": 3, "reward/mean": ' + b"9" * 400 + b"}",
         "deeply nested": b"[" * 100_000,
     }.items():
-        says = "" if how == "half of a surrogate pair" else "metrics.jsonl: 1 line"
+        readable = "half of", "a record with "
+        says = "" if how.startswith(readable) else "metrics.jsonl: 1 line"
         yield Damage(f"metrics.jsonl: a line is {how}", line(text), ON, says)
     yield Damage(
         "metrics.jsonl: the last line is cut",

@@ -157,6 +157,24 @@ def test_weights_that_cannot_be_written_are_said(tmp_path: Path, monkeypatch: py
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    go(small(out, optimisation__rollouts=4))
+    before, sum_of = files(out), checkpoint._sum_of
+
+    def fails(path: Path) -> str:
+        if path.name == "model.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return sum_of(path)
+
+    monkeypatch.setattr(checkpoint, "_sum_of", fails)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: input/output error\. Mend that, or"):
+        go(small(out), resume=True)
+    assert files(out) == before
+
+
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
