@@ -18,16 +18,21 @@ def write(path: Path, text: str) -> None:
     data = text.encode("utf-8")
     if path.is_file() and path.read_bytes() == data:
         return
-    beside = path.with_name(f".{path.name}.writing")
-    remove(beside)
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    place = beside(path)
+    remove(place)
+    handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         write_all(handle, data)
         os.fsync(handle)
     finally:
         os.close(handle)
-    beside.replace(path)
+    place.replace(path)
     flush(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """Where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}.writing")
 
 
 def write_all(handle: int, data: bytes) -> None:

@@ -81,7 +81,7 @@ def cut_after(path: Path, last: int) -> None:
     """
     if not path.exists():
         return
-    beside = path.with_name(f".{path.name}.writing")
+    beside = durable.beside(path)
     durable.remove(beside)
     pending, size = b"", 0
     with beside.open("xb") as file:

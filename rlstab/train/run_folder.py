@@ -281,6 +281,8 @@ class RunFolder:
         """
         with durable.saying(self.path):
             self._begun = True
+            for name in (*FILES, MANIFEST):
+                durable.remove(durable.beside(self.path / name))  # what a kill left
             if self._fresh:
                 self._make_room()
             before = self._manifest

@@ -35,7 +35,7 @@ from rlstab.train.stopping import Stopped
 CALLS = ("fsync", "write", "replace", "rename", "unlink", "rmdir", "mkdir")
 
 #: How many ends one folder sees before a trainer may finish.
-ENDS = 5
+ENDS = 8
 
 #: What a trainer's process says when it was not killed.
 FINISHED, TERMINATED, REFUSED, FAILED = 0, 143, 2, 1
@@ -217,7 +217,7 @@ class Campaign:
         run, kind = small(self.out), self.random.choices(("aimed", "random", "terminated"), (7, 2, 1))[0]
         if kind == "aimed":
             # most folders have fewer calls left than a whole run has; early ones are those of a start
-            place = self.random.randint(1, self.random.choice((25, self.calls // 2, self.calls)))
+            place = self.random.randint(1, self.random.choice((25, self.calls // 3, self.calls)))
             when = self.random.choice(("before", "after", "torn"))
             return f"aimed {when} {place} {options}", end(start(run, self.log, Hook(place, when), **options))
         process = start(run, self.log, **options)
