@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("stopped; continue with --resume", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        if os.environ.get("RANK", "0") == "0":  # the others would say the same
+            notes = "".join(f" ({note})" for note in getattr(stop, "__notes__", ()))
+            print(f"{str(stop) or 'stopped; continue with --resume'}{notes}", file=sys.stderr)
+        return 128 + int(getattr(stop, "number", signal.SIGINT))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train a policy as a YAML file says")
     train.add_argument("file", help="run file")
-    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of tracking.out")
+    train.add_argument(
+        "--resume", action="store_true", help="continue from the newest whole checkpoint of tracking.out"
+    )
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
     train.add_argument(
@@ -115,14 +122,22 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 def _train(options: argparse.Namespace) -> int:
     from rlstab.config import load_run
 
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
+    from rlstab.train.stopping import Stopped
 
     if options.timeout is not None and not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
     timeout = TIMEOUT if options.timeout is None else timedelta(seconds=options.timeout)
-    train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
+    try:
+        train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
+    except Stopped as stop:
+        again = shlex.join(["rlstab", "train", options.file, *(f"--set={one}" for one in options.set), "--resume"])
+        stop.args = (f"{stop}. Continue with: {again}",)
+        raise
     leave()
     return 0
 

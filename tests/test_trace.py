@@ -25,6 +25,7 @@ from rlstab.trace import ACTIONS, Trace, trace
 from rlstab.trace.effects import ALIKE
 from rlstab.trace.token_texts import token_texts
 from rlstab.trace.writer import Tracer
+from rlstab.train.journal import Journal
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
@@ -396,7 +397,7 @@ def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
 
 def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(tmp_path / "tokens.jsonl", run.tracking, 1, lambda ids: "x" * len(ids))
+    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     ids = batch.sequence_ids
     rewards = torch.full((6,), torch.nan)

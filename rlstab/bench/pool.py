@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.status import read_record, update_record, write_record
 from rlstab.bench.worker import Order, last_lines
+from rlstab.train.manifest import clear
 
 #: One thread per run: two such runs side by side do more than one run on two threads.
 ONE_THREAD = {
@@ -101,10 +101,11 @@ def _how(code: int) -> str:
 
 
 def start(bench: Bench, run: BenchRun, *, resume: bool) -> Worker:
-    """Start a run, in an empty folder or from the checkpoint that is there."""
+    """Start a run, in place of the one that is there or from its checkpoint."""
     before = (read_record(run.folder) or {}) if resume else {"seconds": 0.0, "cpu_seconds": 0.0}
     if not resume and run.folder.exists():
-        shutil.rmtree(run.folder)
+        clear(run.folder)
+        (run.folder / LOG).unlink(missing_ok=True)
     run.folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "bench": bench.name,

@@ -93,9 +93,14 @@ def _train(order: Order) -> str | None:
 
         from rlstab.config import load_run
         from rlstab.train.loop import train
+        from rlstab.train.stopping import Stopped
 
         torch.set_num_threads(1)
-        train(load_run(order.run), resume=order.resume)
+        try:
+            train(load_run(order.run), resume=order.resume)
+        except Stopped as stop:  # its checkpoint stands: the process that started this one sees the signal
+            signal.signal(stop.number, signal.SIG_DFL)
+            os.kill(os.getpid(), stop.number)
     except RlstabError as error:
         traceback.print_exc()
         return " ".join(f"{type(error).__name__}: {error}".split("\n"))  # of several lines, a table shows the last

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,16 +34,20 @@ class Tracer:
     """Traces some responses of some rollouts of this rank: the first whole groups of each traced rollout.
 
     Args:
-        path: of the file, which is appended to.
+        append: writes lines of the file.
         settings: how often, and how many responses.
         rollouts: of the whole run; the last is traced too.
         decode: of the tokenizer, special tokens included.
     """
 
     def __init__(
-        self, path: Path, settings: TrackingSettings, rollouts: int, decode: Callable[[list[int]], str]
+        self,
+        append: Callable[[str], None],
+        settings: TrackingSettings,
+        rollouts: int,
+        decode: Callable[[list[int]], str],
     ) -> None:
-        self.path, self.settings, self.rollouts, self.decode = path, settings, rollouts, decode
+        self.append, self.settings, self.rollouts, self.decode = append, settings, rollouts, decode
         self._rollout = 0
         self._traced: dict[int, Traced] = {}
 
@@ -102,12 +105,11 @@ class Tracer:
         assert batch.index is not None
         ids = response_ids.reshape(-1)[batch.index]
         ratio = torch.where(computed, found.ratio, torch.nan)
-        with self.path.open("a", encoding="utf-8") as file:
-            for row in rows:
-                where = batch.sequence == row
-                line = {"format": FORMAT, "rollout": self._rollout, "optimizer_step": optimizer_step}
-                line |= self._line(batch, found, ratio, row, where, ids[where].tolist())
-                file.write(json.dumps(line, allow_nan=False) + "\n")
+        for row in rows:
+            where = batch.sequence == row
+            line = {"format": FORMAT, "rollout": self._rollout, "optimizer_step": optimizer_step}
+            line |= self._line(batch, found, ratio, row, where, ids[where].tolist())
+            self.append(json.dumps(line, allow_nan=False) + "\n")
 
     def _line(
         self, batch: TokenBatch, found: Trace, ratio: Tensor, row: int, where: Tensor, ids: list[int]

@@ -2,5 +2,6 @@
 
 from rlstab.train.loop import RunResult, train
 from rlstab.train.providers import Responses
+from rlstab.train.stopping import Stopped
 
-__all__ = ["Responses", "RunResult", "train"]
+__all__ = ["Responses", "RunResult", "Stopped", "train"]

@@ -1,29 +1,66 @@
-"""Checkpoints: safetensors and JSON, written beside and renamed, so that a kill at any moment leaves a usable one."""
+"""Checkpoints: safetensors and JSON with checksums, written beside and renamed: a kill leaves whole ones only."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
-import os
-import shutil
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlstab.config.renamed import new_record
 from rlstab.core.objective import State
-from rlstab.errors import CheckpointError
+from rlstab.errors import CheckpointError, kind_of
+from rlstab.train import durable
 from rlstab.train.policy import Policy
 
-FORMAT = 2
+FORMAT = 3
 
-#: Formats that are read; the first had ``step`` for ``rollout``.
-READABLE = (1, FORMAT)
+#: Formats that are read. The first had ``step`` for ``rollout``, the second no checksums and nothing of its run.
+READABLE = (1, 2, FORMAT)
+
+#: The last file to be written: position and state, the run it belongs to, a checksum of each other file and its own.
+INDEX = "trainer.json"
+
+#: What says that a name does not lead to a file.
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
+
+_TENSORS = "trainer.safetensors"
+_NAME = re.compile(r"(?:rollout|step)-([0-9]{1,18})")  # the second is what it was called before
+
+#: What an index must hold.
+_KINDS = {"rollout": int, "optimizer_steps": int, "objective": str, "state": dict}
+_KINDS_NOW = {"run": dict, "tensors": list, "files": dict}
+_KINDS_OF_RUN = {"id": str, "hash": str, "settings": dict, "providers": dict}
+
+
+class Damaged(Exception):
+    """Why a checkpoint cannot be used, in a few words."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which run a checkpoint belongs to.
+
+    Attributes:
+        id: drawn when the run was first started.
+        hash: of the run's settings.
+        settings: of the run, with every default.
+        providers: names of the user's own functions.
+    """
+
+    id: str
+    hash: str
+    settings: Mapping[str, Any]
+    providers: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,82 +72,226 @@ class Checkpoint:
         optimizer_steps: attempted so far.
         state: of the objective.
         objective: hash of the objective that the state belongs to.
+        run: that it belongs to; None in formats before 3.
     """
 
     rollout: int
     optimizer_steps: int
     state: State
     objective: str
+    run: Identity | None = field(default=None, repr=False)
 
 
-def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int) -> Path:
-    """Write ``folder/rollout-000050`` and remove all but the newest ``keep``.
+def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> Path:
+    """Write ``folder/rollout-000050``: to a hidden folder, flushed to the disk, and renamed last.
 
-    Everything is written to a hidden folder, flushed to disk, and renamed last.
+    Raises:
+        CheckpointError: it cannot be written; those before it are untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for left_over in folder.glob(".writing-*"):
-        shutil.rmtree(left_over)
+    assert checkpoint.run is not None
     final = folder / f"rollout-{checkpoint.rollout:06d}"
     writing = folder / f".writing-{final.name}"
-    policy.save(writing)
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in policy.model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous()
-    plain = _without_tensors(checkpoint.state, "state", tensors)
-    save_file(tensors, writing / "trainer.safetensors")
-    record = {
-        "format": FORMAT,
-        "rollout": checkpoint.rollout,
-        "optimizer_steps": checkpoint.optimizer_steps,
-        "objective": checkpoint.objective,
-        "state": plain,
-    }
-    (writing / "trainer.json").write_text(json.dumps(record, indent=1))
-    for path in [*writing.iterdir(), writing]:
-        _flush(path)
-    if final.exists():
-        shutil.rmtree(final)
-    writing.rename(final)
-    _flush(folder)
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+    tidy(folder)
+    with durable.saying(final, CheckpointError):
+        try:
+            writing.mkdir()
+            policy.save(writing)
+            tensors: dict[str, Tensor] = {}
+            for name, parameter in policy.model.named_parameters():
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous()
+            places: list[list[str]] = []
+            plain = _without_tensors(checkpoint.state, (), places, tensors)
+            save_file(tensors, writing / _TENSORS)
+            files = sorted(path for path in writing.rglob("*") if path.is_file())
+            record = {
+                "format": FORMAT,
+                "rollout": checkpoint.rollout,
+                "optimizer_steps": checkpoint.optimizer_steps,
+                "objective": checkpoint.objective,
+                "state": plain,
+                "tensors": places,
+                "run": {name: getattr(checkpoint.run, name) for name in _KINDS_OF_RUN},
+                "files": {path.relative_to(writing).as_posix(): _sum_of(path) for path in files},
+            }
+            for path in writing.rglob("*"):
+                durable.flush(path)
+            durable.write(writing / INDEX, json.dumps({**record, "sha256": _sum(record)}, indent=1))
+            discard(final)
+            durable.move(writing, final)
+        except (OSError, SafetensorError):
+            durable.remove(writing)  # a full disk needs the room
+            raise
     return final
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a kill left of a checkpoint that was being written or removed."""
+    with durable.saying(folder):
+        for left_over in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
+            durable.remove(left_over)
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint; it is renamed first, so that a kill leaves no part of one under its name."""
+    if path.exists() or path.is_symlink():
+        removing = path.with_name(f".removing-{path.name}")
+        durable.remove(removing)
+        durable.move(path, removing)
+        durable.remove(removing)
+
+
+def discard_own(path: Path) -> None:
+    """Remove the files that were written with a checkpoint; others stay. Formats before 3 do not name theirs."""
+    try:
+        named = {*_index(path)["files"], INDEX}
+        others = [one for one in path.rglob("*") if one.is_file() and one.relative_to(path).as_posix() not in named]
+    except (Damaged, CheckpointError, LookupError):
+        others = []
+    if not others:
+        discard(path)
+    for name in sorted(named) if others else ():
+        durable.remove(path / name)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints of a run, oldest first."""
-    found = [*folder.glob("step-[0-9]*"), *folder.glob("rollout-[0-9]*")]  # the first is what it was called before
-    return sorted(found, key=lambda one: int(one.name.rpartition("-")[2]))
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((one for one in found if _NAME.fullmatch(one.name)), key=number)
+
+
+def number(path: Path) -> int:
+    """The rollout in a checkpoint's name."""
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def owner(path: Path) -> str | None:
+    """The id of the run that a checkpoint says it belongs to; None where it does not say, or cannot be read."""
+    try:
+        return str(json.loads(_read(path / INDEX))["run"]["id"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def verify(path: Path) -> Checkpoint:
+    """What a checkpoint holds, with None for each tensor, after each of its files was found as it was written.
+
+    Formats before 3 have no checksums: their files are only looked at for whether they can be read.
+
+    Raises:
+        Damaged: it cannot be used.
+        CheckpointError: it was written by another version of rlstab.
+    """
+    record = _index(path)
+    try:
+        for name, wanted in record.get("files", {}).items():
+            if _sum_of(path / name) != wanted:
+                raise Damaged(f"{name} is not what was written: its checksum differs")
+        if "files" not in record:
+            json.loads(_read(path / "config.json"))
+            if not any(path.glob("model*.safetensors")):
+                _require_file(path / "model.safetensors")
+            for file in (*path.glob("model*.safetensors"), path / _TENSORS):
+                with safe_open(file, "pt"):
+                    pass
+        with safe_open(path / _TENSORS, "pt") as opened:
+            return _checkpoint(record, dict.fromkeys(opened.keys()))
+    except OSError as error:
+        raise _damaged(path, error) from error
+    except (ValueError, RecursionError, SafetensorError) as error:
+        raise Damaged(durable.reason(error)) from error
 
 
 def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, objective: str) -> Checkpoint:
     """Restore the optimizer into ``optimizer`` and return the rest; the weights are loaded with the policy.
 
     Raises:
-        CheckpointError: damaged, of another format, or of another objective.
+        CheckpointError: damaged, of another version, or of another objective.
     """
     try:
-        record = json.loads((path / "trainer.json").read_text())
-        tensors = load_file(path / "trainer.safetensors")
-        version, owner = record["format"], record["objective"]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        tensors = load_file(path / _TENSORS)
+        found = _checkpoint(_index(path), tensors)
+        if found.objective != objective:
+            raise CheckpointError(
+                f"{path} belongs to the objective {found.objective}, the configuration describes {objective}. A "
+                f"checkpoint holds the state of its own objective. Resume with the config.yaml of that run, or start "
+                f"over in another tracking.out."
+            )
+        _restore(tensors, dict(policy.model.named_parameters()), optimizer)
+    except (Damaged, OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"{path} is damaged: {error}. Delete this folder, and --resume takes the checkpoint before it."
+            f"{path} is damaged: {durable.reason(error)}. Move this folder away, and --resume takes the checkpoint "
+            f"before it."
         ) from error
-    if version not in READABLE:
+    return found
+
+
+def _index(path: Path) -> dict[str, Any]:
+    """The index of a checkpoint, complete and of the right types."""
+    try:
+        record = json.loads(_read(path / INDEX))
+    except OSError as error:
+        raise _damaged(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{INDEX} is no JSON: {durable.reason(error)}") from error
+    if not isinstance(record, dict):
+        raise Damaged(f"{INDEX} holds {kind_of(record)} where a mapping is expected")
+    version = record.get("format")
+    if type(version) is not int:
+        raise Damaged(f"{INDEX} says no format")
+    if version > FORMAT:
         raise CheckpointError(
-            f"{path} has format {version}, this version of rlstab reads {' and '.join(map(str, READABLE))}. Resume it "
+            f"{path} has format {version}, this version of rlstab reads {', '.join(map(str, READABLE))}. Resume it "
             f"with the version that wrote it."
         )
-    if owner != objective:
-        raise CheckpointError(
-            f"{path} belongs to the objective {owner}, the configuration describes {objective}. A checkpoint holds the "
-            f"state of its own objective. Resume with the config.yaml of that run, or start over in another "
-            f"tracking.out."
+    if version == FORMAT:
+        if _sum({key: value for key, value in record.items() if key != "sha256"}) != record.get("sha256"):
+            raise Damaged(f"{INDEX} is not what was written: its checksum differs")
+        _check(record, {**_KINDS, **_KINDS_NOW})
+        _check(record["run"], _KINDS_OF_RUN)
+        return record
+    record = new_record(record)
+    _check(record, _KINDS)
+    return {name: record[name] for name in _KINDS}
+
+
+def _damaged(path: Path, error: OSError) -> Damaged | CheckpointError:
+    """A file that is not there is damage; one that cannot be read now may be whole, and nothing must replace it."""
+    if error.errno not in _NOT_THERE:
+        return CheckpointError(
+            f"{error.filename or path} cannot be read: {durable.reason(error)}. Mend that, or move {path} away."
         )
-    parameters = dict(policy.model.named_parameters())
+    return Damaged(f"{Path(error.filename).name if error.filename else INDEX}: {durable.reason(error)}")
+
+
+def _check(record: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    for key, kind in kinds.items():
+        if type(record.get(key)) is not kind:
+            raise Damaged(f"'{key}' in {INDEX} is {kind_of(record.get(key))}, not {kind_of(kind())}")
+
+
+def _checkpoint(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Checkpoint:
+    state: State
+    try:
+        if "tensors" in record:
+            state = json.loads(json.dumps(record["state"]))  # of its own: tensors are put into it
+            for index, place in enumerate(record["tensors"]):
+                inside: Any = state
+                for key in place[:-1]:
+                    inside = inside[key]
+                inside[place[-1]] = tensors[f"state/{index}"]
+        else:
+            state = _with_tensors(record["state"], tensors)
+    except (LookupError, TypeError) as error:
+        raise Damaged(f"the state names a tensor that {_TENSORS} does not have: {error}") from error
+    run = Identity(*(record["run"][name] for name in _KINDS_OF_RUN)) if "run" in record else None
+    return Checkpoint(record["rollout"], record["optimizer_steps"], state, record["objective"], run)
+
+
+def _restore(
+    tensors: Mapping[str, Tensor], parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
     restored: dict[str, dict[str, Tensor]] = {}
     for label, value in tensors.items():
         kind, _, rest = label.partition("/")
@@ -119,30 +300,36 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, object
             restored.setdefault(name, {})[key] = value
     for name, values in restored.items():
         if name not in parameters:
-            raise CheckpointError(f"{path} has optimizer state of '{name}', which the model does not have. Delete it.")
+            raise Damaged(f"it has optimizer state of '{name}', which the model does not have")
+        wanted = {"step": torch.Size(), **dict.fromkeys(("exp_avg", "exp_avg_sq"), parameters[name].shape)}
+        if {key: value.shape for key, value in values.items()} != wanted:
+            raise Damaged(f"the optimizer state of '{name}' is incomplete or of another shape")
+    for name, values in restored.items():
         device = parameters[name].device
         optimizer.state[parameters[name]] = {
             key: value if key == "step" else value.to(device) for key, value in values.items()
         }
-    state = _with_tensors(record["state"], tensors)
-    record = new_record(record)
-    return Checkpoint(int(record["rollout"]), int(record["optimizer_steps"]), state, owner)
 
 
-def _without_tensors(state: Mapping[str, Any], place: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _without_tensors(
+    state: Mapping[str, Any], place: tuple[str, ...], places: list[list[str]], tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    """The state with null for each tensor, whose place is noted."""
     plain: dict[str, Any] = {}
     for key, value in state.items():
         if isinstance(value, Mapping):
-            plain[key] = _without_tensors(value, f"{place}/{key}", tensors)
+            plain[key] = _without_tensors(value, (*place, key), places, tensors)
         elif isinstance(value, Tensor):
-            tensors[f"{place}/{key}"] = value.detach().contiguous()
-            plain[key] = {"tensor": f"{place}/{key}"}
+            tensors[f"state/{len(places)}"] = value.detach().contiguous()
+            places.append([*place, key])
+            plain[key] = None
         else:
             plain[key] = value
     return plain
 
 
-def _with_tensors(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _with_tensors(plain: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
+    """The state as formats before 3 have it: ``{"tensor": name}`` stands for a tensor."""
     return {
         key: (tensors[value["tensor"]] if value.keys() == {"tensor"} else _with_tensors(value, tensors))
         if isinstance(value, dict)
@@ -151,9 +338,21 @@ def _with_tensors(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> di
     }
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _read(path: Path) -> bytes:
+    _require_file(path)
+    return path.read_bytes()
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():  # reading a pipe would block
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+
+def _sum(record: Any) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _sum_of(path: Path) -> str:
+    _require_file(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import shutil
 import sys
 import threading
 import time
@@ -13,58 +11,51 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
 import transformers
-import yaml
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
 import rlstab
 from rlstab.config.objectives import objective_hash
-from rlstab.config.renamed import old_settings
-from rlstab.config.runs import AdvantageSettings, RunConfig, dump_run, run_hash
+from rlstab.config.runs import AdvantageSettings, RunConfig, run_hash
 from rlstab.console import Terminal
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
-from rlstab.errors import CheckpointError, ConfigError, NonFinite
+from rlstab.errors import NonFinite
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages import advantages
 from rlstab.tasks import Example, Task
 from rlstab.tasks.from_settings import build_task
 from rlstab.trace.writer import Tracer
-from rlstab.train import checkpoint
+from rlstab.train import checkpoint, durable
 from rlstab.train.decoding import require_decoding
 from rlstab.train.evaluate import Share, evaluate
+from rlstab.train.journal import line, read
+from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
 from rlstab.train.policy import Sequences, load_policy
-from rlstab.train.processes import TIMEOUT, count, launched_alone, meet, saying_which
+from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
 from rlstab.train.providers import AdvantageProvider, Providers, Responses, SignalProvider
 from rlstab.train.reward import Scores, score
 from rlstab.train.rollout import grouped, sample
+from rlstab.train.run_folder import RunFolder, hold
 from rlstab.train.step import Experience, Learner, forward_signals
-from rlstab.train.tracking import forget_after, read_metrics, start_trackers
+from rlstab.train.stopping import Dropped, Stop, Stopped
+from rlstab.train.tracking import start_trackers
 
 #: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
 MAX_REFUSED = 20
-
-#: What a continued run may change.
-MAY_CHANGE = {
-    "tracking",
-    "evaluation",
-    "task.time_limit",
-    "task.workers",
-    "optimisation.rollouts",
-    "optimisation.micro_batch_size",
-    "rollout.batch_size",
-}
 
 
 @dataclass(frozen=True)
@@ -101,8 +92,8 @@ def train(
 
     Args:
         run: from :func:`rlstab.config.load_run`.
-        resume: continue from the newest checkpoint in ``tracking.out``; start where there is none.
-        overwrite: remove a run that is already there.
+        resume: continue from the newest whole checkpoint in ``tracking.out``; start where there is no run.
+        overwrite: replace a run that is already there, which waits in a folder beside until the first checkpoint.
         console: where to print; None prints on the terminal, and a progress bar only if it is one.
         signals: functions that make signals of your own, by the name that a method's ``needs`` has. Each takes the
             :class:`~rlstab.train.providers.Responses` of this rank and returns ``(R, T)`` floats. One that no method
@@ -111,12 +102,13 @@ def train(
         timeout: how long a process waits for another that is alive and silent, until it ends with an error.
 
     Raises:
-        ConfigError: ``tracking.out`` holds another run, or processes are missing.
+        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing.
         MissingSignal: the objective reads a signal that this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
-        CheckpointError: the checkpoint is damaged or of another run.
+        CheckpointError: no checkpoint is whole, one is of another run or cannot be written.
         NonFinite: 20 optimizer steps in a row were refused, or a function of yours returned NaN or Inf.
         ShapeError: a function of yours returned another shape.
+        Stopped: SIGINT or SIGTERM asked to end; a checkpoint was written. It is a KeyboardInterrupt.
     """
     console = console or Terminal(stderr=True)
     providers = Providers(signals or {}, advantages)
@@ -129,14 +121,20 @@ def train(
     )
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
-    with saying_which(accelerator):
-        latest = _prepare_folder(run, out, accelerator, providers, resume=resume, overwrite=overwrite)
-        processes = count(run_hash(run), latest.name if latest else "the start")
-        alone = launched_alone(processes, os.environ)
-        if alone is not None:
-            console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
-        about = _about(run, accelerator, processes, providers)
-        return _Loop(run, accelerator, out, latest, console, providers).go(about)
+    with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+        try:
+            processes = count(run_hash(run))
+            alone = launched_alone(processes, os.environ)
+            if alone is not None:
+                console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
+            names = providers.in_words()
+            with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
+                loop = _Loop(run, accelerator, folder, latest, console, providers, stop)
+                return loop.go(_about(run, accelerator, processes, providers))
+        except Dropped:  # before the first rollout
+            kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
+            done = checkpoint.number(kept[0]) if kept else 0
+            raise Stopped(stop.number, done, run.optimisation.rollouts, kept[0] if kept else None) from None
 
 
 class _Loop:
@@ -144,13 +142,15 @@ class _Loop:
         self,
         run: RunConfig,
         accelerator: Accelerator,
-        out: Path,
+        folder: RunFolder | None,
         latest: Path | None,
         console: Console,
         providers: Providers,
+        stop: Stop,
     ) -> None:
-        self.run, self.accelerator, self.out, self.console = run, accelerator, out, console
-        self.providers = providers
+        self.run, self.accelerator, self.console = run, accelerator, console
+        self.out, self.folder = Path(run.tracking.out), folder  # the first process has the folder
+        self.providers, self.stop = providers, stop
         device, precision = accelerator.device, run.optimisation.precision
         several = accelerator.num_processes > 1
         comm: Comm = TorchComm(device=device) if several else LocalComm()
@@ -175,35 +175,36 @@ class _Loop:
             comm,
             run.seed,
         )
-        self.done = 0
-        self.recorded = -1  # the last rollout whose records stay; without a checkpoint not even those of rollout 0
+        self.done, self.latest = 0, latest
         if latest is not None:
             restored = checkpoint.load(
                 latest, policy, self.learner.optimizer, objective=objective_hash(run.composition)
             )
             self.learner.state = restored.state
             self.learner.optimizer_steps = restored.optimizer_steps
-            self.done = self.recorded = restored.rollout
+            self.done = restored.rollout
         self.refused = 0
         # one worker: a task's generator and scorer are foreign code and need not be safe for several threads
         self.beside, self._leaving = ThreadPoolExecutor(1), threading.Event()
         self._next: tuple[int, Future[tuple[list[int], list[Example]]]] | None = None
         self.tracer = None
-        if run.tracking.trace_every and accelerator.is_main_process:
-            self.tracer = Tracer(out / "tokens.jsonl", run.tracking, run.optimisation.rollouts, policy.decode)
+        if run.tracking.trace_every and folder is not None:
+            append = partial(folder.append, "tokens.jsonl")
+            self.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, policy.decode)
         self.learner.tracer = self.tracer
 
     def go(self, about: Mapping[str, Any]) -> RunResult:
-        run, main = self.run, self.accelerator.is_main_process
-        if main:
-            self.out.mkdir(parents=True, exist_ok=True)
-            (self.out / "config.yaml").write_text(dump_run(run))
-            (self.out / "run.json").write_text(json.dumps(about, indent=1))
-            forget_after(self.out / "samples.jsonl", self.recorded)
-            forget_after(self.out / "tokens.jsonl", self.recorded)
-        start_trackers(self.accelerator, run, self.out, self.recorded)
+        folder, write = self.folder, None
+        with self.stop.held():
+            from_first(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+        if folder is not None:
+            self._tell(folder)
+            write = partial(folder.append, "metrics.jsonl")
+        start_trackers(self.accelerator, self.run, self.out, write)
         try:
             self._rollouts()
+        except Dropped:
+            self._end_early()
         finally:
             self._leaving.set()
             self.beside.shutdown(cancel_futures=True)
@@ -211,11 +212,19 @@ class _Loop:
                 tracker.finish()
         return self._finish()
 
+    def _tell(self, folder: RunFolder) -> None:
+        """What was found in the folder, once."""
+        for text in folder.said:
+            self._say("run folder", text)
+        folder.said.clear()
+
     def _rollouts(self) -> None:
         run, main = self.run, self.accelerator.is_main_process
-        every = run.evaluation.every
+        every, saving = run.evaluation.every, run.tracking.checkpoint_every
         if self.done == 0 and every:
-            self.accelerator.log(self._evaluate(), step=0)
+            values = self._evaluate()
+            with self.stop.held():
+                self.accelerator.log(values, step=0)
         with Progress(self.console, run.optimisation.rollouts, self.done, shown=main) as progress:
             for rollout in range(self.done + 1, run.optimisation.rollouts + 1):
                 values = self._rollout(rollout - 1)
@@ -224,12 +233,35 @@ class _Loop:
                     values |= self._evaluate()
                 self.accelerator.log(values, step=rollout)
                 progress.show(rollout, values)
-                saving = run.tracking.checkpoint_every
+                self.done = rollout
                 if last or (saving and rollout % saving == 0):
-                    self._save(rollout)
+                    self._save(planned=True)
+                self._perhaps_stop()
+                self.stop.release()  # what _rollout held
+
+    def _perhaps_stop(self) -> None:
+        """Where there are several processes, all of them end when one was asked to."""
+        if self.accelerator.num_processes == 1:
+            return
+        asked = max(gather_object([self.stop.number]))
+        if asked:
+            self.stop.number = asked
+            raise Dropped
+
+    def _end_early(self) -> None:
+        """A signal asks to end: save what is completed, unless the run is."""
+        if self.done == self.run.optimisation.rollouts:
+            return
+        self.stop.hold()
+        if self.done and (self.latest is None or checkpoint.number(self.latest) != self.done):
+            self._save(planned=False)
+        raise Stopped(self.stop.number, self.done, self.run.optimisation.rollouts, self.latest)
 
     def _rollout(self, number: int) -> dict[str, float]:
-        """Sample, score and learn once; ``number`` counts from 0 and fixes all randomness."""
+        """Sample, score and learn once; ``number`` counts from 0 and fixes all randomness.
+
+        Until something is learnt a signal to end drops it all; from then on the rollout is completed first.
+        """
         run, metrics, start = self.run, Metrics(), time.perf_counter()
         rollout = run.rollout
         torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
@@ -276,6 +308,8 @@ class _Loop:
             self._say(f"scorer timed out{where}, reward 0", f"{len(scores.timed_out)} times, first on {first[:80]!r}")
         if scores.errors:
             self._say(f"scorer raised{where}, reward 0", scores.errors[0])
+        self._perhaps_stop()
+        self.stop.hold()
         if not self._refused_rewards(scores.rewards, metrics):
             own, found = self._provided(
                 metrics,
@@ -298,8 +332,8 @@ class _Loop:
             self.learner.last_refusal = None
             self.learner.learn(experience, metrics)
             self._count_refused(self.learner.last_refusal, metrics)
-        if self.accelerator.is_main_process:
-            self._write_samples(number + 1, examples, sampled.texts, scores)
+        if self.folder is not None:
+            self._write_samples(self.folder, number + 1, examples, sampled.texts, scores)
         values = metrics.collect()
         values["seconds/rollout"] = time.perf_counter() - start
         return values
@@ -349,7 +383,7 @@ class _Loop:
         if refusal is not None and self.accelerator.is_main_process:
             self._say("refused", refusal)
         if self.refused >= MAX_REFUSED:
-            kept = checkpoint.checkpoints(self.out / "checkpoints")
+            kept = checkpoint.checkpoints(self.out / CHECKPOINTS)
             raise NonFinite(
                 f"{self.refused} optimizer steps in a row were refused, the last because: {refusal} Lower "
                 f"optimisation.lr. {f'{kept[-1]} is the newest checkpoint.' if kept else 'There is no checkpoint yet.'}"
@@ -388,42 +422,48 @@ class _Loop:
         values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
-    def _write_samples(self, rollout: int, examples: list[Example], texts: list[str], scores: Scores) -> None:
-        group, most = self.run.rollout.group, self.run.tracking.samples
-        written = sorted({*range(min(most, len(texts))), *(scores.timed_out if most else ())})
-        with (self.out / "samples.jsonl").open("a", encoding="utf-8") as file:
-            for place in written:
-                line = {
-                    "rollout": rollout,
-                    "prompt": examples[place // group].prompt,
-                    "text": texts[place],
-                    "reward": float(scores.rewards[place]),
-                }
-                if place in scores.timed_out:
-                    line["timed_out"] = True
-                file.write(json.dumps(line) + "\n")
+    def _write_samples(
+        self, folder: RunFolder, rollout: int, examples: list[Example], texts: list[str], scores: Scores
+    ) -> None:
+        group, most, lines = self.run.rollout.group, self.run.tracking.samples, ""
+        for place in sorted({*range(min(most, len(texts))), *(scores.timed_out if most else ())}):
+            sample: dict[str, Any] = {
+                "rollout": rollout,
+                "prompt": examples[place // group].prompt,
+                "text": texts[place],
+                "reward": float(scores.rewards[place]),
+            }
+            if place in scores.timed_out:
+                sample["timed_out"] = True
+            lines += line(sample)
+        if lines:
+            folder.append("samples.jsonl", lines)
 
-    def _save(self, rollout: int) -> None:
-        if self.accelerator.is_main_process:
+    def _save(self, *, planned: bool) -> None:
+        learner = self.learner
+        if self.folder is not None:
             kept = checkpoint.Checkpoint(
-                rollout, self.learner.optimizer_steps, self.learner.state, objective_hash(self.run.composition)
+                self.done,
+                learner.optimizer_steps,
+                learner.state,
+                objective_hash(self.run.composition),
+                self.folder.identity(),
             )
-            checkpoint.save(
-                self.out / "checkpoints",
-                kept,
-                self.policy,
-                self.learner.optimizer,
-                keep=self.run.tracking.keep_checkpoints,
-            )
+            self.latest = self.folder.save(kept, self.policy, learner.optimizer, planned=planned)
+            self._tell(self.folder)
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> RunResult:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
-        result = RunResult(self.out, read_metrics(self.out / "metrics.jsonl"))
-        if self.accelerator.is_main_process:
-            draw(result.records, self.out / "curves.png", f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
+        result = RunResult(self.out, read(self.out / "metrics.jsonl")[0])
+        if self.folder is not None:
+            picture = self.out / "curves.png"
+            with durable.saying(self.out):
+                self.folder.forget_replaced()  # a kill may have come after the checkpoint
+                draw(result.records, picture, f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
+            self._tell(self.folder)
             self.console.print(summary_table(result.records))
-            for what, path in (("run", self.out), ("picture", self.out / "curves.png")):
+            for what, path in (("run", self.out), ("picture", picture)):
                 self.console.print(f"{what}: {escape(str(path))}", soft_wrap=True, highlight=False)
         return result
 
@@ -444,65 +484,6 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, settings: AdvantageSett
     else:
         values = advantages.grpo(rewards, group_ids, std=settings.std, epsilon=settings.epsilon, ddof=settings.ddof)
     return values.float()
-
-
-def _prepare_folder(
-    run: RunConfig, out: Path, accelerator: Accelerator, providers: Providers, *, resume: bool, overwrite: bool
-) -> Path | None:
-    """The checkpoint to continue from; the folder is free for this run once all processes were here."""
-    before = out / "config.yaml"
-    if not before.exists():
-        return None
-    if resume:
-        started = yaml.safe_load(before.read_text())
-        _same_names(started, before)
-        _same_run(started, run.model_dump(mode="json"), out)
-        found = checkpoint.checkpoints(out / "checkpoints")
-        if found:
-            _same_providers(out, providers)
-        return found[-1] if found else None
-    if not overwrite:
-        raise ConfigError(
-            f"{out} already holds a run. Continue it with --resume, replace it with --overwrite, or set another "
-            f"tracking.out."
-        )
-    if accelerator.is_main_process:
-        shutil.rmtree(out)
-    return None
-
-
-def _same_names(started: Any, path: Path) -> None:
-    found = dict(old_settings(started))
-    if found:
-        names = ", ".join(f"{old} is called '{now}' now" for old, now in found.items())
-        cure = "Use the new names there to continue the run."
-        if any(old.startswith("objective.") for old in found):  # its checkpoints bear the hash of the old names
-            cure = "Continue the run with the version of rlstab that wrote it, or start over in another tracking.out."
-        raise CheckpointError(f"{path} was written under older names: {names}. {cure}")
-
-
-def _same_run(before: Any, now: Any, out: Path, place: str = "") -> None:
-    if place in MAY_CHANGE:
-        return
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in sorted(before.keys() | now.keys()):
-            _same_run(before.get(key), now.get(key), out, f"{place}.{key}" if place else key)
-    elif before != now:
-        raise CheckpointError(
-            f"{out} was started with {place} = {before!r}, the configuration says {now!r}. A run continues as it "
-            f"began. Resume with {out / 'config.yaml'}, or start over in another tracking.out."
-        )
-
-
-def _same_providers(out: Path, providers: Providers) -> None:
-    """A run that began with functions of the user's own continues with functions of the same names."""
-    path = out / "run.json"
-    before = json.loads(path.read_text()).get("providers") if path.exists() else None
-    if before is not None and before != providers.in_words():
-        raise CheckpointError(
-            f"{out} was started with the providers {before}, this call has {providers.in_words()}. A run continues as "
-            f"it began. Pass the same signals and advantages to train, or start over in another tracking.out."
-        )
 
 
 def _about(run: RunConfig, accelerator: Accelerator, processes: int, providers: Providers) -> dict[str, Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from rlstab.errors import ConfigError, RlstabError
+
+T = TypeVar("T")
 
 #: A process that hears nothing from another for so long ends with an error. One that died is noticed at once, because
 #: its connections close; this is for one that hangs, and it must be longer than the slowest scorer.
@@ -29,22 +32,20 @@ def meet(out: Path, trackers: Sequence[str], timeout: timedelta = TIMEOUT) -> Ac
     )
 
 
-def count(run: str, start: str) -> int:
+def count(run: str) -> int:
     """The number of processes that answer.
 
     Args:
         run: hash of the run that this process makes.
-        start: what it starts from.
 
     Raises:
-        ConfigError: they make different runs or start from different checkpoints, or more were launched.
+        ConfigError: they make different runs, or more were launched.
     """
-    answers: list[tuple[str, str]] = gather_object([(run, start)])
+    answers: list[str] = gather_object([run])
     for rank, answer in enumerate(answers):
         if answer != answers[0]:
             raise ConfigError(
-                f"rank {rank} makes run {answer[0]} from {answer[1]}, rank 0 makes run {answers[0][0]} from "
-                f"{answers[0][1]}. Give all processes one file, and a tracking.out that all of them see."
+                f"rank {rank} makes run {answer}, rank 0 makes run {answers[0]}. Give all processes one file."
             )
     launched = int(os.environ.get("WORLD_SIZE") or 1)
     if launched > len(answers):
@@ -53,6 +54,33 @@ def count(run: str, start: str) -> int:
             f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
         )
     return len(answers)
+
+
+def from_first(accelerator: Accelerator, make: Callable[[], T]) -> T:
+    """What a function returns, or the error of rlstab that it raises, in the first process: for all of them."""
+    found: list[tuple[T | None, RlstabError | None]] = [(None, None)]
+    if accelerator.is_main_process:
+        try:
+            found = [(make(), None)]
+        except RlstabError as raised:
+            found = [(None, raised)]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(found)
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return cast(T, value)
+
+
+def require_seen(path: Path) -> None:
+    """All processes see a folder that the first one found.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    for rank, seen in enumerate(gather_object([path.is_dir()])):
+        if not seen:
+            raise ConfigError(f"rank {rank} does not see {path}. Set a tracking.out that all processes see.")
 
 
 def launched_alone(processes: int, environment: Mapping[str, str]) -> str | None:

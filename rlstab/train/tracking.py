@@ -2,78 +2,60 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
-from rlstab.config.renamed import new_record
 from rlstab.config.runs import RunConfig
+from rlstab.train.journal import line
 
 
 class JsonLinesTracker(GeneralTracker):
-    """One JSON object per rollout in ``metrics.jsonl``, flushed at once. For the main process alone.
+    """One JSON object per rollout in ``metrics.jsonl``, written at once. For the main process alone.
 
     Args:
-        path: of the file.
-        last: rollout of the checkpoint that a run continues from; later lines are removed, for they will come again.
+        append: takes whole lines.
     """
 
     name = "jsonl"
     requires_logging_directory = False
 
-    def __init__(self, path: Path, last: int) -> None:
+    def __init__(self, append: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # accelerate gives it no types
-        forget_after(path, last)
-        self._file = path.open("a", encoding="utf-8")
+        self._append = append
 
     @property
     def tracker(self) -> Any:
-        """The open file."""
-        return self._file
+        """What lines are given to."""
+        return self._append
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """The configuration is in ``config.yaml``."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self._file.write(json.dumps({"rollout": step, **values}) + "\n")
-        self._file.flush()
+        self._append(line({"rollout": step, **values}))
 
     def finish(self) -> None:
-        self._file.close()
+        """The folder of the run closes its files."""
 
 
-def forget_after(path: Path, last: int) -> None:
-    """Remove the records after a rollout, and a last line that a kill cut off, by rewriting the file."""
-    if not path.exists():
-        return
-    kept = [line for line in _complete_lines(path) if new_record(json.loads(line))["rollout"] <= last]
-    temporary = path.with_suffix(".writing")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
+def start_trackers(accelerator: Accelerator, run: RunConfig, out: Path, append: Callable[[str], None] | None) -> None:
+    """Open the trackers of a run. wandb stays offline unless the environment configures it.
 
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``; a last line that a kill cut off is left out."""
-    return [new_record(json.loads(line)) for line in _complete_lines(path)]
-
-
-def _complete_lines(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return lines[:-1]
-
-
-def start_trackers(accelerator: Accelerator, run: RunConfig, out: Path, last: int) -> None:
-    """Open the trackers of a run. wandb stays offline unless the environment configures it."""
+    Args:
+        accelerator: that logs to them.
+        run: whose they are.
+        out: its folder.
+        append: writes lines of ``metrics.jsonl``; None in all processes but the first.
+    """
     if "wandb" in run.tracking.trackers and not {"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys():
         os.environ["WANDB_MODE"] = "offline"
-    if accelerator.is_main_process:
-        accelerator.log_with.append(JsonLinesTracker(out / "metrics.jsonl", last))
+    if append is not None:
+        accelerator.log_with.append(JsonLinesTracker(append))
     options: dict[str, Any] = {"wandb": {"dir": str(out), "name": out.name}}
     accelerator.init_trackers(run.tracking.project, _flat(run.model_dump(mode="json")), init_kwargs=options)
 

@@ -23,6 +23,7 @@ import torch
 from rlstab.config import RunConfig, dump_run
 from rlstab.errors import ConfigError
 from rlstab.train import train
+from rlstab.train.checkpoint import checkpoints, number
 from rlstab.train.processes import count, launched_alone, meet
 from tests.train.ranks import fading, places, weighing
 from tests.train.runs import go, quiet, small, trained_alike, weights, without_times
@@ -161,7 +162,7 @@ def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     meet(tmp_path, [])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"):
-        count("run", "start")
+        count("run")
 
 
 # -- one that fails --------------------------------------------------------------------------------------------------
@@ -254,6 +255,27 @@ def test_when_a_rank_is_killed_without_a_launcher_the_other_ends(tmp_path: Path,
 
 
 @pytest.mark.slow
+def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "run"
+    file = file_of(small(out, STACK, **LONG), tmp_path)
+    ranks = by_hand([file, file])
+    with cleared(ranks):
+        wait_for_lines(out, 4, lambda: ranks[1].poll() is None)
+        ranks[1].send_signal(signal.SIGTERM)
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [128 + signal.SIGTERM] * 2
+    newest = checkpoints(out / "checkpoints")[-1]
+    assert said[0].startswith(f"stopped by SIGTERM after rollout {number(newest)} of 12; the checkpoint is {newest}. ")
+    assert "stopped" not in said[1]
+    ranks = by_hand([file, file])  # what the first finds in the folder, all of them say
+    with cleared(ranks):
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [2, 2]
+    assert all(text.startswith(f"ConfigError: {out} already holds a run. ") for text in said)
+    assert_resumes(file, out, uninterrupted)
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     file = file_of(small(tmp_path / "run", STACK, **LONG), tmp_path)
     ranks = by_hand([file, file], "--timeout", "5")
@@ -276,7 +298,7 @@ def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
     assert [one.returncode for one in ranks] == [2, 2]
     for rank, text in enumerate(said):
         assert re.search(
-            r"^ConfigError: rank 1 makes run \w{12} from the start, rank 0 makes run \w{12} from the", text
+            r"^ConfigError: rank 1 makes run \w{12}, rank 0 makes run \w{12}\. Give all processes one file\.", text
         )
         assert text.endswith(f"(raised on rank {rank} of 2 processes)\n")
     assert not [*tmp_path.glob("*/config.yaml")]

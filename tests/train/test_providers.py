@@ -175,7 +175,7 @@ def test_what_is_wrong_ends_the_run_before_its_first_step(tmp_path: Path) -> Non
     run = weighing(small(tmp_path / "run"), "places")
     with pytest.raises(ShapeError, match=r"^signals\['places'\] returned torch.float32 of \(16,\), expected a fl"):
         train(run, console=quiet(), signals={"places": lambda responses: places(responses).sum(-1)})
-    assert without_times(tmp_path / "run") == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_padding_may_be_anything_and_a_rank_without_responses_is_not_asked() -> None:

@@ -17,7 +17,7 @@ import torch
 import rlstab
 from rlstab.config import dump_run, load_run
 from rlstab.config.renamed import SETTINGS
-from rlstab.train import checkpoint
+from rlstab.train import checkpoint, durable
 from tests.train.runs import go, small, weights, without_times
 
 STACK = [{"preset": "recommended"}, {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}]
@@ -72,16 +72,13 @@ def test_a_kill_during_a_save_leaves_the_checkpoint_before_it(
     class Killed(BaseException):
         pass
 
-    flushed = []
-
     def killed(path: Path) -> None:
-        flushed.append(path)
         if "rollout-000004" in str(path):
             raise Killed
 
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "_flush", killed)
+        patched.setattr(durable, "flush", killed)
         with pytest.raises(Killed):
             go(small(out, STACK, **LONG))
     assert [one.name for one in checkpoint.checkpoints(out / "checkpoints")] == ["rollout-000002"]
@@ -120,10 +117,8 @@ def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = small(out, optimisation__rollouts=1)
     go(run)
-    record = checkpoint.checkpoints(out / "checkpoints")[-1] / "trainer.json"
-    data = json.loads(record.read_text())
-    hash_of_this = data["objective"]
-    record.write_text(json.dumps({**data, "objective": "000000000000"}))
+    record = checkpoint.checkpoints(out / "checkpoints")[-1] / checkpoint.INDEX
+    hash_of_this = rewritten(record, objective="000000000000")["objective"]
     with pytest.raises(rlstab.errors.CheckpointError) as caught:
         go(run, resume=True)
     assert str(caught.value) == (
@@ -133,24 +128,22 @@ def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("file", ["trainer.json", "trainer.safetensors"])
-def test_a_damaged_checkpoint_says_which_and_what_to_do(file: str, tmp_path: Path) -> None:
-    run = small(tmp_path / "run", optimisation__rollouts=1)
-    go(run)
-    damaged = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[-1] / file
-    damaged.write_bytes(damaged.read_bytes()[:20])
-    with pytest.raises(
-        rlstab.errors.CheckpointError, match=r"is damaged: .* Delete this folder, and --resume takes the"
-    ):
-        go(run, resume=True)
+def rewritten(record: Path, **changes: Any) -> dict[str, Any]:
+    """What a checkpoint's index held before it was changed as if it had been written so."""
+    before = json.loads(record.read_text())
+    after = {key: value for key, value in {**before, **changes}.items() if key != "sha256"}
+    record.write_text(json.dumps({**after, "sha256": checkpoint._sum(after)}))
+    return dict(before)
 
 
-def test_a_state_with_tensors_survives(tmp_path: Path) -> None:
+def test_a_state_with_tensors_survives() -> None:
     tensors: dict[str, torch.Tensor] = {}
-    state = {"a": {"gate": True, "w": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1}
-    plain = json.loads(json.dumps(checkpoint._without_tensors(state, "state", tensors)))
-    back = checkpoint._with_tensors(plain, tensors)
-    assert torch.equal(back["a"].pop("w"), state["a"].pop("w"))  # type: ignore[attr-defined]
+    places: list[list[str]] = []
+    state = {"a": {"gate": True, "w/x": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1, "m": {"tensor": "state/0"}}
+    plain = json.loads(json.dumps(checkpoint._without_tensors(state, (), places, tensors)))
+    record = {"rollout": 1, "optimizer_steps": 1, "objective": "", "state": plain, "tensors": places}
+    back = dict(checkpoint._checkpoint(record, tensors).state)
+    assert torch.equal(back["a"].pop("w/x"), state["a"].pop("w/x"))  # type: ignore[attr-defined]
     assert back == state
 
 
@@ -165,8 +158,15 @@ def as_before(out: Path, *names: str) -> None:
         (out / file).write_text(old)
     for folder in checkpoint.checkpoints(out / "checkpoints"):
         record = folder / "trainer.json"
-        record.write_text(record.read_text().replace('"rollout":', '"step":').replace('"format": 2', '"format": 1'))
+        now = json.loads(record.read_text())
+        old = {"format": 1, "step": now["rollout"]} | {
+            key: now[key] for key in ("optimizer_steps", "objective", "state")
+        }
+        record.write_text(json.dumps(old))
         folder.rename(folder.with_name(folder.name.replace("rollout-", "step-")))
+    about = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({key: value for key, value in about.items() if key != "run_id"}))
+    (out / "manifest.json").unlink()
 
 
 def test_a_run_of_before_continues_once_its_settings_are_renamed(tmp_path: Path) -> None:
