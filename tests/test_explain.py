@@ -983,6 +983,16 @@ def test_what_is_expected_and_missing_is_told_with_its_reason() -> None:
     assert not any("Not as published" in line for line in pairs(compose(GSPO(), SequenceMean())))
 
 
+@pytest.mark.filterwarnings("error::rlstab.errors.FitWarning")
+@pytest.mark.parametrize("mean", ["sequence_mean", "token_mean"])
+def test_a_page_that_tells_what_is_missing_does_not_warn_of_it(
+    mean: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.yaml").write_text(f"objective: [gspo, {mean}]")
+    assert main(["explain", f"gspo,{mean}", "--markdown"]) == main(["check", str(tmp_path / "one.yaml")]) == 0
+    assert capsys.readouterr().out.count("expects") == (2 if mean == "token_mean" else 0)
+
+
 def test_inside_within_it_is_said_among_which_tokens() -> None:
     told = story(compose(within(S2TMask(), within(TopEntropyMask(), STARE()))), None, None)
     assert any(
