@@ -950,7 +950,7 @@ def test_s2t_in_words() -> None:
     [
         ([], ["None: a token pulls with its ratio times its advantage, however far the ratio has gone."]),
         ([FIPO()], ["None: a token pulls with its ratio times its advantage, however far the ratio has gone."]),
-        ([GSPO()], ["None beside it: a token pulls with this ratio times its advantage."]),
+        ([GSPO()], ["Nothing beside the ratio: a token pulls with it times its advantage."]),
         ([GSPO(), SAPO()], []),
         ([MASPO()], []),
         ([VESPO()], []),
