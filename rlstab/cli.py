@@ -143,9 +143,11 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
 
-    check(options.file, _overrides(options.set))
+    with no_fit_warnings():
+        check(options.file, _overrides(options.set))
     return 0
 
 
@@ -166,14 +168,16 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from rlstab.bench.explained import bench_page, is_bench
+    from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
-    if options.preset is not None:
-        explain_preset(options.preset, markdown=options.markdown)
-    elif Path(options.file).exists() and is_bench(options.file):
-        show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
-    else:
-        explain(options.file, _overrides(options.set), markdown=options.markdown)
+    with no_fit_warnings():
+        if options.preset is not None:
+            explain_preset(options.preset, markdown=options.markdown)
+        elif Path(options.file).exists() and is_bench(options.file):
+            show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
+        else:
+            explain(options.file, _overrides(options.set), markdown=options.markdown)
     return 0
 
 

@@ -926,7 +926,7 @@ def test_s2t_in_words() -> None:
     [
         ([], ["None: a token pulls with its ratio times its advantage, however far the ratio has gone."]),
         ([FIPO()], ["None: a token pulls with its ratio times its advantage, however far the ratio has gone."]),
-        ([GSPO()], ["None beside it: a token pulls with this ratio times its advantage."]),
+        ([GSPO()], ["Nothing beside the ratio: a token pulls with it times its advantage."]),
         ([GSPO(), SAPO()], []),
         ([MASPO()], []),
         ([VESPO()], []),
@@ -957,6 +957,16 @@ def test_what_is_expected_and_missing_is_told_with_its_reason() -> None:
         "response, so responses should have equal votes. Under a token mean a long one outvotes the others."
     )
     assert not any("Not as published" in line for line in pairs(compose(GSPO(), SequenceMean())))
+
+
+@pytest.mark.filterwarnings("error::rlstab.errors.FitWarning")
+@pytest.mark.parametrize("mean", ["sequence_mean", "token_mean"])
+def test_a_page_that_tells_what_is_missing_does_not_warn_of_it(
+    mean: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.yaml").write_text(f"objective: [gspo, {mean}]")
+    assert main(["explain", f"gspo,{mean}", "--markdown"]) == main(["check", str(tmp_path / "one.yaml")]) == 0
+    assert capsys.readouterr().out.count("expects") == (2 if mean == "token_mean" else 0)
 
 
 def test_inside_within_it_is_said_among_which_tokens() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import permutations
 
 from rlstab.core.contract import SETS, check_dataclass, check_declared
@@ -84,6 +85,14 @@ def check_complete(objective: TokenObjective) -> None:
         raise Conflict(f"'{name}' needs {what} beside it: {why}\n  Add it, or remove '{name}'.")
     for text in unmet(objective):
         warnings.warn(text, FitWarning, stacklevel=3)
+
+
+@contextmanager
+def no_fit_warnings() -> Iterator[None]:
+    """For a method that is tried alone, and where :func:`unmet` is told in another way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        yield
 
 
 def unmet(objective: TokenObjective) -> list[str]:

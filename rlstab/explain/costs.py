@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from rlstab.config import RunConfig
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.compose import Composition
+from rlstab.core.fit import no_fit_warnings
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.terms import Terms
@@ -145,7 +146,7 @@ def everywhere(objective: Composition) -> list[str]:
     ]
 
 
-def _tried(method: TokenObjective) -> Iterator[Terms]:
+def _tried(method: TokenObjective) -> list[Terms]:
     """What a method asks for in three steps whose entropy is so low that controllers act."""
     count = 64
     rng = torch.Generator().manual_seed(0)
@@ -159,10 +160,13 @@ def _tried(method: TokenObjective) -> Iterator[Terms]:
         **known,
     )
     state: State | None = None
-    for _ in range(3):
-        plan = make_plan(method, [batch], state)
-        state = plan.state
-        yield plan.terms(batch)
+    found = []
+    with no_fit_warnings():
+        for _ in range(3):
+            plan = make_plan(method, [batch], state)
+            state = plan.state
+            found.append(plan.terms(batch))
+    return found
 
 
 def _refresh(run: RunConfig | None) -> str:

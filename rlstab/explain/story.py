@@ -65,7 +65,7 @@ def _otherwise(field: str, objective: Composition) -> str:
     if field != "bounds" or "pull" in objective.writes or elsewhere:
         return ""
     if "ratio" in objective.writes:
-        return "None beside it: a token pulls with this ratio times its advantage."
+        return "Nothing beside the ratio: a token pulls with it times its advantage."
     return "None: a token pulls with its ratio times its advantage, however far the ratio has gone."
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.core.batch import SIGNALS
+from rlstab.core.fit import no_fit_warnings
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
-from rlstab.errors import FitWarning, MissingPackage, ProcessError
+from rlstab.errors import MissingPackage, ProcessError
 from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.laws import LAWS, Case, Law, NotHere
@@ -191,8 +191,7 @@ def _hold(
             raise BrokenLaw(f"{error} Seen on {first!r}.") from error.__cause__
 
     try:
-        with warnings.catch_warnings():  # alone or beside the partners of the laws, whatever it was published with
-            warnings.simplefilter("ignore", FitWarning)
+        with no_fit_warnings():  # alone or beside the partners of the laws, whatever it was published with
             holds()
     except NotHere as reason:
         return Result(law.name, law.says, "silent", str(reason))
