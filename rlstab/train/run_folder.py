@@ -275,9 +275,11 @@ class RunFolder:
         kept = {one["rollout"] for one in records}
         lost = [one for one in range(1, self._last + 1) if one not in kept]
         if damaged:
-            self.said.append(f"{JOURNALS[0]}: {len(damaged)} lines cannot be read, the first is line {damaged[0]}")
+            many = f"{len(damaged)} line{'s' * (len(damaged) > 1)} cannot be read, the first is line {damaged[0]}"
+            self.said.append(f"{JOURNALS[0]}: {many}")
         if lost:
-            self.said.append(f"{JOURNALS[0]} has no record of {len(lost)} rollouts, the first is rollout {lost[0]}")
+            many = f"{len(lost)} rollout{'s' * (len(lost) > 1)}, the first is rollout {lost[0]}"
+            self.said.append(f"{JOURNALS[0]} has no record of {many}")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

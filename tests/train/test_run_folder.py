@@ -26,7 +26,7 @@ from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
 from rlstab.train import checkpoint, durable, loop
 from rlstab.train.journal import cut_after, line, read
-from rlstab.train.manifest import Manifest
+from rlstab.train.manifest import Manifest, clear
 from rlstab.train.run_folder import RunFolder
 from rlstab.train.stopping import AGAIN, Stopped
 from tests.train.damages import BEFORE, ON, REFUSE, kinds, of_another_run
@@ -402,6 +402,20 @@ def test_a_run_of_an_older_version_is_replaced_too(tmp_path: Path) -> None:
     assert f"{out} was written before runs had an id, a manifest and checksums; they begin now" in said.getvalue()
     assert set(before) - set(files(out)) == set(), "of the names that were there"
     assert {name for name in before if files(out)[name] == before[name]} == {"notes.txt", "bench.json"}
+
+
+@pytest.mark.parametrize("lost", [[], ["manifest.json"], ["manifest.json", "run.json"]])
+def test_what_a_bench_clears_is_what_a_run_wrote(lost: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go(small(out, optimisation__rollouts=2))
+    for name in lost:
+        (out / name).unlink()
+    for name in ("bench.json", "checkpoints/notes.txt"):
+        (out / name).write_text("{}")
+    clear(out)
+    assert set(files(out)) == {"bench.json", "checkpoints/notes.txt", ".lock"}
+    clear(out)
+    assert set(files(out)) == {"bench.json", "checkpoints/notes.txt", ".lock"}
 
 
 def test_resume_and_overwrite_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
