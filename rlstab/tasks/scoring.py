@@ -131,11 +131,12 @@ class Workers:
         found: dict[int, Outcome] = {}
         waiting = deque(range(len(jobs)))
         with self._lock:
-            while len(found) < len(jobs):
-                if stop is not None and stop.is_set():
+            try:
+                while len(found) < len(jobs) and not (stop is not None and stop.is_set()):
+                    found |= self._wait(self._busy(jobs, waiting), stop)
+            finally:
+                if len(found) < len(jobs):  # stopped or interrupted: what still runs belongs to nobody
                     _end(self._workers)
-                    break
-                found |= self._wait(self._busy(jobs, waiting), stop)
         return [found[place] for place in sorted(found)]
 
     def _busy(self, jobs: Sequence[tuple[Any, str]], waiting: deque[int]) -> list[_Worker]:

@@ -147,6 +147,21 @@ def test_nobody_waits_once_stop_is_set(workers):
     mine.close()
 
 
+def test_an_interrupted_question_leaves_no_answers_behind(monkeypatch):
+    mine = Workers(Acts(), 1, 60.0)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        assert asked(mine, "say 1") == [Outcome(1.0)]
+        patch.setattr(mine, "_wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            asked(mine, "say 2", "say 3")
+    assert asked(mine, "say 4", "say 5") == [Outcome(4.0), Outcome(5.0)]
+    mine.close()
+
+
 def test_a_worker_that_was_killed_while_it_was_idle_is_replaced(workers):
     assert asked(workers, "say 1") == [Outcome(1.0)]
     for one in workers._workers:
