@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class Card:
         return self.sections["Denominator"].partition(":")[0].split(" or ")
 
 
+@functools.cache
 def card(cls: type[TokenObjective]) -> Card:
     """The card of a method.
 
