@@ -161,7 +161,7 @@ def test_list_fits_into_100_columns(capsys, monkeypatch):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert len(lines) < 5 * len(zoo.METHODS.names())
+    assert len(lines) < 3 * len([*zoo.METHODS.names(), *PRESETS])
 
 
 @final

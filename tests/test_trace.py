@@ -415,7 +415,7 @@ def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
 
 def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(tmp_path / "tokens.jsonl", run.tracking, 1, lambda ids: "x" * len(ids))
+    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     tracer.begin(1, ["p"] * 3, batch.sequence_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3), 2)
     plan = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch])

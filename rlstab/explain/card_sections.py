@@ -87,7 +87,6 @@ class Card:
         return self.sections["Denominator"].partition(":")[0].split(" or ")
 
 
-@functools.cache
 def card(cls: type[TokenObjective]) -> Card:
     """The card of a method.
 
@@ -95,10 +94,17 @@ def card(cls: type[TokenObjective]) -> Card:
         CardError: a section is missing, unknown, empty or out of order, the Parameters are not the fields, or there is
             no docstring.
     """
-    who = cls.__qualname__
-    lines = docstring(cls).splitlines()
-    if not lines:
-        raise CardError(f"{who}: there is no docstring to make a card of. Write one, or run Python without -OO.")
+    text = docstring(cls)
+    if not text:
+        raise CardError(
+            f"{cls.__qualname__}: there is no docstring to make a card of. Write one, or run Python without -OO."
+        )
+    return _read(cls, text)
+
+
+@functools.cache  # the page of a method looks at the cards of all others
+def _read(cls: type[TokenObjective], docstring: str) -> Card:
+    who, lines = cls.__qualname__, docstring.splitlines()
     texts: dict[str, list[str]] = {"": []}
     current = ""
     for line in lines:
