@@ -12,6 +12,7 @@ fewer tokens, forward and backward at all rows live, and counted by the token.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -24,7 +25,7 @@ from rlstab import Composition, PolicyOutputs, TokenBatch, compose, make_plan
 from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
-from rlstab.errors import Conflict
+from rlstab.errors import Conflict, FitWarning
 from rlstab.testing.examples import EXAMPLES
 from rlstab.zoo.lp_reg import LpReg
 
@@ -138,6 +139,7 @@ def main() -> None:
     arguments.add_argument("--head", default="512x576x49152", help="tokens x width x vocabulary of the head")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore", FitWarning)  # what a stack of all methods lacks is not the question here
     run = Run("modules", options.json)
     run.say()
     rows, length = map(int, options.tokens.split("x"))

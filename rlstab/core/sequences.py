@@ -54,23 +54,18 @@ class SequenceArithmetic:
 
         NaN of no token.
         """
-        found = torch.full((self.num_sequences,), math.nan, dtype=torch.float64, device=values.device)
         if not values.numel():
-            return found
-        order = values.argsort(stable=True)
-        order = order[self.sequence[order].argsort(stable=True)]
-        ordered, size = values.double()[order], self.lengths.long()
-        start, place = size.cumsum(0) - size, q * (size - 1).clamp(min=0).double()
+            return torch.full((self.num_sequences,), math.nan, dtype=torch.float64, device=values.device)
+        ordered, size = self._rows(values.double(), math.inf, self._slot).sort(1).values, self.lengths.long()
+        place = q * (size - 1).clamp(min=0).double()
         whole = place.round()
         place = torch.where((place - whole).abs() <= 4e-15 * whole.clamp(min=1), whole, place)  # 0.57 * 100
-        last = ordered.numel() - 1
-        low = ordered[(start + place.floor().long()).clamp(max=last)]
-        high = ordered[(start + place.ceil().long()).clamp(max=last)]
-        return torch.where(size > 0, low + (high - low) * (place - place.floor()), found)
+        low, high = (ordered.gather(1, one.long()[:, None])[:, 0] for one in (place.floor(), place.ceil()))
+        return torch.where(size > 0, low + (high - low) * (place - place.floor()), math.nan)
 
     def spread(self, values: Tensor) -> Tensor:
         """``(n,)``: for each token the ``(S,)`` value of its sequence, in the dtype of the values."""
-        return values[self.sequence]
+        return values.index_select(0, self.sequence)
 
     def running_total(self, values: Tensor, *, reverse: bool = False, decay: float = 1.0) -> Tensor:
         """``(n,)`` float64 sums over the tokens of the sequence up to this one, itself included.
@@ -80,16 +75,41 @@ class SequenceArithmetic:
         values = values.double()
         if not values.numel():
             return values
-        order = self.position.argsort(stable=True, descending=reverse)
-        order = order[self.sequence[order].argsort(stable=True)]
-        size = self.lengths.long()
-        column = torch.arange(order.numel(), device=order.device) - self.spread(size.cumsum(0) - size)[order]
         # a row per sequence: one running sum over all tokens would carry the rounding of one sequence into the next
-        rows = torch.zeros(self.num_sequences, int(size.max()), dtype=torch.float64, device=values.device)
-        rows[self.sequence[order], column] = values[order]
-        total = torch.empty_like(values)
-        total[order] = _decayed_sum(rows, decay)[self.sequence[order], column]
-        return total
+        rows = self._rows(values, 0.0, self._place)
+        total = _decayed_sum(rows.flip(1), decay).flip(1) if reverse else _decayed_sum(rows, decay)
+        return total.reshape(-1).index_select(0, self._place)
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """``(n,)`` int64: where each token lies in the rows of :meth:`_rows`, by position."""
+        step = self.sequence.diff()
+        if bool(((step > 0) | ((step == 0) & (self.position.diff() > 0))).all()):  # as packing leaves them
+            return self._in_rows(torch.arange(self.sequence.numel(), device=self.sequence.device))
+        order = self.position.argsort(stable=True)
+        return self._in_rows(order[self.sequence[order].argsort(stable=True)])
+
+    @cached_property
+    def _slot(self) -> Tensor:
+        """``(n,)`` int64: the same in any order, for what does not ask for places."""
+        return self._in_rows(self.sequence.argsort(stable=True))
+
+    def _in_rows(self, order: Tensor) -> Tensor:
+        """``(n,)`` int64: where each token lies, from the order of the tokens by sequence."""
+        start = self.lengths.long().cumsum(0) - self.lengths.long()
+        row = self.sequence[order]
+        column = torch.arange(order.numel(), device=order.device) - start[row]
+        return torch.empty_like(order).index_copy_(0, order, row * self._longest + column)
+
+    @cached_property
+    def _longest(self) -> int:
+        return int(self.lengths.max())
+
+    def _rows(self, values: Tensor, fill: float, place: Tensor) -> Tensor:
+        """``(S, T)``: the ``(n,)`` values of each sequence from the left; ``fill`` behind them."""
+        size = self.num_sequences * self._longest
+        rows = torch.full((size,), fill, dtype=values.dtype, device=values.device)
+        return rows.index_copy_(0, place, values).view(self.num_sequences, self._longest)
 
 
 def _decayed_sum(rows: Tensor, decay: float) -> Tensor:
