@@ -54,19 +54,20 @@ class FIPO(TokenObjective):
         - ``half_life`` (tau): float in (0, inf), default 32.0. The paper: a token this many places on counts half.
         - ``low`` (f_low): float in [0, 1], default 1.0. The paper; 0.8 is its other setting.
         - ``high`` (f_high): float in [1, inf), default 1.2. The paper.
-        - ``max_ratio`` (r_max): float in (1, inf) or None, default 10.0. Of its 32B run, as the documentation of
-          ms-swift has it. None lets every token into the sum.
-        - ``safe_ratio`` (r_safe): float in (1, inf) or None, default 4.0. As in ms-swift. None holds no token back.
+        - ``max_ratio`` (r_max): float in (1, inf) or None, default 10.0. Its code takes the bound of its dual clip,
+          which is 10 in the script of its 32B run. None lets every token into the sum.
+        - ``safe_ratio`` (r_safe): float in (1, inf) or None, default 4.0. Its code's default, and ms-swift's; the
+          script of its 32B run has 10. None holds no token back.
 
     State:
         none
 
     Deviations:
         - From the paper and its code: none in the sum, which runs over the live policy: that is why it is a gate and
-          not a weight made at the start of the optimizer step. We could not read the official code; ms-swift, and pull
-          requests to TRL and slime, port it.
-        - From ms-swift: beyond r_safe it clips f to [0.8, 1], which is the same unless ``low`` is below 0.8. Places are
-          counted over the tokens that count; there also over tool output between them.
+          not a weight made at the start of the optimizer step.
+        - From its code: a response with more than one token beyond the dual clip is dropped there, which it says is
+          rare; that is not offered. Beyond r_safe it clips f to [0.8, 1], as ms-swift does, which is the same unless
+          ``low`` is below 0.8. Places are counted over the tokens that count; there also over tool output between them.
         - From the paper: log-ratios are clamped to 20 nats in the sum.
 
     Surprises:
@@ -96,7 +97,8 @@ class FIPO(TokenObjective):
 
     Source:
         C. Ma et al., "FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization", 2026,
-        arXiv 2603.19835. Code of others: modelscope/ms-swift ``swift/rlhf_trainers/grpo_trainer.py``
+        arXiv 2603.19835. Reference code: Henrymachiyu/FIPO ``verl/trainer/ppo/core_algos.py``
+        (``compute_policy_loss_future_kl``). Code of others: modelscope/ms-swift ``swift/rlhf_trainers/grpo_trainer.py``
         (``_compute_fipo_influence``).
     """
 
