@@ -287,7 +287,10 @@ def _coefficients(
 ) -> Tensor:
     if totals.tokens == 0:  # zeros keep the graph: every rank runs the same backward
         return torch.zeros_like(counted, dtype=dtype)
-    return aggregate(batch.sequence, counted, batch.num_sequences, totals).to(dtype)
+    found = aggregate(batch.sequence, counted, batch.num_sequences, totals)
+    if found.numel() and found.stride() == (0,):  # one number for all tokens: converted once
+        return found[:1].to(dtype).expand(found.shape)
+    return found.to(dtype)
 
 
 def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
