@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlstab.core.objective import TokenObjective
 from rlstab.core.registry import Registry
 
 #: The static table of what ships. A method missing here does not exist for YAML.
-METHODS = Registry(
+METHODS: Registry[TokenObjective] = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
         "ar": "rlstab.zoo.ar:AR",
