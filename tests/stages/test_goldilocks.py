@@ -120,8 +120,8 @@ def test_branches_are_no_evidence():
     main = [(0, 0, 1.0, 0), (0, 0, 0.0, 0), (1, 1, 0.0, 0)]
     branches = [(0, 2, 1.0, 5), (0, 2, 1.0, 5), (2, 3, 1.0, 1)]
     stage = Goldilocks(pool=3)
-    assert all(torch.equal(one, other) for one, other in
-               zip(state_after(stage, [main]).values(), state_after(stage, [main + branches]).values(), strict=True))  # fmt: skip
+    one, other = state_after(stage, [main]), state_after(stage, [main + branches])
+    assert all(torch.equal(one[key], other[key]) for key in ("right", "wrong"))
 
 
 def test_shaped_rewards_are_no_evidence():
@@ -168,8 +168,6 @@ def test_what_it_reports():
     stage = Goldilocks(pool=4)
     state = state_after(stage, [[(0, 0, 1.0, 0)] * 2])
     batch = responses([(0, 5, 1.0, 0), (0, 5, 0.0, 0), (1, 6, 1.0, 0), (0, 7, 1.0, 4)])
-    found = {
-        name: one.value
-        for name, one in stage.report(batch, stage.settle([batch], state, LocalComm())[0], state).items()
-    }
+    stat, _ = stage.settle([batch], state, LocalComm())
+    found = {name: one.value for name, one in stage.report(batch, stat, state).items()}
     assert found == {"known": 0.25, "expected_pass_rate": (3 / 4 + 1 / 2) / 2, "pass_rate": (1 / 2 + 1) / 2}

@@ -161,7 +161,8 @@ def test_branches_teach_nothing():
 
 def test_several_groups_of_one_prompt_make_one_pass_rate():
     stage = GoldilocksTeacher(pool=5, window=4)
-    _, state = stage.settle([responses([(2, 0, 1.0, 0)] * 2), responses([(2, 1, 0.0, 0)] * 2)], stage.init_state(), LocalComm())  # fmt: skip
+    parts = [responses([(2, group, 1.0 - group, 0)] * 2) for group in (0, 1)]
+    _, state = stage.settle(parts, stage.init_state(), LocalComm())
     assert state["filled"] == 1
     assert state["worth"].tolist() == [0.5, 0, 0, 0]
 
