@@ -9,9 +9,13 @@ from rlstab.stages.stage import Stage
 STAGES: Registry[Stage] = Registry(
     {
         "dr_grpo": "rlstab.stages.dr_grpo:DrGRPO",
+        "goldilocks": "rlstab.stages.goldilocks:Goldilocks",
+        "goldilocks_teacher": "rlstab.stages.goldilocks_teacher:GoldilocksTeacher",
         "grpo": "rlstab.stages.grpo:GRPO",
         "in_order": "rlstab.stages.in_order:InOrder",
+        "paced": "rlstab.stages.paced:Paced",
         "rloo": "rlstab.stages.rloo:RLOO",
+        "uniform": "rlstab.stages.uniform:Uniform",
     },
     "rlstab.stages",
     Stage,
