@@ -11,6 +11,8 @@ STAGES: Registry[Stage] = Registry(
         "dr_grpo": "rlstab.stages.dr_grpo:DrGRPO",
         "grpo": "rlstab.stages.grpo:GRPO",
         "in_order": "rlstab.stages.in_order:InOrder",
+        "laconic": "rlstab.stages.laconic:Laconic",
+        "overlong": "rlstab.stages.overlong:Overlong",
         "rloo": "rlstab.stages.rloo:RLOO",
     },
     "rlstab.stages",
