@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlstab.errors import DataError, ModelError
 from rlstab.signals import TokenSignals, token_signals_from_logits
+from rlstab.tasks.task import Message, Prompt, in_words
 from rlstab.train.vocabulary_head import VocabularyHead, find_head
 
 #: Models that ship with the package.
@@ -97,7 +98,7 @@ class Policy:
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
-    def encode(self, prompts: list[str], max_new_tokens: int, *, chat: bool) -> tuple[Tensor, Tensor]:
+    def encode(self, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool) -> tuple[Tensor, Tensor]:
         """``(R, P)`` ids and mask, padded on the left.
 
         Raises:
@@ -110,8 +111,8 @@ class Policy:
             if self.context_length is not None and len(tokens) + max_new_tokens > self.context_length:
                 raise DataError(
                     f"a prompt of {len(tokens)} tokens and {max_new_tokens} new ones exceed the model's context of "
-                    f"{self.context_length}: {prompt[:60]!r}... Lower rollout.max_new_tokens, shorten the prompts, or "
-                    f"take a model with a longer context."
+                    f"{self.context_length}: {in_words(prompt)[:60]!r}... Lower rollout.max_new_tokens, shorten the "
+                    f"prompts, or take a model with a longer context."
                 )
         width = max(map(len, rows), default=0)
         ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
@@ -127,17 +128,23 @@ class Policy:
         assert isinstance(text, str)  # a list of texts is the answer to a list of lists
         return text
 
-    def _tokens(self, prompt: str, chat: bool) -> list[int]:
+    def _tokens(self, prompt: Prompt, chat: bool) -> list[int]:
+        if not (chat or isinstance(prompt, str)):
+            raise DataError(
+                f"a prompt is a list of messages, which only a chat template can write as tokens: "
+                f"{in_words(prompt)[:60]!r}. Set rollout.chat to true."
+            )
         try:
             if chat:
-                turns = [{"role": "user", "content": prompt}]
+                messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+                turns = [{"role": one.role, "content": one.content} for one in messages]
                 return list(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
             return list(self.tokenizer(prompt)["input_ids"])
         except Exception as error:  # tokenizers raise a bare Exception for text outside their vocabulary
+            cure = "Set rollout.chat to false" if chat and isinstance(prompt, str) else "Change the prompts"
             raise DataError(
-                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {prompt[:60]!r}: "
-                f"{str(error).split('!')[0]}. {'Set rollout.chat to false' if chat else 'Change the prompts'}, or take "
-                f"another model."
+                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {in_words(prompt)[:60]!r}: "
+                f"{str(error).split('!')[0]}. {cure}, or take another model."
             ) from error
 
     def signals(
