@@ -21,6 +21,8 @@ STAGES: Registry[Stage] = Registry(
         "opob": "rlstab.stages.opob:OPOB",
         "opob_proxy": "rlstab.stages.opob_proxy:OPOBProxy",
         "reinforce_pp": "rlstab.stages.reinforce_pp:ReinforcePP",
+        "laconic": "rlstab.stages.laconic:Laconic",
+        "overlong": "rlstab.stages.overlong:Overlong",
         "rloo": "rlstab.stages.rloo:RLOO",
         "uniform": "rlstab.stages.uniform:Uniform",
     },
