@@ -15,6 +15,7 @@ from rlstab.errors import MissingSignal, ShapeError, did_you_mean
 #: Evidence beyond the basic fields that a stage may need, by name: how many dimensions it has, and what it is. Names
 #: that are not here are signals of tokens, ``(S, T)``.
 EVIDENCE: Mapping[str, tuple[int, str]] = {
+    "raw_rewards": (1, "what the scorer gave, before any shaping"),
     "squared_gradient": (1, "squared norm of the gradient of the log-prob of the whole response"),
     "block_rewards": (2, "reward of each block of the response, `(S, K)`"),
     "block_outcomes": (2, "int64 outcome of the answer up to and with each block, `(S, K)`"),
