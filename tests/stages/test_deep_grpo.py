@@ -259,6 +259,8 @@ def test_the_fit_is_a_minimum(seed: int) -> None:
         ([0.1] * 5000 + [0.9], [0.0] * 5000 + [1.0]),  # one success
         ([0.5] * 10, [0.0, 1.0] * 5),  # one place
         ([0.01 * one for one in range(100)], [float(one >= 50) for one in range(100)]),  # separable
+        # rare and separable: whole steps of Newton overshoot until no curvature is left
+        ([(one / 10_000) ** 8 for one in range(10_000)], [float(one >= 9400) for one in range(10_000)]),
     ],
 )
 def test_the_fit_on_hard_data(x, y) -> None:
