@@ -401,7 +401,7 @@ def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     batch, live = part(1)
     ids = batch.sequence_ids
     rewards = torch.full((6,), torch.nan)
-    tracer.begin(1, ["p"] * 3, ids, rewards, torch.zeros(6), 2)
+    tracer.begin(1, lambda place: "p", ids, ids // 2, rewards, torch.zeros(6))
     computed = torch.ones(len(batch), dtype=torch.bool)
     computed[0] = False
     response_ids = torch.zeros((6, 12), dtype=torch.int64)
@@ -417,7 +417,9 @@ def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
     tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
-    tracer.begin(1, ["p"] * 3, batch.sequence_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3), 2)
+    tracer.begin(
+        1, lambda place: "p", batch.sequence_ids, batch.group_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3)
+    )
     plan = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch])
     tracer.part(plan, batch, live, torch.ones(len(batch), dtype=torch.bool), torch.zeros((6, 12), dtype=torch.int64), 1)
     found = trace(plan, batch, live)

@@ -1,4 +1,4 @@
-"""A run in YAML: model, task, rollout, advantage, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, rollout, stages, objective, optimisation, evaluation, tracking."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
-from rlstab.errors import Conflict
+from rlstab.core.walk import walk
+from rlstab.stages.pipeline import Pipeline
 
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
@@ -106,17 +108,14 @@ class RolloutSettings(Settings):
         1.0, description="divides logits everywhere: sampling, loss, signals"
     )
     batch_size: Positive = Field(128, description="responses sampled at a time on one rank")
+    staleness: int = Field(
+        0, ge=0, description="updates by which the sampler's weights are behind; the first rollouts are less stale"
+    )
+    precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(
+        None, description="to which the sampler's weights are rounded; null samples from the trainer's own"
+    )
     stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
-
-
-class AdvantageSettings(Settings):
-    """Group-relative advantage."""
-
-    estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    std: bool = Field(True, description="grpo: divide by the group's standard deviation")
-    epsilon: Annotated[float, Field(gt=0)] = Field(1e-4, description="grpo: added to it")
-    ddof: Literal[0, 1] = Field(1, description="grpo: 1 divides squares by n - 1")
 
 
 class OptimisationSettings(Settings):
@@ -139,8 +138,8 @@ class OptimisationSettings(Settings):
     old_logprobs: OldLogprobs | None = Field(
         None,
         description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
-        "null is live with one optimizer step per rollout and no method that compares it with the sampler, else "
-        "recompute",
+        "null is recompute with a method that compares it with the sampler, else rollout with a stale or rounded "
+        "sampler, else live with one optimizer step per rollout, else recompute",
     )
     refresh: Refresh | None = Field(
         None,
@@ -192,12 +191,12 @@ class TrackingSettings(Settings):
 
 
 class RunConfig(Settings):
-    """A whole run. The objective is kept in canonical form; :attr:`composition` is the object."""
+    """A whole run. Objective and stages are kept in canonical form; the objects are composition and pipeline."""
 
     model: ModelSettings = ModelSettings()
     task: TaskSettings = CountdownSettings()
     rollout: RolloutSettings = RolloutSettings()
-    advantage: AdvantageSettings = AdvantageSettings()
+    stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -205,11 +204,17 @@ class RunConfig(Settings):
     seed: Seed = 0
 
     _composition: Composition = PrivateAttr()
+    _pipeline: Pipeline = PrivateAttr()
 
     @property
     def composition(self) -> Composition:
         """The objective as an object."""
         return self._composition
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The stages as an object."""
+        return self._pipeline
 
     @model_validator(mode="after")
     def _fit(self) -> RunConfig:
@@ -219,6 +224,12 @@ class RunConfig(Settings):
                 ("optimisation", "mini_batches"),
                 f"{optimisation.mini_batches} mini-batches do not divide the {prompts} prompts of a rollout. Choose "
                 f"another number here, or another rollout.prompts.",
+            )
+        if optimisation.old_logprobs == "live" and self.rollout.staleness:
+            raise _unfit(
+                ("optimisation", "old_logprobs"),
+                f"live takes the sampler for the live policy, and rollout.staleness is {self.rollout.staleness}: the "
+                f"ratio would stay 1 on stale responses. Use rollout or recompute.",
             )
         if optimisation.old_logprobs == "live" and optimisation.optimizer_steps_per_rollout > 1:
             raise _unfit(
@@ -266,25 +277,23 @@ def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
     data = dict(document.data)
     composition = build_objective(document)
-    estimators = sorted({recipe.estimator for recipe in presets_of(data["objective"])})
-    advantage = data.get("advantage", {})
-    if estimators and isinstance(advantage, Mapping) and "estimator" not in advantage:
-        if len(estimators) > 1:
-            text = f"the presets use different advantage estimators: {', '.join(estimators)}."
-            raise Conflict(document.text(("objective",), f"{text}\n  Say which with advantage: {{estimator: ...}}."))
-        data["advantage"] = {"estimator": estimators[0], **advantage}
+    pipeline = build_stages(document, presets_of(data["objective"]), [one.name for one in walk(composition)])
+    data.pop("advantage", None)
+    data["stages"] = dump_stages(pipeline)
     data["objective"] = dump_objective(composition)
     run = document.validate(RunConfig, data)
     assert isinstance(run, RunConfig)
     optimisation = run.optimisation
     # of what acts: a method that is observed, or only reports, would change the run by moving its policies
     drift = frozenset[str]().union(*(one.reads_drift for one in composition.acting() if one.writes))
+    off_policy = run.rollout.staleness > 0 or run.rollout.precision is not None
+    steps = optimisation.optimizer_steps_per_rollout
     unset = {
-        "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, optimisation.optimizer_steps_per_rollout),
-        "refresh": optimisation.refresh or refresh_for(drift, optimisation.optimizer_steps_per_rollout),
+        "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, steps, off_policy=off_policy),
+        "refresh": optimisation.refresh or refresh_for(drift, steps),
     }
     run = run.model_copy(update={"optimisation": optimisation.model_copy(update=unset)})
-    run._composition = composition
+    run._composition, run._pipeline = composition, pipeline
     return run
 
 

@@ -7,6 +7,7 @@ from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
+from rlstab.stages.grpo import GRPO
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
 _REGION = frozenset({"bounds", "gates", "pull", "ratio"})
@@ -60,15 +61,14 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
             "optimisation.refresh = step: with one optimizer step per rollout the policy has not moved, and one more "
             "forward makes the same evidence again."
         )
-    advantage = run.advantage
-    unread: tuple[str, ...] = () if advantage.std else ("epsilon", "ddof")
-    if advantage.estimator != "grpo":
-        unread = ("std", "epsilon", "ddof")
-    return found + [
-        f"advantage.{name}: nothing is divided by a standard deviation, so it is not read."
-        for name in unread
-        if getattr(advantage, name) != type(advantage).model_fields[name].default
-    ]
+    estimator = run.pipeline.estimator
+    if isinstance(estimator, GRPO) and not estimator.std:
+        found += [
+            f"grpo.{name}: nothing is divided by a standard deviation, so it is not read."
+            for name in ("epsilon", "ddof")
+            if getattr(estimator, name) != getattr(GRPO(), name)
+        ]
+    return found
 
 
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:

@@ -26,6 +26,7 @@ from rlstab.explain.recipes import recipes
 from rlstab.explain.story import story
 from rlstab.explain.table import read
 from rlstab.presets import PRESETS, Preset, preset
+from rlstab.stages.grpo import GRPO
 from rlstab.visible import visible
 from rlstab.zoo import METHODS
 
@@ -112,4 +113,5 @@ def _also_presets(source: str) -> str:
 
 def _estimator(run: RunConfig) -> str:
     """`grpo` without the standard deviation is `dr_grpo`."""
-    return "dr_grpo" if run.advantage.estimator == "grpo" and not run.advantage.std else run.advantage.estimator
+    estimator = run.pipeline.estimator
+    return "dr_grpo" if isinstance(estimator, GRPO) and not estimator.std else estimator.name

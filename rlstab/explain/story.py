@@ -8,6 +8,7 @@ from rlstab.config import RunConfig
 from rlstab.core.compose import Composition
 from rlstab.core.walk import Leaf, walk
 from rlstab.explain.parts import parts
+from rlstab.stages.grpo import GRPO
 
 #: Fields of Terms in the order in which the loss uses them, and what happens to a token there.
 STAGES: Mapping[str, str] = {
@@ -40,10 +41,10 @@ def story(objective: Composition, run: RunConfig | None, estimator: str | None) 
     """One numbered line for each thing that happens, in the order of the loss."""
     lines = []
     if estimator:
-        epsilon = f" plus {run.advantage.epsilon}" if run and estimator == "grpo" else ""
-        lines.append(
-            f"**Advantage.** `{estimator}`: {_ADVANTAGES[estimator]}{epsilon}. All tokens of a response share it."
-        )
+        own = run.pipeline.estimator if run else None
+        epsilon = f" plus {own.epsilon}" if isinstance(own, GRPO) and estimator == "grpo" else ""
+        words = _ADVANTAGES.get(estimator) or (own.in_words() if own else "")
+        lines.append(f"**Advantage.** `{estimator}`: {words}{epsilon}. All tokens of a response share it.")
     if run:
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}

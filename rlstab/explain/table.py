@@ -36,7 +36,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
     if run is not None:
         optimisation = run.optimisation
         console.print(
-            f"advantage: {run.advantage.estimator}; ratio against: {optimisation.old_logprobs}; "
+            f"advantage: {run.pipeline.estimator.name}; ratio against: {optimisation.old_logprobs}; "
             f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) per rollout of {run.rollout.prompts} x "
             f"{run.rollout.group} responses"
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlstab.core.objective import TokenObjective
+from rlstab.stages.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,15 @@ class Preset:
         objective: its loss.
         estimator: advantage estimator, see :mod:`rlstab.stages.advantages`.
         about: what it is, one sentence.
-        sources: ``method.setting`` to where the value comes from, for every setting of the objective.
+        sources: ``method.setting`` to where the value comes from, for every setting of the objective and the stages.
+        stages: what it does outside the loss, beside the estimator.
     """
 
     objective: TokenObjective
     estimator: Literal["grpo", "dr_grpo", "rloo"]
     about: str
     sources: Mapping[str, str] = field(repr=False)
+    stages: tuple[Stage, ...] = ()
 
 
 def clip(low: str, high: str, dual_clip: str = "not in the paper's objective") -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from rlstab.report.collapse import below_start, collapsed
 from rlstab.report.model import RunRecord, setting_of
 
 #: Differ between the runs of one bench without being swept.
-IGNORED = ("seed", "tracking", "objective", "advantage")
+IGNORED = ("seed", "tracking", "objective", "stages", "advantage")
 
 
 @dataclass(frozen=True)

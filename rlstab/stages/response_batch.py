@@ -15,6 +15,7 @@ from rlstab.errors import MissingSignal, ShapeError, did_you_mean
 #: Evidence beyond the basic fields that a stage may need, by name: how many dimensions it has, and what it is. Names
 #: that are not here are signals of tokens, ``(S, T)``.
 EVIDENCE: Mapping[str, tuple[int, str]] = {
+    "raw_rewards": (1, "rewards as the scorer gave them; always there"),
     "squared_gradient": (1, "squared norm of the gradient of the log-prob of the whole response"),
     "block_rewards": (2, "reward of each block of the response, `(S, K)`"),
     "block_outcomes": (2, "int64 outcome of the answer up to and with each block, `(S, K)`"),
@@ -129,6 +130,20 @@ class ResponseBatch:
         high = zeros.scatter_reduce(0, self.group, self.rewards, "amax", include_self=False)
         low = zeros.scatter_reduce(0, self.group, self.rewards, "amin", include_self=False)
         return (high == low)[self.group]
+
+    # -- moving it -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; evidence under ``extra/<name>``."""
+        own = {one.name for one in fields(self)}
+        return {name if name in own else f"extra/{name}": one for name, one in self._tensors()}
+
+    @classmethod
+    def from_tensors(cls, found: Mapping[str, Tensor], limit: int) -> ResponseBatch:
+        """What :meth:`tensors` gave."""
+        extra = {name.removeprefix("extra/"): one for name, one in found.items() if name.startswith("extra/")}
+        own: dict[str, Any] = {name: one for name, one in found.items() if not name.startswith("extra/")}
+        return cls(**own, limit=limit, extra=extra)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         own = [(one.name, getattr(self, one.name)) for one in fields(self) if one.name not in ("limit", "extra")]

@@ -22,10 +22,11 @@ from rlstab.errors import CheckpointError, kind_of
 from rlstab.train import durable
 from rlstab.train.policy import Policy
 
-FORMAT = 3
+FORMAT = 4
 
-#: Formats that are read. The first had ``step`` for ``rollout``, the second no checksums and nothing of its run.
-READABLE = (1, 2, FORMAT)
+#: Formats that are read. The first had ``step`` for ``rollout``, the second no checksums and nothing of its run, the
+#: third nothing of the stages.
+READABLE = (1, 2, 3, FORMAT)
 
 #: The last file to be written: position and state, the run it belongs to, a checksum of each other file and its own.
 INDEX = "trainer.json"
@@ -38,7 +39,8 @@ _NAME = re.compile(r"(?:rollout|step)-([0-9]{1,18})")  # the second is what it w
 
 #: What an index must hold.
 _KINDS = {"rollout": int, "optimizer_steps": int, "objective": str, "state": dict}
-_KINDS_NOW = {"run": dict, "tensors": list, "files": dict}
+_KINDS_SINCE_3 = {"run": dict, "tensors": list, "files": dict}
+_KINDS_SINCE_4 = {"standing": dict}
 _KINDS_OF_RUN = {"id": str, "hash": str, "settings": dict, "providers": dict}
 
 
@@ -72,6 +74,8 @@ class Checkpoint:
         optimizer_steps: attempted so far.
         state: of the objective.
         objective: hash of the objective that the state belongs to.
+        standing: where the making of rollouts stands: numbers, states of the stages, rollouts that wait; None in
+            formats before 4.
         run: that it belongs to; None in formats before 3.
     """
 
@@ -79,6 +83,7 @@ class Checkpoint:
     optimizer_steps: int
     state: State
     objective: str
+    standing: Mapping[str, Any] | None = field(repr=False)
     run: Identity | None = field(default=None, repr=False)
 
 
@@ -101,7 +106,8 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
                 for key, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous()
             places: list[list[str]] = []
-            plain = _without_tensors(checkpoint.state, (), places, tensors)
+            own = {"state": checkpoint.state, "standing": checkpoint.standing}
+            plain = _without_tensors(own, (), places, tensors)
             save_file(tensors, writing / _TENSORS)
             files = sorted(path for path in writing.rglob("*") if path.is_file())
             record = {
@@ -109,7 +115,7 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
                 "rollout": checkpoint.rollout,
                 "optimizer_steps": checkpoint.optimizer_steps,
                 "objective": checkpoint.objective,
-                "state": plain,
+                **plain,
                 "tensors": places,
                 "run": {name: getattr(checkpoint.run, name) for name in _KINDS_OF_RUN},
                 "files": {path.relative_to(writing).as_posix(): _sum_of(path) for path in files},
@@ -245,10 +251,10 @@ def _index(path: Path) -> dict[str, Any]:
             f"{path} has format {version}, this version of rlstab reads {', '.join(map(str, READABLE))}. Resume it "
             f"with the version that wrote it."
         )
-    if version == FORMAT:
+    if version >= 3:
         if _sum({key: value for key, value in record.items() if key != "sha256"}) != record.get("sha256"):
             raise Damaged(f"{INDEX} is not what was written: its checksum differs")
-        _check(record, {**_KINDS, **_KINDS_NOW})
+        _check(record, {**_KINDS, **_KINDS_SINCE_3, **(_KINDS_SINCE_4 if version > 3 else {})})
         _check(record["run"], _KINDS_OF_RUN)
         return record
     record = new_record(record)
@@ -273,11 +279,14 @@ def _check(record: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
 
 def _checkpoint(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Checkpoint:
     state: State
+    standing = None
     try:
         if "tensors" in record:
-            state = json.loads(json.dumps(record["state"]))  # of its own: tensors are put into it
+            # of its own: tensors are put into it
+            own = json.loads(json.dumps({name: record.get(name) for name in ("state", "standing")}))
+            state, standing = own["state"], own["standing"]
             for index, place in enumerate(record["tensors"]):
-                inside: Any = state
+                inside: Any = own if record["format"] > 3 else state
                 for key in place[:-1]:
                     inside = inside[key]
                 inside[place[-1]] = tensors[f"state/{index}"]
@@ -286,7 +295,7 @@ def _checkpoint(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None])
     except (LookupError, TypeError) as error:
         raise Damaged(f"the state names a tensor that {_TENSORS} does not have: {error}") from error
     run = Identity(*(record["run"][name] for name in _KINDS_OF_RUN)) if "run" in record else None
-    return Checkpoint(record["rollout"], record["optimizer_steps"], state, record["objective"], run)
+    return Checkpoint(record["rollout"], record["optimizer_steps"], state, record["objective"], standing, run)
 
 
 def _restore(

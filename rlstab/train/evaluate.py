@@ -14,7 +14,7 @@ from rlstab.config.runs import EvaluationSettings, RolloutSettings
 from rlstab.tasks import Task
 from rlstab.train.policy import Policy
 from rlstab.train.reward import Scores, score
-from rlstab.train.rollout import grouped, sample
+from rlstab.train.sampling import grouped, sample
 
 #: Evaluation draws its random numbers from a stream of its own.
 SEED = 1_000_003

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
@@ -53,6 +54,26 @@ class Sequences:
             prompt_mask[:, start:],
             self.response_ids[index][:, :length],
             response_mask[:, :length],
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Sequences], pad_id: int) -> Sequences:
+        """The rows of all parts, padded to the longest of them."""
+        parts = list(parts)
+        width = max(one.prompt_ids.shape[1] for one in parts)
+        length = max(one.response_ids.shape[1] for one in parts)
+
+        def left(values: list[Tensor], fill: int) -> Tensor:
+            return torch.cat([pad(one, (width - one.shape[1], 0), value=fill) for one in values])
+
+        def right(values: list[Tensor], fill: int) -> Tensor:
+            return torch.cat([pad(one, (0, length - one.shape[1]), value=fill) for one in values])
+
+        return cls(
+            left([one.prompt_ids for one in parts], pad_id),
+            left([one.prompt_mask for one in parts], 0),
+            right([one.response_ids for one in parts], pad_id),
+            right([one.response_mask for one in parts], 0),
         )
 
     def cut(self, length: int) -> Sequences:
@@ -97,8 +118,10 @@ class Policy:
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
-    def encode(self, prompts: list[str], max_new_tokens: int, *, chat: bool) -> tuple[Tensor, Tensor]:
-        """``(R, P)`` ids and mask, padded on the left.
+    def encode(
+        self, prompts: list[str], max_new_tokens: int, *, chat: bool, given: Sequence[Sequence[int]] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``(R, P)`` ids and mask, padded on the left; ``given`` tokens of the answers follow their prompts.
 
         Raises:
             DataError: a prompt is empty, cannot be written in tokens, or does not leave room for the response.
@@ -113,6 +136,8 @@ class Policy:
                     f"{self.context_length}: {prompt[:60]!r}... Lower rollout.max_new_tokens, shorten the prompts, or "
                     f"take a model with a longer context."
                 )
+        if given is not None:  # they are tokens of the answer, for which there is room
+            rows = [[*tokens, *more] for tokens, more in zip(rows, given, strict=True)]
         width = max(map(len, rows), default=0)
         ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
         mask = torch.zeros((len(rows), width), dtype=torch.bool)

@@ -20,7 +20,7 @@ import filelock
 import torch
 from accelerate import Accelerator
 
-from rlstab.config.renamed import old_settings
+from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
@@ -256,9 +256,9 @@ class RunFolder:
             self.said.append(f"{path} is missing or damaged; it is written anew")
             if settings is None:
                 return
-        elif settings is not None and not _agree(written, settings):
+        elif settings is not None and not _agree(with_stages(written), with_stages(settings)):
             self.said.append(f"{path} is not what this run was started with; it is written anew")
-        started = written if settings is None else settings
+        started = with_stages(written if settings is None else settings)
         if renamed := dict(old_settings(started)):
             names = ", ".join(f"{old} is called '{now}' now" for old, now in renamed.items())
             cure = "Use the new names there to continue the run."

@@ -54,7 +54,7 @@ def test_a_run_is_that_of_its_run_file(tmp_path: Path) -> None:
     (run,) = load_bench(file).runs
     alone = load_run({**file["base"], "objective": {"preset": "dr_grpo"}, "seed": 7}, {"optimisation.epochs": 2})
     assert run.hash == run_hash(alone)
-    assert run.config.advantage.estimator == "dr_grpo"
+    assert run.config.pipeline.estimator.name == "dr_grpo"
 
 
 def test_the_base_may_be_a_file_beside(tmp_path: Path) -> None:

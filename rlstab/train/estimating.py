@@ -1,0 +1,66 @@
+"""Advantages of a rollout by its estimator, with the evidence that only the policy which learns can give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlstab.core.comm import Comm
+from rlstab.core.method import State
+from rlstab.stages.stage import AdvantageEstimator
+from rlstab.train.making import checked, report
+from rlstab.train.metrics import Metrics
+from rlstab.train.policy import Policy
+from rlstab.train.rollout import Rollout
+from rlstab.train.step import forward_signals
+
+
+class Estimating:
+    """Estimates advantages just before a rollout is learnt.
+
+    Args:
+        estimator: the stage.
+        policy: that learns.
+        comm: over all ranks.
+        temperature: of sampling and of the loss.
+        micro_batch_size: responses in one forward.
+    """
+
+    def __init__(
+        self, estimator: AdvantageEstimator, policy: Policy, comm: Comm, temperature: float, micro_batch_size: int
+    ) -> None:
+        self.estimator, self.policy, self.comm = estimator, policy, comm
+        self.temperature, self.micro_batch_size = temperature, micro_batch_size
+
+    def advantages(self, rollout: Rollout, state: State, metrics: Metrics) -> tuple[Tensor, State]:
+        """``(R,)`` or ``(R, T)`` float32 on the CPU, and the next state of the estimator.
+
+        Raises:
+            MethodError: the estimator returned no such tensor.
+        """
+        one, responses = self.estimator, rollout.responses
+        extra = {**responses.extra, **{name: self._evidence(name, rollout) for name in sorted(one.needs)}}
+        responses = replace(responses, extra=extra)
+        stat, after = one.settle([responses], state, self.comm)
+        report(one, responses, stat, state, metrics)
+        found = one.advantages(responses, stat, state)
+        length = rollout.sequences.response_ids.shape[1]
+        return checked(one, "advantages", found, len(responses), tokens=length).float(), after
+
+    def _evidence(self, name: str, rollout: Rollout) -> Tensor:
+        if name in rollout.responses.extra:
+            return rollout.responses.extra[name]
+        if name == "logprobs":
+            return self._logprobs(rollout)
+        return rollout.signals[name].cpu()
+
+    def _logprobs(self, rollout: Rollout) -> Tensor:
+        """``(R, T)`` of the policy as it is now, 0 where there is no token."""
+        found = torch.zeros(rollout.sequences.response_ids.shape)
+        for rows in torch.arange(len(found)).split(self.micro_batch_size):
+            if len(rows):
+                values = forward_signals(self.policy, rollout.sequences, rows, self.temperature, {"logprobs"}, {})
+                found[rows, : values["logprobs"].shape[1]] = values["logprobs"].cpu()
+        return found
