@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 
-from rlstab.errors import MissingPackage, ProcessError
+from rlstab.errors import MissingPackage, OutOfRange, ProcessError
 from rlstab.stages.response_batch import EVIDENCE
 from rlstab.stages.stage import Stage
 from rlstab.testing.agreement import BrokenLaw
@@ -17,6 +17,7 @@ from rlstab.testing.laws import NotHere
 from rlstab.testing.objective_check import Report, Result
 from rlstab.testing.rank_processes import Processes
 from rlstab.testing.stage_laws import STAGE_LAWS, StageCase, StageLaw
+from rlstab.testing.stage_run import may_refuse
 from rlstab.testing.stage_steps import rollouts
 
 
@@ -24,6 +25,8 @@ def check_stage(
     stage: Stage, *, examples: int = 20, shrink: bool = True, processes: int | Processes | None = None
 ) -> Report:
     """Check a stage against every law of stages.
+
+    A stage may refuse, by :class:`~rlstab.errors.OutOfRange`, rewards outside of [0, 1], and a task that has no end.
 
     Args:
         stage: a prompt selector, a reward shaper, an advantage estimator or a rollout expander.
@@ -111,6 +114,10 @@ def _hold(
     def holds(run: Any, seed: int) -> None:
         try:
             law.check(stage, StageCase(run, seed, processes))
+        except OutOfRange:
+            if not any(may_refuse(stage, one) for one in run):
+                raise
+            hypothesis.reject()
         except BrokenLaw as error:
             raise BrokenLaw(f"{error} Seen on {', '.join(map(repr, run))}.") from error.__cause__
 

@@ -195,9 +195,11 @@ def even_group(stage: Stage, case: StageCase) -> None:
     evened = replace(case, rollouts=(first, second, third))
     for rollout, state, acted in evened.run(stage):
         batch = rollout.whole(acted.chosen)
-        given = stage.advantages(batch, acted.stat, state)
-        if bool((given[batch.even] != 0).any()):
-            worst = given[batch.even].reshape(-1).abs().max()
+        alone = batch.group_sum(torch.ones_like(batch.rewards)) == 1
+        even = (batch.group % 2 == 0) | alone
+        given = stage.advantages(batch, acted.stat, state)[even]
+        if bool((given != 0).any()):
+            worst = given.reshape(-1).abs().max()
             raise BrokenLaw(f"a group whose rewards are all equal has an advantage of {float(worst):.3g}.")
 
 
@@ -234,6 +236,13 @@ def declared(stage: Stage, case: StageCase) -> None:
         same("without, and with, evidence that it does not declare", bare, acted, 0.0)
 
 
+def padding(stage: Stage, case: StageCase) -> None:
+    """What stands after the end of a response in evidence about tokens changes nothing."""
+    for rollout, state, acted in case.run(stage):
+        for fill in (1.0, 1e9):
+            same("with other numbers after the end", acted, run_whole(stage, rollout.padded(fill), state), 0.0)
+
+
 def serialises(stage: Stage, case: StageCase) -> None:
     """``repr`` gives an equal stage, the state survives JSON, and the run goes on as it would have."""
     cls = type(stage)
@@ -265,6 +274,7 @@ STAGE_LAWS: tuple[StageLaw, ...] = (
     StageLaw("even group", "equal rewards, no advantage", even_group),
     StageLaw("selection", "a function of offer and state, as many as asked for, refills go on", selection),
     StageLaw("declared", "reads `needs`, and nothing else", declared),
+    StageLaw("padding", "numbers after the end of a response do not matter", padding),
     StageLaw("serialises", "repr and state survive, and the run goes on", serialises),
 )
 

@@ -62,6 +62,14 @@ def run_parts(stage: Stage, rollout: Rollout, parts: Parts, state: State, comm: 
     return joined(found)
 
 
+def may_refuse(stage: Stage, rollout: Rollout) -> bool:
+    """Whether a stage may raise ``OutOfRange``: over a task without an end, or rewards outside of [0, 1]."""
+    if isinstance(stage, PromptSelector):
+        return rollout.offer.size is None
+    rewards = torch.cat([rollout.responses.rewards, rollout.responses.evidence("raw_rewards")])
+    return bool(((rewards < 0) | (rewards > 1)).any())
+
+
 def select(stage: Stage, rollout: Rollout, state: State) -> Tensor | None:
     """The prompts that a selector chooses; None of other stages."""
     if not isinstance(stage, PromptSelector):

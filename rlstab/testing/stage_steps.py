@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,10 @@ class Rollout:
         rewards = [[round(one, 3) for one in whole.rewards[whole.group == group].tolist()] for group in self.groups]
         return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis would print every tensor."""
+        printer.text(repr(self))
+
     @property
     def groups(self) -> range:
         """Numbers of the groups, see :attr:`ResponseBatch.group`."""
@@ -108,6 +113,16 @@ class Rollout:
         extra = {name: one[alike] for name, one in whole.extra.items()}
         return replace(self, responses=replace(whole, rewards=whole.rewards[alike], extra=extra))
 
+    def padded(self, fill: float) -> Rollout:
+        """The same responses with other numbers after the end of each, where there is no token."""
+        whole = self.responses
+        sampled = torch.arange(whole.limit) < whole.lengths.unsqueeze(-1)
+        extra = {}
+        for name, one in whole.extra.items():
+            other = torch.full_like(one, fill % BLOCKS if name == "block_ids" else fill)
+            extra[name] = torch.where(sampled, one, other) if of_tokens(name) else one
+        return replace(self, responses=replace(whole, extra=extra))
+
     def only(self, names: frozenset[str]) -> Rollout:
         """The same with this evidence and no other."""
         extra = {name: one for name, one in self.responses.extra.items() if name in names}
@@ -134,17 +149,18 @@ def rollouts(draw: st.DrawFn, needs: Sequence[str] = (), *, extreme: bool = Fals
     Args:
         draw: hypothesis gives it.
         needs: names of token signals of your own, to fill with random numbers.
-        extreme: rewards of a million, and rewards that differ by a rounding.
+        extreme: rewards that differ by a rounding, and in half of the runs such of a million.
     """
-    size = draw(st.sampled_from([None, PROMPTS]))
+    size = draw(st.sampled_from([PROMPTS, None]))
     seed = draw(st.integers(0, 2**31))
+    largest = draw(st.sampled_from([1.0, 1e6])) if extreme else None
     drawn: list[Rollout] = []
     for number in range(3):
         kind = draw(st.sampled_from(KINDS))
         # the first draw is the simplest there is, and a group of two can already break most laws
         sizes = draw(st.lists(st.sampled_from((2, 1, 3, 4, 5)), min_size=2, max_size=6))
         own = draw(st.integers(0, 2**32 - 1))
-        drawn.append(make_rollout(kind, sizes, own, needs, number=number, size=size, seed=seed, extreme=extreme))
+        drawn.append(make_rollout(kind, sizes, own, needs, number=number, size=size, seed=seed, extreme=largest))
     return drawn[0], drawn[1], drawn[2]
 
 
@@ -157,9 +173,20 @@ def make_rollout(
     number: int = 0,
     size: int | None = None,
     seed: int = 0,
-    extreme: bool = False,
+    extreme: float | None = None,
 ) -> Rollout:
-    """One rollout of a kind, with groups of some sizes; a pure function of its arguments."""
+    """One rollout of a kind, with groups of some sizes; a pure function of its arguments.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        sizes: of its groups, as far as the kind leaves them.
+        draw: seed of its numbers.
+        needs: names of token signals of your own.
+        number: of the rollout.
+        size: different prompts of the task; None where there is no end.
+        seed: of the run.
+        extreme: the largest of rewards that differ little or much; None for plain ones.
+    """
     rng = torch.Generator().manual_seed(draw)
     sizes = {"nothing": [], "one response": [1], "groups of one": [1] * len(sizes)}.get(kind, list(sizes))
     group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
@@ -168,8 +195,10 @@ def make_rollout(
     prompts = torch.randperm(PROMPTS, generator=rng)[:count]
     given, pivot, lengths, ended = _lengths(kind, group, len(sizes), rng)
     rows = len(group)
+    raw = _rewards(kind, group, len(sizes), rng, extreme)
+    penalty = torch.rand(rows, generator=rng, dtype=torch.float64)
     responses = ResponseBatch(
-        rewards=_rewards(kind, group, len(sizes), rng, extreme=extreme),
+        rewards=raw - 0.4 * penalty if kind == "shaped" else raw,
         lengths=lengths.double(),
         ended=ended,
         prompt_ids=prompts[slots[group]],
@@ -178,7 +207,7 @@ def make_rollout(
         given=given,
         pivot=pivot,
         limit=LIMIT,
-        extra=_evidence(lengths, ended, needs, rng),
+        extra={"raw_rewards": raw.clone(), **_evidence(lengths, ended, needs, rng)},
     )
     order = torch.randperm(rows, generator=rng)
     first = number % 2
@@ -186,7 +215,7 @@ def make_rollout(
     return Rollout(responses.select(order), slots[group][order], offer)
 
 
-def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, *, extreme: bool) -> Tensor:
+def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, extreme: float | None) -> Tensor:
     def numbers(count: int) -> Tensor:
         return torch.rand(count, generator=rng, dtype=torch.float64)
 
@@ -194,14 +223,14 @@ def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, *, ext
     binary = torch.where(even, (shared < 0.5).double(), (own < 0.5).double())
     rewards = {
         "graded": own,
-        "shaped": 2 * own - 1.2,
         "even": torch.where(shared < 0.5, shared, (shared < 0.75).double()),
         "tied": (own * 3).floor() / 2,
         "all right": torch.ones_like(own),
         "all wrong": torch.zeros_like(own),
     }.get(kind, binary)
-    if extreme:
-        rewards = torch.where(shared < 0.3, 1e6 * (own - 0.5), torch.where(shared < 0.6, 0.1 + 1e-13 * own, rewards))
+    if extreme is not None:
+        far = own if extreme <= 1 else extreme * (own - 0.5)
+        rewards = torch.where(shared < 0.3, far, torch.where(shared < 0.6, 0.1 + 1e-13 * own, rewards))
     return rewards
 
 
@@ -225,7 +254,7 @@ def _lengths(kind: str, group: Tensor, groups: int, rng: torch.Generator) -> tup
 
 
 def _evidence(lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.Generator) -> dict[str, Tensor]:
-    """All that is known of by name, and what is asked for; after the end of a response it holds zeros."""
+    """All that is known of by name, and what is asked for: of tokens in float32, with zeros after the end."""
     rows = len(lengths)
 
     def numbers(*shape: int) -> Tensor:
@@ -246,8 +275,8 @@ def _evidence(lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.G
         "truncated": (~ended).double().unsqueeze(-1).expand(rows, LIMIT),
         **{name: numbers(LIMIT) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
     }
-    found = {name: torch.where(sampled, one, 0.0) for name, one in tokens.items()}
     blocks = torch.where(position % 5 == 4, -1, position * BLOCKS // LIMIT)
+    found = {name: torch.where(sampled, one, 0.0).float() for name, one in tokens.items()}
     return {
         **found,
         "block_ids": torch.where(sampled, blocks, -1),

@@ -322,6 +322,17 @@ class UndeclaredEvidence(AdvantageEstimator):
 
 
 @dataclass(frozen=True)
+class CountsPadding(RewardShaper):
+    """It takes the mean over all columns, those after the end of a response included."""
+
+    name: ClassVar[str] = "counts_padding"
+    needs = frozenset({"entropies"})
+
+    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        return responses.evidence("entropies").double().sum(-1) / responses.limit
+
+
+@dataclass(frozen=True)
 class ForeignState(RewardShaper):
     """Its state holds an object that no checkpoint can hold."""
 
@@ -369,6 +380,7 @@ BROKEN: Mapping[Stage, frozenset[str]] = {
     BranchesAtTheEnd(): frozenset({"shapes"}),
     GradientInItsState(): frozenset({"no gradient"}),
     UndeclaredEvidence(): frozenset({"declared"}),
+    CountsPadding(): frozenset({"padding"}),
     ForeignState(): frozenset({"serialises"}),
     RandomById(): frozenset(),
 }

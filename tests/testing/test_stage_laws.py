@@ -141,7 +141,8 @@ def test_each_kind_is_what_its_name_says() -> None:
 
     assert share("even", lambda whole: whole.even.all()) == 1
     assert share("graded", lambda whole: len(whole.rewards.unique()) == 11) == 1
-    assert share("shaped", lambda whole: (whole.rewards < 0).any()) > 0.9
+    assert share("shaped", lambda whole: (whole.rewards < whole.extra["raw_rewards"]).all()) == 1
+    assert share("mixed", lambda whole: (whole.rewards == whole.extra["raw_rewards"]).all()) == 1
     assert share("tied", lambda whole: len(whole.rewards.unique()) <= 3) == 1
     assert share("groups of one", lambda whole: whole.groups == len(whole) == 4) == 1
     assert share("one response", lambda whole: len(whole) == 1) == 1
@@ -152,7 +153,7 @@ def test_each_kind_is_what_its_name_says() -> None:
     assert share("prompt twice", lambda whole: whole.groups == 4 and len(whole.prompt_ids.unique()) == 2) == 1
     assert share("all right", lambda whole: (whole.rewards == 1).all()) == 1
     assert share("all wrong", lambda whole: (whole.rewards == 0).all()) == 1
-    extreme = [one.responses.rewards.abs().max() for one in drawn("mixed", extreme=True)]
+    extreme = [one.responses.rewards.abs().max() for one in drawn("mixed", extreme=1e6)]
     assert max(extreme) > 1e5
 
 
@@ -180,3 +181,10 @@ def test_token_signals_are_those_asked_for() -> None:
     one = make_rollout("mixed", [2], 1, ["my_signal", "squared_gradient", "entropies"]).responses
     assert one.extra["my_signal"].shape == one.extra["entropies"].shape == (2, LIMIT)
     assert one.extra["squared_gradient"].shape == (2,)
+
+
+def test_extreme_rewards_of_a_stage_that_takes_shares_alone() -> None:
+    rewards = torch.cat([one.responses.rewards for one in drawn("mixed", extreme=1.0)])
+    assert bool(((rewards >= 0) & (rewards <= 1)).all())
+    near = (rewards - 0.1).abs()
+    assert bool(((near < 1e-12) & (near > 0)).any())
