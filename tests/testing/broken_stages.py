@@ -368,7 +368,7 @@ BROKEN: Mapping[Stage, frozenset[str]] = {
     EditsRewards(): frozenset({"pure"}),
     EditsItsState(): frozenset({"pure"}),
     GlobalRandomness(): frozenset({"pure"}),
-    ByCallOrder(): frozenset({"pure", "split", "permutation", "selection", "declared", "serialises"}),
+    ByCallOrder(): frozenset({"pure", "split", "permutation", "selection", "declared", "padding", "serialises"}),
     RefillsFromTheStart(): frozenset({"selection"}),
     BeyondTheTask(): frozenset({"selection"}),
     ByPythonsHash(): frozenset(),
