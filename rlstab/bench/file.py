@@ -281,7 +281,7 @@ def _free(document: Document, key: str, place: Place) -> str:
         raise document.error(place, "the bench decides where its runs are kept. Set tracking in the base.")
     if head == "model" and rest != "reference":
         raise document.error(place, "all runs of a bench start from one model. Set it in the base.")
-    if not rest and head in RunConfig.model_fields.keys() - {"task"}:
+    if not rest and head in RunConfig.model_fields.keys() - {"task", "stages"}:
         raise document.error(place, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")
     return key
 

@@ -57,6 +57,17 @@ def test_a_run_is_that_of_its_run_file(tmp_path: Path) -> None:
     assert run.config.pipeline.estimator.name == "dr_grpo"
 
 
+def test_a_method_may_bring_stages_of_its_own(tmp_path: Path) -> None:
+    """The list as a whole: it has no keys to set one by one."""
+    stages = {"uniform": [{"name": "uniform", "pool": 64}], "paced": [{"name": "paced", "pool": 64}, "rloo"]}
+    entries = {name: {"objective": "clip_higher", "set": {"stages": one}} for name, one in stages.items()}
+    found = {one.method: one.config.pipeline for one in load_bench(tiny(tmp_path, entries, seeds=1)).runs}
+    assert {name: (one.selector.name, one.estimator.name) for name, one in found.items()} == {
+        "uniform": ("uniform", "grpo"),
+        "paced": ("paced", "rloo"),
+    }
+
+
 def test_the_base_may_be_a_file_beside(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "base.yaml").write_text(
