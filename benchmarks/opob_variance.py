@@ -9,10 +9,12 @@ prompt then have gradients that are combinations of these, whose inner products 
 weight of a response, truncated at ``--cap`` as in the loss of VCPO, the gradient of a group is the mean of w_i A_i g_i.
 
 - variance: expected squared distance of the gradient of a group from its mean, summed over prompts.
-- noise: that over the squared length of the mean gradient of all prompts. A baseline that only makes gradients
-  shorter lowers the variance and not this.
+- noise: that over the square of what the mean gradient of all prompts has along the direction of ``rloo``, which is
+  unbiased, or of ``grpo`` where rewards are divided by their standard deviation. A baseline that only makes gradients
+  shorter lowers the variance and not this, and one that turns them raises this.
+- direction: the cosine between the mean gradient and that one.
 
-Groups of one permutation share no response, so products of different groups estimate the squared mean without bias.
+Groups of one permutation share no response, so products of different groups estimate products of means without bias.
 Ratios are paired by seed; intervals are Student's t at 95 % on their logarithms.
 
 Then, on the responses of all seeds, how well the stand-in of ``opob_proxy`` tracks the exact squared norms, and what
@@ -71,6 +73,8 @@ DIVIDED: dict[str, AdvantageEstimator] = {
     "opob, std": OPOB(),
     "opob_proxy, std": OPOBProxy(),
 }
+#: Whose mean gradient is the one that is meant.
+REFERENCES = dict.fromkeys(PLAIN, "rloo") | dict.fromkeys(DIVIDED, "grpo")
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,16 @@ class Moments:
     Attributes:
         variance: of the gradient of a group, mean over prompts.
         signal: squared length of the mean gradient over prompts.
+        along: product of the mean gradient with that of the reference.
     """
 
     variance: float
     signal: float
+    along: float
+
+    def plus(self, other: Moments) -> Moments:
+        """The sums of both."""
+        return Moments(self.variance + other.variance, self.signal + other.signal, self.along + other.along)
 
 
 def settings(seed: int) -> RunConfig:
@@ -209,27 +219,35 @@ def measure(policy: Policy, stale: Policy, seed: int, options: Any) -> tuple[dic
     earned = rewards(task, prompts, per, drawn)
     found = Measured(drawn, earned, weights, now, dict(drawn.signals), torch.zeros(len(rows), dtype=torch.float64))
     generator, estimators = torch.Generator().manual_seed(seed), PLAIN | DIVIDED
-    variance, squared = dict.fromkeys(estimators, 0.0), dict.fromkeys(estimators, 0.0)
+    sums = {name: Moments(0.0, 0.0, 0.0) for name in estimators}
     means: dict[str, list[Tensor]] = {name: [] for name in estimators}
     for own in rows.split(per):
         matrix = gradients(policy, drawn.sequences.rows(own))
         gram = _gram(matrix)
         found.norms[own] = gram.diagonal()
         groups, order = regrouped(found.batch(own), options.permutations, generator)
+        spreads = {}
         for name, estimator in estimators.items():
             stat, _ = estimator.settle([groups], {}, LocalComm())
             pulls = estimator.advantages(groups, stat, {}) * weights[own][order] / GROUP
-            spread = coefficients(pulls, order, options.permutations, per)
-            here = spread_moments(spread, gram)
-            variance[name] += here.variance / options.prompts
-            squared[name] += here.signal
-            means[name].append((spread.mean((0, 1)).float() @ matrix).double())
-    moments = {}
-    for name in estimators:
-        total = torch.stack(means[name])
-        across = float(total.sum(0).square().sum() - total.square().sum())  # of different prompts
-        moments[name] = Moments(variance[name], (squared[name] + across) / options.prompts**2)
-    return moments, found
+            spreads[name] = coefficients(pulls, order, options.permutations, per)
+            means[name].append((spreads[name].mean((0, 1)).float() @ matrix).double())
+        for name, spread in spreads.items():
+            sums[name] = sums[name].plus(spread_moments(spread, spreads[REFERENCES[name]], gram))
+    stacked = {name: torch.stack(one) for name, one in means.items()}
+    return {
+        name: Moments(
+            sums[name].variance / options.prompts,
+            (sums[name].signal + across(stacked[name], stacked[name])) / options.prompts**2,
+            (sums[name].along + across(stacked[name], stacked[REFERENCES[name]])) / options.prompts**2,
+        )
+        for name in estimators
+    }, found
+
+
+def across(one: Tensor, other: Tensor) -> float:
+    """Sum of the products of ``(prompts, d)`` mean gradients of different prompts."""
+    return float(one.sum(0) @ other.sum(0) - (one * other).sum())
 
 
 def coefficients(pulls: Tensor, order: Tensor, permutations: int, per: int) -> Tensor:
@@ -238,12 +256,18 @@ def coefficients(pulls: Tensor, order: Tensor, permutations: int, per: int) -> T
     return spread.scatter_(2, order.view(permutations, -1, GROUP), pulls.view(permutations, -1, GROUP))
 
 
-def spread_moments(spread: Tensor, gram: Tensor) -> Moments:
-    """Of groups of one prompt, from their coefficients and the inner products of the gradients of its responses."""
-    products = spread @ gram @ spread.transpose(1, 2)
-    own, count = products.diagonal(dim1=1, dim2=2), spread.shape[1]
-    different = float((products.sum((1, 2)) - own.sum(1)).mean()) / (count * (count - 1))
-    return Moments(float(own.mean()) - different, different)
+def spread_moments(spread: Tensor, reference: Tensor, gram: Tensor) -> Moments:
+    """Of groups of one prompt, from their coefficients, those of the reference, and inner products of the gradients."""
+    own = (spread @ gram @ spread.transpose(1, 2)).diagonal(dim1=1, dim2=2).mean()
+    signal = _of_different(spread, spread, gram)
+    return Moments(float(own) - signal, signal, _of_different(spread, reference, gram))
+
+
+def _of_different(one: Tensor, other: Tensor, gram: Tensor) -> float:
+    """Mean product of the gradients of different groups of a permutation."""
+    products, count = one @ gram @ other.transpose(1, 2), one.shape[1]
+    between = products.sum((1, 2)) - products.diagonal(dim1=1, dim2=2).sum(1)
+    return float(between.mean()) / (count * (count - 1))
 
 
 def _gram(matrix: Tensor) -> Tensor:
@@ -308,12 +332,19 @@ def main() -> None:
         pairs = zip(measured.norms.split(options.responses), proxy.split(options.responses), strict=True)
         ranks.append(statistics.fmean(float(stats.spearmanr(*pair)[0]) for pair in pairs))
     drawn = Table("estimator", "against", title=f"staleness {options.staleness}, {len(seeds)} seeds, groups of {GROUP}")
-    for title in ("variance", "noise", "verdict on the variance", "on the noise"):
+    for title in ("variance", "noise", "verdict on the variance", "on the noise", "direction"):
         drawn.add_column(title, justify="right")
+    direction = {
+        name: [
+            one[name].along / math.sqrt(max(one[name].signal * one[REFERENCES[name]].signal, 1e-300))
+            for one in found.values()
+        ]
+        for name in PLAIN | DIVIDED
+    }
     for kind, base in ((PLAIN, "dr_grpo"), (DIVIDED, "grpo")):
         compared = {}
         for what in ("variance", "noise"):
-            values = {name: {seed: _log(found[seed][name], what) for seed in seeds} for name in kind}
+            values = {name: {seed: _log(found[seed], name, what) for seed in seeds} for name in kind}
             compared[what] = against_baseline({name: one for name, one in values.items() if name != base}, values[base])
         for name in kind:
             if name == base:
@@ -324,6 +355,7 @@ def main() -> None:
                 base,
                 *(shown(one.difference) for one in pair.values()),
                 *(one.verdict for one in pair.values()),
+                f"{statistics.fmean(direction[name]):.3f}",
             )
             run.add(
                 name,
@@ -334,6 +366,7 @@ def main() -> None:
                 prompts=options.prompts,
                 responses=options.responses,
                 cap=options.cap,
+                direction=direction[name],
                 **{
                     f"{what}_ratio": [
                         None if edge is None else math.exp(edge)
@@ -354,10 +387,12 @@ def main() -> None:
     )
 
 
-def _log(moments: Moments, what: str) -> float:
-    """The logarithm; of a signal that is not positive there is none, and the seed tells nothing of the noise."""
-    value = moments.variance if what == "variance" else moments.variance / moments.signal
-    return math.log(value) if value > 0 else math.nan
+def _log(moments: dict[str, Moments], name: str, what: str) -> float:
+    """The logarithm of the variance, or of the noise."""
+    own = moments[name]
+    if what == "variance":
+        return math.log(own.variance)
+    return math.log(own.variance * moments[REFERENCES[name]].signal / own.along**2)
 
 
 if __name__ == "__main__":

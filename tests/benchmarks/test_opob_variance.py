@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.opob_variance import GROUP, coefficients, regrouped, spread_moments
+from benchmarks.opob_variance import GROUP, across, coefficients, regrouped, spread_moments
 from tests.stages.estimating import batch
 
 
@@ -20,23 +20,36 @@ def test_moments_are_those_of_the_gradients_themselves() -> None:
     assert sorted(order[:per].tolist()) == list(range(per))
     assert groups.groups == 3 * permutations
     pulls = torch.randn(per * permutations, dtype=torch.float64)
-    found = spread_moments(coefficients(pulls, order, permutations, per), vectors @ vectors.T)
+    others = torch.randn(per * permutations, dtype=torch.float64)
+    spread, reference = (coefficients(one, order, permutations, per) for one in (pulls, others))
+    found = spread_moments(spread, reference, vectors @ vectors.T)
 
-    own, different = [], []
-    for start in range(0, per * permutations, per):
-        sums = [
-            sum((pulls[one] * vectors[order[one]] for one in range(first, first + GROUP)), torch.zeros(7))
+    def sums(by: torch.Tensor, start: int) -> list[torch.Tensor]:
+        return [
+            sum((by[one] * vectors[order[one]] for one in range(first, first + GROUP)), torch.zeros(7))
             for first in range(start, start + per, GROUP)
         ]
-        own += [float(one @ one) for one in sums]
-        different += [float(one @ two) for one, two in itertools.permutations(sums, 2)]
+
+    own, different, crossed = [], [], []
+    for start in range(0, per * permutations, per):
+        here, there = sums(pulls, start), sums(others, start)
+        own += [float(one @ one) for one in here]
+        different += [float(one @ two) for one, two in itertools.permutations(here, 2)]
+        crossed += [float(here[one] @ there[two]) for one, two in itertools.permutations(range(3), 2)]
     signal = sum(different) / len(different)
     assert found.signal == pytest.approx(signal)
     assert found.variance == pytest.approx(sum(own) / len(own) - signal)
+    assert found.along == pytest.approx(sum(crossed) / len(crossed))
+
+
+def test_products_across_prompts() -> None:
+    one, other = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
+    expected = sum(float(one[place] @ other[two]) for place, two in itertools.permutations(range(4), 2))
+    assert across(one, other) == pytest.approx(expected)
 
 
 def test_of_one_gradient_for_all_there_is_no_variance() -> None:
     per = 2 * GROUP
     spread = coefficients(torch.full((per,), 1 / GROUP, dtype=torch.float64), torch.arange(per), 1, per)
-    found = spread_moments(spread, torch.full((per, per), 4.0, dtype=torch.float64))
-    assert (found.variance, found.signal) == (0.0, 4.0)
+    found = spread_moments(spread, spread, torch.full((per, per), 4.0, dtype=torch.float64))
+    assert (found.variance, found.signal, found.along) == (0.0, 4.0, 4.0)
