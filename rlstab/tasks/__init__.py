@@ -5,7 +5,7 @@ from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
 from rlstab.tasks.jsonl import Jsonl
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.task import Example, Split, Task
+from rlstab.tasks.task import Example, Message, Prompt, Split, Task
 
 __all__ = [
     "ALPHABET",
@@ -16,6 +16,8 @@ __all__ = [
     "Example",
     "HasBlocks",
     "Jsonl",
+    "Message",
+    "Prompt",
     "ReasoningGym",
     "Split",
     "Task",
