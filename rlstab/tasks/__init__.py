@@ -4,6 +4,18 @@ from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
 from rlstab.tasks.jsonl import Jsonl
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.task import Example, Split, Task
+from rlstab.tasks.task import Example, Message, Prompt, Split, Task
 
-__all__ = ["ALPHABET", "JUNK", "Chain", "Countdown", "Example", "Jsonl", "ReasoningGym", "Split", "Task"]
+__all__ = [
+    "ALPHABET",
+    "JUNK",
+    "Chain",
+    "Countdown",
+    "Example",
+    "Jsonl",
+    "Message",
+    "Prompt",
+    "ReasoningGym",
+    "Split",
+    "Task",
+]

@@ -244,6 +244,7 @@ def make_step(
     }
     position = torch.cat([torch.arange(length) for length in lengths]) if count else torch.zeros(0, dtype=torch.int64)
     evidence["truncated"] = (torch.rand(rows, generator=rng) < 0.3)[sequence].double()
+    evidence["branch"] = (torch.rand(rows, generator=rng) < 0.4)[sequence].double()
     evidence["block_ids"] = torch.where(position % 5 == 4, -1.0, (position // 3).double())
     live = {
         "logprobs": (logprobs + drift).clamp(max=0.0),
