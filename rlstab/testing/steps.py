@@ -116,6 +116,10 @@ class Step:
         """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})
 
+    def rolled(self) -> Step:
+        """Each token with the evidence of the one before it: the same shapes, other numbers."""
+        return replace(self, evidence={name: values.roll(1) + 0.0 for name, values in self.evidence.items()})
+
     def cast(self, dtype: torch.dtype) -> Step:
         """All values rounded to ``dtype``, held in float64 (float32 for half precision and narrower)."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
