@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.walk import walk
@@ -24,12 +25,13 @@ from rlstab.testing.steps import Step, make_step, steps
 
 #: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
 ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
+#: Numbers by name, one for each token.
+Columns: TypeAlias = dict[str, list[float]]
+
 #: Not read off one token's own numbers: a copy of a token keeps them.
 _OF_THE_ROW = frozenset({"advantages", "truncated", "block_ids"})
-#: Two log-probs that methods compare, the minuend first; half of the time those of the ratio.
+#: Two log-probs that methods compare, the minuend first; the first is the ratio's.
 _PAIRS = (
-    ("live", "old_logprobs"),
-    ("live", "old_logprobs"),
     ("live", "old_logprobs"),
     ("live", "logprobs"),
     ("logprobs", "old_logprobs"),
@@ -73,28 +75,87 @@ def _plain_numbers(value: object) -> Iterator[float]:
             yield float(one)
 
 
+@dataclass(frozen=True)
+class Edge:
+    """A quantity of a token that can be put on a number to the bit: ``one - other``, or ``one`` alone."""
+
+    one: str
+    other: str | None
+    value: float
+
+    def put(self, columns: Columns, place: int) -> None:
+        """Put it there."""
+        if self.other is None:
+            columns[self.one][place] = self.value
+        elif self.value == 0:
+            columns[self.one][place] = columns[self.other][place]
+        else:  # where one of the two is 0, their difference is not rounded
+            gap = self.value
+            columns[self.one][place], columns[self.other][place] = (0.0, -gap) if gap > 0 else (gap, 0.0)
+
+
+def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
+    """What a method may compare, on all numbers that it may compare it with."""
+    return tuple(_edges(numbers_of(method), method.needs, method.live_needs))
+
+
+def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> Iterator[Edge]:
+    read = {"live", "old_logprobs", "logprobs", *needs}
+    plain = [name for name in ("entropies", *sorted(needs - SIGNALS.keys())) if name in needs]
+    plain += [f"live {name}" for name in sorted(live_needs)]
+    for number in dict.fromkeys([*numbers, *ROUND]):
+        gaps = {number, -number} | {_log(one) for one in (number, 1 + number, 1 - number) if 1e-3 <= one <= 1e3}
+        for one, other in _PAIRS:
+            if {one, other} <= read:
+                yield from (Edge(one, other, gap) for gap in sorted(gaps) if abs(gap) < 20)
+        yield from (Edge("advantages", None, one) for one in {number, -number})
+        yield from (Edge(name, None, number) for name in plain)
+        logs = {-abs(number)} | ({_log(number)} if 0 < number <= 1 else set())
+        for name in ("logprobs", "old_logprobs", *sorted({"max_logprobs", "log_kept_mass"} & needs)):
+            yield from (Edge(name, None, one) for one in sorted(logs) if one > -80)
+        if "sum_p_sq" in needs and 0 < number <= 1:
+            yield Edge("sum_p_sq", None, number)
+
+
 @st.composite
-def sharp_steps(
-    draw: st.DrawFn, extra: Sequence[str] = (), numbers: Sequence[float] = (), *, exact: bool = True
-) -> Step:
+def sharp_steps(draw: st.DrawFn, extra: Sequence[str] = (), edges: Sequence[Edge] = ()) -> Step:
     """Drawn optimizer steps, sharpened; ``extra`` as in :func:`steps`, the rest as in :func:`sharpened`."""
-    return sharpened(draw(steps(extra)), draw(st.integers(0, 2**32 - 1)), numbers, exact=exact)
+    seed = draw(st.integers(0, 2**32 - 1))
+    return sharpened(draw(steps(extra)), seed, random.Random(seed).sample(edges, min(len(edges), 100)))
 
 
-def rich_step(number: int, extra: Sequence[str], numbers: Sequence[float], *, exact: bool, extreme: bool) -> Step:
-    """One of the optimizer steps with which every law begins: eight responses, and a bit of everything."""
-    step = make_step("mixed", [5, 1, 8, 3, 8, 2, 6, 4], 2, number, extra, extreme=extreme)
-    return step if extreme else sharpened(step, number, numbers, exact=exact)
+def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
+    """One of the optimizer steps with which laws begin: eight responses, and a bit of everything.
+
+    Together, the first ``count(edges)`` of them have all edges.
+    """
+    step = make_step("mixed", RICH, 2, number, extra, extreme=extreme)
+    if extreme:
+        return step
+    spread = random.Random(1).sample(edges, len(edges))
+    return sharpened(step, number, spread[number % count(edges) :: count(edges)], every=True)
 
 
-def sharpened(step: Step, seed: int, numbers: Iterable[float] = (), *, exact: bool = True) -> Step:
+#: Lengths of the responses of a rich step.
+RICH = (7, 1, 10, 4, 11, 3, 8, 6)
+#: Edges that one of them has room for.
+_ROOM = 30
+
+
+def count(edges: Sequence[Edge]) -> int:
+    """How many rich steps have room for the edges."""
+    return max(1, -(-len(edges) // _ROOM))
+
+
+def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool = False) -> Step:
     """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
 
     Args:
         step: with continuous random numbers.
         seed: of all choices.
-        numbers: thresholds to place values on.
-        exact: place them; a threshold and its value may fall on different sides in another precision.
+        edges: to put tokens on, in this order. Without any, ratios stay moderate too: a threshold and its value may
+            fall on different sides in another precision, and what is small vanishes there.
+        every: put a token on each edge, if there are tokens for it; otherwise on some, and some just beside.
     """
     if not len(step):
         return step
@@ -105,24 +166,30 @@ def sharpened(step: Step, seed: int, numbers: Iterable[float] = (), *, exact: bo
     rows: dict[int, list[int]] = {}
     for place, row in enumerate(step.sequence.tolist()):
         rows.setdefault(row, []).append(place)
-    if draw.random() < 0.6:
+    if draw.random() < 0.6 or every:
         _twins(draw, columns, rows)
+    far = 6.9 if edges else 0.9
     for place in range(len(step)):
-        if draw.random() < 0.3:
-            _apart(draw, columns, place)
-    thresholds = [*numbers, *numbers, *ROUND]
-    if exact:
-        for place in range(len(step)):
-            if draw.random() < 0.35:
-                _hit(draw, columns, [place], draw.choice(thresholds))
+        if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
+            gap = 0.0 if draw.random() < 0.4 else draw.uniform(-far, far)
+            Edge(*draw.choice((_PAIRS[0], *_PAIRS)), gap).put(columns, place)
+    if edges and not every:
         for places in rows.values():
             if draw.random() < 0.2:
-                _hit(draw, columns, places, draw.choice(thresholds))
-
+                one = draw.choice(edges)
+                for place in places:
+                    one.put(columns, place)
+    pulling = [place for place in range(len(step)) if values["advantages"][place] != 0]
+    for place, one in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
+        if every:
+            one.put(columns, place)
+        elif draw.random() < 0.4:
+            beside = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
+            replace(one, value=one.value * beside).put(columns, place)
     likeliest = zip(values["max_logprobs"], values["logprobs"], strict=True)
     values["max_logprobs"] = [max(pair) for pair in likeliest]
 
-    def back(columns: dict[str, list[float]]) -> dict[str, Tensor]:
+    def back(columns: Columns) -> dict[str, Tensor]:
         return {name: torch.tensor(one, dtype=torch.float64) for name, one in columns.items()}
 
     labels = draw.sample(range(5, 500), int(step.group_ids.max()) + 1)  # the number of a group is no place in a list
@@ -130,7 +197,7 @@ def sharpened(step: Step, seed: int, numbers: Iterable[float] = (), *, exact: bo
     return replace(step, evidence=back(values), live=back(live), group_ids=group_ids)
 
 
-def _twins(draw: random.Random, columns: dict[str, list[float]], rows: dict[int, list[int]]) -> None:
+def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]]) -> None:
     """Most tokens become copies of a few, in whatever they are compared by; some miss that by a ten-thousandth."""
     count = len(columns["live"])
     models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
@@ -148,51 +215,6 @@ def _twins(draw: random.Random, columns: dict[str, list[float]], rows: dict[int,
             for name, one in columns.items():
                 if name not in _OF_THE_ROW and (also_live or not name.startswith("live")):
                     one[place] = kept[name][model] * factor
-
-
-def _apart(draw: random.Random, columns: dict[str, list[float]], place: int) -> None:
-    """Two policies that agree to the bit on a token, or differ by a factor of up to a thousand."""
-    one, other = draw.choice(_PAIRS)
-    gap = 0.0 if draw.random() < 0.4 else draw.uniform(-6.9, 6.9)
-    _set_gap(columns, one, other, place, gap)
-
-
-def _set_gap(columns: dict[str, list[float]], one: str, other: str, place: int, gap: float) -> None:
-    """``one - other`` is ``gap`` to the bit: one of the two is 0, or they are the same."""
-    if gap == 0:
-        columns[one][place] = columns[other][place]
-    else:
-        columns[one][place], columns[other][place] = (0.0, -gap) if gap > 0 else (gap, 0.0)
-
-
-def _hit(draw: random.Random, columns: dict[str, list[float]], places: list[int], number: float) -> None:
-    """Some quantity of these tokens is ``number`` to the bit, or just beside it."""
-    if draw.random() < 0.3:
-        number *= 1 + draw.choice([-1e-4, -1e-9, 1e-9, 1e-4])
-    if draw.random() < 0.5:
-        one, other = draw.choice(_PAIRS)
-        ratio = draw.choice([number, 1 + number, 1 - number])
-        gap = draw.choice([number, -number]) if draw.random() < 0.3 or not 1e-3 <= ratio <= 1e3 else _log(ratio)
-        if abs(gap) < 20:
-            for place in places:
-                _set_gap(columns, one, other, place, gap)
-        return
-    options: list[tuple[str, float]] = [("advantages", number), ("advantages", -number)]
-    options += [(name, number) for name in columns if name in ("entropies", "live entropies") and number >= 0]
-    options += [("sum_p_sq", number), ("logprobs", _log(number))] if 0 < number <= 1 else []
-    options += [("max_logprobs", _log(number)), ("log_kept_mass", _log(number))] if 0 < number <= 1 else []
-    options += [("logprobs", -abs(number)), ("old_logprobs", -abs(number))]
-    options += [(name, number) for name in columns if name not in _KNOWN]
-    name, value = draw.choice(options)
-    if abs(value) < 80:
-        for place in places:
-            columns[name][place] = value
-
-
-_KNOWN = frozenset(
-    "advantages entropies sum_p_sq logprobs old_logprobs ref_logprobs rollout_logprobs max_logprobs log_kept_mass "
-    "truncated block_ids live".split()
-) | {"live logprobs", "live entropies", "live log_kept_mass"}
 
 
 def _log(number: float) -> float:

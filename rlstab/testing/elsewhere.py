@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ import torch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.walk import walk
 from rlstab.errors import ProcessError
+from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.outcome import Outcome, run_whole
 from rlstab.testing.steps import Step
+from rlstab.testing.watch import Shared
 
 #: Seconds that an answer may take, the start of the server among them.
 TIMEOUT = 60.0
@@ -73,6 +76,7 @@ class Sent:
 
         Raises:
             Unreachable: the method cannot be sent.
+            BrokenLaw: it changed there what the whole process shares.
             RuntimeError: the method raised there, and not here.
             ProcessError: the other process died, or does not answer.
         """
@@ -82,6 +86,8 @@ class Sent:
         kind, answer = start().ask((path, dict(self.modules), self.pickled, pickle.dumps(list(steps))))
         if kind == "unreachable":
             raise Unreachable(answer)
+        if kind == "broken":
+            raise BrokenLaw(answer)
         if kind == "raised":
             raise RuntimeError(f"in another process it raised {answer}")
         return list(answer)
@@ -187,7 +193,14 @@ def _answer(told: Connection, pickled: bytes, steps: bytes) -> None:
     try:
         method, given = pickle.loads(pickled), pickle.loads(steps)
         kind = "raised"
-        answer = pickle.dumps(("ran", run_on(method, given)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were told on the other side
+            shared = Shared()
+            found = run_on(method, given)
+            shared.check()
+        answer = pickle.dumps(("ran", found))
+    except BrokenLaw as error:
+        answer = pickle.dumps(("broken", str(error)))
     except Exception as error:
         answer = pickle.dumps((kind, _text(error)))
     told.send_bytes(answer)

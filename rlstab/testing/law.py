@@ -54,6 +54,7 @@ class Law:
         draws: the steps it is checked on.
         ranks: it runs a step over ranks, which can be real processes.
         second: it looks at two different steps; drawing the second takes time.
+        all_edges: it sees every threshold of the method hit exactly, not only some.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Law:
     draws: Draws = "sharp"
     ranks: bool = False
     second: bool = False
+    all_edges: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from rlstab.testing.law import Case, Dropping, NotHere, leaves_of, policy_part
 from rlstab.testing.outcome import run_whole
 from rlstab.testing.slopes import check_slopes
 from rlstab.testing.steps import Step
-from rlstab.testing.watch import NoQuantile, WideOnly
+from rlstab.testing.watch import Wide
 
 
 def finite(method: TokenObjective, case: Case) -> None:
@@ -47,7 +47,7 @@ def finite(method: TokenObjective, case: Case) -> None:
 def precision(method: TokenObjective, case: Case) -> None:
     """float32 and bfloat16 inputs give what float64 gives on the same numbers; float64 is never narrowed to half."""
     batch = case.first.batch()
-    with NoQuantile(), WideOnly():
+    with Wide():
         make_plan(method, [batch]).loss(batch, PolicyOutputs(**case.first.leaves())).loss.backward()
     for dtype in (torch.float32, torch.bfloat16):
         rounded = case.first.cast(dtype)
@@ -60,6 +60,8 @@ def precision(method: TokenObjective, case: Case) -> None:
             rounded.group_ids,
         )
         narrow, wide = run_whole(method, rounded), run_whole(method, exact)
+        for one in (narrow, wide):  # counts gates that are exactly 0, and a small one is in float32
+            one.report = {name: mean for name, mean in one.report.items() if not name.endswith("/stopped")}
         narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
         close(f"in {str(dtype).removeprefix('torch.')}", narrow, wide, tolerances.SINGLE)
 

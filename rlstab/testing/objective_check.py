@@ -22,7 +22,7 @@ from rlstab.core.walk import walk
 from rlstab.errors import MissingPackage, ProcessError
 from rlstab.testing import elsewhere, tolerances
 from rlstab.testing.agreement import BrokenLaw
-from rlstab.testing.edges import numbers_of, rich_step, sharp_steps
+from rlstab.testing.edges import count, edges_of, rich_step, sharp_steps
 from rlstab.testing.law import Case, Law, NotHere
 from rlstab.testing.laws import LAWS, RUNS
 from rlstab.testing.outcome import run_whole
@@ -204,9 +204,9 @@ def _hold(
     ]
     if excepted:
         return Result(law.name, law.says, "excepted", "; ".join(excepted))
-    extra, numbers = sorted(method.needs - SIGNALS.keys()), numbers_of(method)
-    extreme, exact = law.draws == "extreme", law.draws == "sharp"
-    drawn = steps(extra, extreme=True) if extreme else sharp_steps(extra, numbers, exact=exact)
+    extra, extreme = sorted(method.needs - SIGNALS.keys()), law.draws == "extreme"
+    edges = edges_of(method) if law.draws == "sharp" else ()
+    drawn = steps(extra, extreme=True) if extreme else sharp_steps(extra, edges)
 
     def holds(first: Step, second: Step | None, seed: int) -> None:
         try:
@@ -230,9 +230,10 @@ def _hold(
         holds(first, second, seed)
 
     def holds_on_all() -> None:
-        rich = [rich_step(number, extra, numbers, exact=exact, extreme=extreme) for number in (1, 2)]
         try:
-            holds(rich[0], rich[1] if law.second else None, 1)
+            for number in range(count(edges) if law.all_edges else 1):
+                one, other = (rich_step(2 * number + side, extra, edges, extreme=extreme) for side in (0, 1))
+                holds(one, other if law.second else None, number + 1)
         except (NotHere, ProcessError):
             raise
         except Exception:
@@ -265,4 +266,4 @@ def _oracle_law(oracle: Oracle | None) -> list[Law]:
         if not abs(ours.loss - theirs) <= tolerances.ORACLE * ours.scale:
             raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
 
-    return [Law("oracle", "the loss of an independent scalar loop", agrees)]
+    return [Law("oracle", "the loss of an independent scalar loop", agrees, all_edges=True)]

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from rlstab.testing.agreement import BrokenLaw
 
@@ -92,43 +90,27 @@ def _settings() -> dict[str, Any]:
     }
 
 
-class WideOnly(TorchDispatchMode):
-    """No operation on float64 evidence reads or gives half precision.
+class Wide(TorchFunctionMode):
+    """Inside, no call of torch on float64 evidence reads or gives half precision, and none is ``torch.quantile``.
 
     Raises:
         BrokenLaw: names the first that does.
     """
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # of torch
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        found = func(*args, **given)
-        for one in tree_iter((args, given, found)):
-            if isinstance(one, Tensor) and one.is_floating_point() and one.itemsize < 4:
-                raise BrokenLaw(
-                    f"it computes in {str(one.dtype).removeprefix('torch.')} ({func}), which merges values that differ "
-                    f"by a thousandth. Compare in the dtype of the evidence, or in float64."
-                )
-        return found
-
-
-class NoQuantile(TorchFunctionMode):
-    """Nothing calls ``torch.quantile``.
-
-    Raises:
-        BrokenLaw: something does.
-    """
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in ("quantile", "nanquantile"):
+        name = getattr(func, "__name__", "")
+        if name in ("quantile", "nanquantile"):
             raise BrokenLaw(
                 "it calls torch.quantile, which refuses more than 2^24 values and sees those at hand only. Use "
                 "Pool.quantile in `measure`."
             )
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        for one in (*args, found):
+            if isinstance(one, Tensor) and one.is_floating_point() and one.itemsize < 4:
+                raise BrokenLaw(
+                    f"it computes in {str(one.dtype).removeprefix('torch.')} (in '{name}'), which merges values that "
+                    f"differ by a thousandth. Compare in the dtype of the evidence, or in float64."
+                )
+        return found
