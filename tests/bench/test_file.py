@@ -211,6 +211,11 @@ ONE = f"{HEAD}methods: {{a: s2t}}\n"
             f"{ONE}seeds: [10000000000]\n",
             "b.yaml:4: seeds.0: expected a whole number of at least 0 and below 2^32, not 10000000000.",
         ),
+        (
+            f"{ONE}settings: {{a: {{rollout.group: 10000000000}}}}\n",
+            "rollout.prompts x rollout.group = 16 x 10000000000 responses at once; at most 10000000 are allowed. Lower "
+            "one of them.",
+        ),
         (f"{ONE}workers: 0\n", "b.yaml:4: workers: expected a number of at least 1, not 0."),
         (
             "name: x\nbase: 3\nmethods: {a: s2t}\n",
