@@ -14,6 +14,11 @@ from pathlib import Path
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.visible import visible
 
+_OUT_OF_MEMORY = (
+    "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
+    "optimisation.micro_batch_size, evaluation.prompts."
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
@@ -23,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     except RlstabError as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(_OUT_OF_MEMORY.format(error=str(error) or "no more can be had"), file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
@@ -124,10 +132,12 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 def _train(options: argparse.Namespace) -> int:
     from rlstab.config import load_run
+    from rlstab.config.sizes import require_sizes
 
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
+    require_sizes(run)
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
     from rlstab.train.stopping import Stopped
@@ -146,10 +156,17 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from rlstab.config.sizes import require_sizes
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
+    from rlstab.explain.table import read
+    from rlstab.tasks.from_settings import require_settings
 
     with no_fit_warnings():
+        _, run = read(options.file, _overrides(options.set))
+        if run is not None:
+            require_sizes(run)
+            require_settings(run.task)
         check(options.file, _overrides(options.set))
     return 0
 
@@ -176,7 +193,7 @@ def _explain(options: argparse.Namespace) -> int:
 
     with no_fit_warnings():
         if options.preset is not None:
-            explain_preset(options.preset, markdown=options.markdown)
+            explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
         elif Path(options.file).exists() and is_bench(options.file):
             show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
         else:
