@@ -98,8 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
 
-    cards = commands.add_parser("cards", help="write a page and a picture of each method, a gallery, a map, an index")
-    cards.add_argument("--out", default="docs/methods", help="folder of the pages (docs/methods)")
+    cards = commands.add_parser(
+        "cards", help="write a page of each method and stage, pictures, a gallery, a map, indexes"
+    )
+    cards.add_argument("--out", default="docs/methods", help="folder of the methods (docs/methods)")
+    cards.add_argument("--stages", help="folder of the stages (stages, beside the folder of the methods)")
     cards.add_argument("--check", action="store_true", help="write nothing; fail if a page or picture is stale")
     cards.set_defaults(command=_cards)
     return parser
@@ -243,13 +246,20 @@ def _cards(options: argparse.Namespace) -> int:
     from rlstab.atlas import written
     from rlstab.explain.card_sections import CardError
 
-    if options.check:
-        found = written.stale(options.out)
-        if found:
-            listed = "".join(f"  {line}\n" for line in found)
-            raise CardError(f"{options.out} is stale.\n{listed}Run: rlstab cards --out {options.out}")
-    else:
-        written.write(options.out)
+    methods = Path(options.out)
+    stages = Path(options.stages) if options.stages else methods.parent / "stages"
+    seen_from_stages = Path(os.path.relpath(methods, stages)).as_posix()
+    folders = {methods: written.files(), stages: written.stage_files(seen_from_stages)}
+    if not options.check:
+        for folder, wanted in folders.items():
+            written.write(folder, wanted)
+        return 0
+    found = {folder: lines for folder, wanted in folders.items() if (lines := written.stale(folder, wanted))}
+    if found:
+        stale = f"{' and '.join(map(str, found))} {'is' if len(found) == 1 else 'are'} stale."
+        listed = "".join(f"  {line}\n" for lines in found.values() for line in lines)
+        again = f" --stages {stages}" if options.stages else ""
+        raise CardError(f"{stale}\n{listed}Run: rlstab cards --out {options.out}{again}")
     return 0
 
 

@@ -50,6 +50,7 @@ from rlstab import (
     S2TMask,
     SequenceMean,
     SignWeights,
+    StreamWeight,
     Terms,
     TokenBatch,
     TokenMean,
@@ -736,6 +737,52 @@ def the_ratio_to_the_sampler(batch: TokenBatch) -> None:
         torch.testing.assert_close(pulled(published, other, weights, at=now), expected)
 
 
+def in_streams(batch: TokenBatch) -> TokenBatch:
+    """Half of the responses are branches, a tenth as long as the others."""
+    branch = batch.sequence % 4 < 2
+    keep = ~branch | (batch.position < 4)
+    per_token = {name: values[keep] for name, values in batch.per_token()}
+    shorter = dataclasses.replace(
+        batch, **per_token, sequence=batch.sequence[keep], position=batch.position[keep], index=None, padded_shape=None
+    )
+    return dataclasses.replace(shorter, branch=branch[keep].double())
+
+
+def share_of_branches(batch: TokenBatch, *methods: TokenObjective) -> float:
+    """Of the pull on all tokens, those of branches, relative to the others."""
+    branch, pull = batch.signal("branch") > 0, pulled(batch, StreamWeight(coefficient=0.5), *methods).abs()
+    return float(pull[branch].sum() / pull[~branch].sum())
+
+
+def counts_what_is_dropped(batch: TokenBatch) -> None:
+    """The rare tokens of branches alone are dropped."""
+    streams = in_streams(batch)
+    branch = streams.signal("branch") > 0
+    streams = dataclasses.replace(streams, entropies=torch.where(branch & (streams.position > 1), 0.0, 1.0))
+    mask = TopEntropyMask(share=0.5)
+    assert (dropped(mask, streams) == (branch & (streams.position > 1))).all()
+    assert torch.equal(weights(compose(mask, StreamWeight()), streams), weights(StreamWeight(), streams))
+    assert share_of_branches(streams) == pytest.approx(0.5)
+    assert share_of_branches(streams, mask) == pytest.approx(0.25)
+    pull = pulled(streams, within(mask, StreamWeight(coefficient=0.5))).abs()
+    assert float(pull[branch].sum() / pull[~branch].sum()) == pytest.approx(0.5)
+
+
+def out_of_proportion(batch: TokenBatch) -> None:
+    streams = dataclasses.replace(in_streams(batch), block_ids=torch.zeros_like(in_streams(batch).old_logprobs))
+    assert share_of_branches(streams, TokenMean()) == pytest.approx(0.5)
+    for other in (SequenceMean(), BlockMean()):
+        assert share_of_branches(streams, other) == pytest.approx(5.0)  # ten times shorter: each token ten times more
+
+
+def one_penalty_for_both(batch: TokenBatch) -> None:
+    streams = in_streams(batch)
+    for penalty in (KLPenalty(), EntropyBonus()):
+        alone = pulled(streams, penalty) - pulled(streams)
+        beside = pulled(streams, StreamWeight(), penalty) - pulled(streams, StreamWeight())
+        torch.testing.assert_close(beside, alone)
+
+
 ALWAYS_PAYS = AdaptiveEntropy(target_entropy=1.0, initial=0.001)
 
 SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
@@ -821,6 +868,11 @@ SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
     ("steer", "clip_cov"): [few_of_the_rare],
     ("steer", "kl_cov"): [few_of_the_rare],
     ("steer", "stare"): [damped_and_boosted],
+    ("stream_weight", MASK): [counts_what_is_dropped],
+    ("stream_weight", "sequence_mean"): [out_of_proportion],
+    ("stream_weight", "block_mean"): [out_of_proportion],
+    ("stream_weight", "kl"): [one_penalty_for_both],
+    ("stream_weight", "entropy_bonus"): [one_penalty_for_both],
     ("wapo", MASK): [fixed],
     ("wapo", "kl"): [stronger_with_fewer_winners],
     ("wapo", "sign_weights"): [only_positive_acts],

@@ -66,7 +66,11 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
     )
     # in the middle of a rollout, with a sampler of its own
     packed = {"logprobs": logprobs + noise(0.3), "rollout_logprobs": logprobs + noise(0.3)}
-    marks = {"truncated": batch.sequence % 3 == 0, "block_ids": batch.position // 4 - 1}
+    marks = {
+        "truncated": batch.sequence % 3 == 0,
+        "branch": batch.sequence % 4 == 3,
+        "block_ids": batch.position // 4 - 1,
+    }
     moved = {name: values.reshape(-1)[batch.index] for name, values in packed.items()}
     return replace(batch, **moved, **{name: values.float() for name, values in marks.items()}), live
 
@@ -149,6 +153,7 @@ ACTS = {
     "sign_weights": ({}, {"damped"}),
     "stare": ({"variant": "C2", "target_entropy": 2.0}, {"boosted", "damped"}),
     "steer": ({"form": "linear"}, {"boosted", "damped"}),
+    "stream_weight": ({}, {"boosted"}),
     "token_mean": ({}, set()),
     "top_entropy": ({"denominator": "all"}, {"damped"}),
     "truncated_mask": ({}, {"dropped"}),

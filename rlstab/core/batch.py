@@ -23,10 +23,11 @@ SIGNALS: Mapping[str, str] = {
     "log_kept_mass": "log of the mass that a min-p filter keeps, nats",
     "sum_p_sq": "sum of the squared probabilities of the vocabulary",
     "truncated": "1 on the tokens of a response that was cut off at the limit of its length, else 0",
+    "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
-MARKS = ("truncated", "block_ids")
+MARKS = ("truncated", "branch", "block_ids")
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -96,6 +97,7 @@ class TokenBatch(SequenceArithmetic):
     log_kept_mass: Tensor | None = None
     sum_p_sq: Tensor | None = None
     truncated: Tensor | None = None
+    branch: Tensor | None = None
     block_ids: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     live_ratio: bool = False
@@ -143,6 +145,7 @@ class TokenBatch(SequenceArithmetic):
         log_kept_mass: Tensor | None = None,
         sum_p_sq: Tensor | None = None,
         truncated: Tensor | None = None,
+        branch: Tensor | None = None,
         block_ids: Tensor | None = None,
         extra: Mapping[str, Tensor] | None = None,
         sequence_ids: Tensor | None = None,
@@ -163,6 +166,7 @@ class TokenBatch(SequenceArithmetic):
             log_kept_mass: ``(B, T)``.
             sum_p_sq: ``(B, T)``.
             truncated: ``(B,)`` or ``(B, T)``, of any dtype.
+            branch: ``(B,)`` or ``(B, T)``, of any dtype.
             block_ids: ``(B, T)``, of any dtype.
             extra: further ``(B, T)`` signals by name, for your own methods.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
@@ -184,6 +188,7 @@ class TokenBatch(SequenceArithmetic):
             "log_kept_mass": log_kept_mass,
             "sum_p_sq": sum_p_sq,
             "truncated": truncated,
+            "branch": branch,
             "block_ids": block_ids,
             "sequence_ids": sequence_ids,
             "group_ids": group_ids,

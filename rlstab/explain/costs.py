@@ -25,6 +25,7 @@ COSTS = {
     "sum_p_sq": "one more reduction over the vocabulary",
     "rollout_logprobs": "free: the sampler has it",
     "truncated": "free: the sampler knows it",
+    "branch": "free: the sampler knows it",
     "block_ids": "yours to provide: the task knows its blocks",
     "ref_logprobs": "a second model in memory and one more forward per rollout",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rlstab.core.objective import TokenObjective
 from rlstab.stages.stage import Stage
@@ -16,14 +15,14 @@ class Preset:
 
     Attributes:
         objective: its loss.
-        estimator: advantage estimator, see :mod:`rlstab.stages.advantages`.
+        estimator: the stage that makes the advantages, with its defaults.
         about: what it is, one sentence.
         sources: ``method.setting`` to where the value comes from, for every setting of the objective and the stages.
         stages: what it does outside the loss, beside the estimator.
     """
 
     objective: TokenObjective
-    estimator: Literal["grpo", "dr_grpo", "rloo"]
+    estimator: str
     about: str
     sources: Mapping[str, str] = field(repr=False)
     stages: tuple[Stage, ...] = ()

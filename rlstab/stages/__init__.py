@@ -8,12 +8,23 @@ from rlstab.stages.stage import Stage
 #: The static table of what ships. A stage missing here does not exist for YAML.
 STAGES: Registry[Stage] = Registry(
     {
+        "blockwise": "rlstab.stages.blockwise:Blockwise",
+        "bnpo": "rlstab.stages.bnpo:BNPO",
+        "deep_grpo": "rlstab.stages.deep_grpo:DeepGRPO",
         "dr_grpo": "rlstab.stages.dr_grpo:DrGRPO",
+        "dynamic_sampling": "rlstab.stages.dynamic_sampling:DynamicSampling",
         "goldilocks": "rlstab.stages.goldilocks:Goldilocks",
         "goldilocks_teacher": "rlstab.stages.goldilocks_teacher:GoldilocksTeacher",
         "grpo": "rlstab.stages.grpo:GRPO",
         "in_order": "rlstab.stages.in_order:InOrder",
+        "laconic": "rlstab.stages.laconic:Laconic",
+        "max_rl": "rlstab.stages.max_rl:MaxRL",
+        "opo": "rlstab.stages.opo:OPO",
+        "opob": "rlstab.stages.opob:OPOB",
+        "opob_proxy": "rlstab.stages.opob_proxy:OPOBProxy",
+        "overlong": "rlstab.stages.overlong:Overlong",
         "paced": "rlstab.stages.paced:Paced",
+        "reinforce_pp": "rlstab.stages.reinforce_pp:ReinforcePP",
         "rloo": "rlstab.stages.rloo:RLOO",
         "uniform": "rlstab.stages.uniform:Uniform",
     },

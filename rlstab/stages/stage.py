@@ -135,7 +135,8 @@ class RolloutExpander(Stage):
     """Adds responses to a rollout, or drops some. A run has any number, asked in the order of the list.
 
     Attributes:
-        rounds: how often it is asked at most in one rollout, while it asks for more.
+        rounds: how often it is asked at most in one rollout, while it asks for more. Fresh prompts are sampled only
+            where a round is left: it sees all that it asked for.
     """
 
     kind = "rollouts"

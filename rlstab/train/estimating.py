@@ -14,6 +14,7 @@ from rlstab.train.making import checked, report
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy
 from rlstab.train.rollout import Rollout
+from rlstab.train.sequence_gradients import squared_gradients
 from rlstab.train.step import forward_signals
 
 
@@ -54,6 +55,8 @@ class Estimating:
             return rollout.responses.extra[name]
         if name == "logprobs":
             return self._logprobs(rollout)
+        if name == "squared_gradient":
+            return squared_gradients(self.policy, rollout.sequences, self.temperature)
         return rollout.signals[name].cpu()
 
     def _logprobs(self, rollout: Rollout) -> Tensor:

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlstab.errors import DataError, ModelError
 from rlstab.signals import TokenSignals, token_signals_from_logits
+from rlstab.tasks.task import Message, Prompt, in_words
 from rlstab.train.vocabulary_head import VocabularyHead, find_head
 
 #: Models that ship with the package.
@@ -119,7 +120,12 @@ class Policy:
             self.tokenizer.save_pretrained(folder)
 
     def encode(
-        self, prompts: list[str], max_new_tokens: int, *, chat: bool, given: Sequence[Sequence[int]] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        *,
+        chat: bool,
+        given: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """``(R, P)`` ids and mask, padded on the left; ``given`` tokens of the answers follow their prompts.
 
@@ -133,8 +139,8 @@ class Policy:
             if self.context_length is not None and len(tokens) + max_new_tokens > self.context_length:
                 raise DataError(
                     f"a prompt of {len(tokens)} tokens and {max_new_tokens} new ones exceed the model's context of "
-                    f"{self.context_length}: {prompt[:60]!r}... Lower rollout.max_new_tokens, shorten the prompts, or "
-                    f"take a model with a longer context."
+                    f"{self.context_length}: {in_words(prompt)[:60]!r}... Lower rollout.max_new_tokens, shorten the "
+                    f"prompts, or take a model with a longer context."
                 )
         if given is not None:  # they are tokens of the answer, for which there is room
             rows = [[*tokens, *more] for tokens, more in zip(rows, given, strict=True)]
@@ -152,17 +158,23 @@ class Policy:
         assert isinstance(text, str)  # a list of texts is the answer to a list of lists
         return text
 
-    def _tokens(self, prompt: str, chat: bool) -> list[int]:
+    def _tokens(self, prompt: Prompt, chat: bool) -> list[int]:
+        if not (chat or isinstance(prompt, str)):
+            raise DataError(
+                f"a prompt is a list of messages, which only a chat template can write as tokens: "
+                f"{in_words(prompt)[:60]!r}. Set rollout.chat to true."
+            )
         try:
             if chat:
-                turns = [{"role": "user", "content": prompt}]
+                messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+                turns = [{"role": one.role, "content": one.content} for one in messages]
                 return list(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
             return list(self.tokenizer(prompt)["input_ids"])
         except Exception as error:  # tokenizers raise a bare Exception for text outside their vocabulary
+            cure = "Set rollout.chat to false" if chat and isinstance(prompt, str) else "Change the prompts"
             raise DataError(
-                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {prompt[:60]!r}: "
-                f"{str(error).split('!')[0]}. {'Set rollout.chat to false' if chat else 'Change the prompts'}, or take "
-                f"another model."
+                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {in_words(prompt)[:60]!r}: "
+                f"{str(error).split('!')[0]}. {cure}, or take another model."
             ) from error
 
     def signals(

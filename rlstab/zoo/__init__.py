@@ -43,6 +43,7 @@ METHODS: Registry[TokenObjective] = Registry(
         "sign_weights": "rlstab.zoo.sign_weights:SignWeights",
         "stare": "rlstab.zoo.stare:STARE",
         "steer": "rlstab.zoo.steer:STEER",
+        "stream_weight": "rlstab.zoo.stream_weight:StreamWeight",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
         "truncated_mask": "rlstab.zoo.truncated_mask:TruncatedMask",

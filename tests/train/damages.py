@@ -255,7 +255,7 @@ def kinds() -> Iterator[Damage]:
         )
     yield Damage(
         "newest checkpoint: written by a later version",
-        sealed(lambda record: record.update(format=4)),
+        sealed(lambda record: record.update(format=checkpoint.FORMAT + 1)),
         REFUSE,
         "Resume it with the version",
     )

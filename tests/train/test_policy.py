@@ -14,8 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlstab.errors import DataError, ModelError
+from rlstab.config.runs import RolloutSettings
+from rlstab.errors import ConfigError, DataError, ModelError
+from rlstab.tasks import Countdown, Example, Message
 from rlstab.train.policy import SHIPPED, Policy, Sequences, load_policy, position_ids
+from rlstab.train.prompts import require_prompts
 from tests.tolerances import depth, rounding
 
 GIVE = (
@@ -258,6 +261,63 @@ def test_chat_wraps_the_prompt(folder):
     loaded = load_policy(folder(tokenizer_config={"chat_template": template}))
     wrapped, plain = loaded.encode(["12"], 4, chat=True)[0], loaded.encode(["=12>"], 4, chat=False)[0]
     assert wrapped.tolist() == plain.tolist()
+
+
+CHAT = (Message("system", "1"), Message("user", "2"))
+ROLES = (
+    "{% for one in messages %}{% if one['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ {'system': '*', 'user': '='}[one['role']] }}{{ one['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def test_messages_go_through_the_template_as_they_are(folder):
+    loaded = load_policy(folder(tokenizer_config={"chat_template": ROLES}))
+    chat, plain = loaded.encode([CHAT, "2"], 4, chat=True)[0], loaded.encode(["*1=2>", "=2>"], 4, chat=False)[0]
+    assert chat.tolist() == plain.tolist()
+
+
+def test_messages_without_chat(policy):
+    with pytest.raises(DataError) as caught:
+        policy.encode(["1", CHAT], 4, chat=False)
+    assert str(caught.value) == (
+        "a prompt is a list of messages, which only a chat template can write as tokens: 'system: 1\\nuser: 2'. Set "
+        "rollout.chat to true."
+    )
+
+
+class Chats(Countdown):
+    """Countdown whose training prompts are chats of digits that the shipped tokenizer knows."""
+
+    def __init__(self, *chat: Message) -> None:
+        self.chat = chat
+        super().__init__()
+
+    def example(self, split, index):
+        return Example.chat(self.chat, None) if split == "train" else super().example(split, index)
+
+
+def test_the_first_prompts_are_tried_at_the_start(folder, policy):
+    plain, chats = RolloutSettings(), RolloutSettings(chat=True)
+    require_prompts(policy, Countdown(), plain)
+    with pytest.raises(ConfigError) as config:
+        require_prompts(policy, Chats(*CHAT), plain)
+    assert str(config.value) == (
+        "the prompts of the task 'countdown' are lists of messages, which only a chat template can write as tokens. "
+        "Set rollout.chat to true, or make the prompts text and leave `system` out."
+    )
+    with pytest.raises(ModelError) as model:
+        require_prompts(policy, Chats(*CHAT), chats)
+    assert str(model.value) == (
+        f"rollout.chat is true, and the tokenizer of '{SHIPPED['countdown-tiny']}' has no chat template. Take a model "
+        "that was trained on chats, or make the prompts text and set rollout.chat to false."
+    )
+    with_template = load_policy(folder(tokenizer_config={"chat_template": ROLES}))
+    require_prompts(with_template, Chats(*CHAT), chats)
+    with pytest.raises(DataError, match=r"cannot encode the prompt 'tool: 3': no tools\. Change the prompts, or take"):
+        require_prompts(with_template, Chats(Message("tool", "3")), chats)
+    with pytest.raises(DataError, match="exceed the model's context"):
+        require_prompts(policy, Countdown(), RolloutSettings(max_new_tokens=128))
 
 
 # signals

@@ -140,11 +140,15 @@ def test_a_state_with_tensors_survives() -> None:
     tensors: dict[str, torch.Tensor] = {}
     places: list[list[str]] = []
     state = {"a": {"gate": True, "w/x": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1, "m": {"tensor": "state/0"}}
-    plain = json.loads(json.dumps(checkpoint._without_tensors(state, (), places, tensors)))
-    record = {"rollout": 1, "optimizer_steps": 1, "objective": "", "state": plain, "tensors": places}
-    back = dict(checkpoint._checkpoint(record, tensors).state)
-    assert torch.equal(back["a"].pop("w/x"), state["a"].pop("w/x"))  # type: ignore[attr-defined]
-    assert back == state
+    plain = json.loads(
+        json.dumps(checkpoint._without_tensors(dict.fromkeys(("state", "standing"), state), (), places, tensors))
+    )
+    record = {"format": 4, "rollout": 1, "optimizer_steps": 1, "objective": "", **plain, "tensors": places}
+    found = checkpoint._checkpoint(record, tensors)
+    tensor = state["a"].pop("w/x")  # type: ignore[attr-defined]
+    for back in (dict(found.state), dict(found.standing or {})):
+        assert torch.equal(back["a"].pop("w/x"), tensor)
+        assert back == state
 
 
 def as_before(out: Path, *names: str) -> None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rlstab.cli import main
 from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
-from rlstab.train import checkpoint, durable, loop
+from rlstab.train import checkpoint, durable, loop, making
 from rlstab.train.journal import cut_after, line, read
 from rlstab.train.manifest import Manifest, clear
 from rlstab.train.run_folder import RunFolder
@@ -226,7 +226,7 @@ def test_records_are_cut_only_when_there_is_a_new_one(tmp_path: Path, monkeypatc
         raise DataError("no prompt")
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "sample", fails)
+        patched.setattr(making, "sample", fails)
         with pytest.raises(DataError):
             go(small(out), resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
@@ -339,7 +339,7 @@ def test_an_overwrite_that_fails_later_says_where_the_run_is(tmp_path: Path, mon
     out = tmp_path / "run"
     go(small(out, optimisation__rollouts=2))
     before = left(out)
-    sample, calls = loop.sample, []
+    sample, calls = making.sample, []
 
     def fails(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -347,7 +347,7 @@ def test_an_overwrite_that_fails_later_says_where_the_run_is(tmp_path: Path, mon
             raise DataError("no prompt")
         return sample(*arguments, **options)
 
-    monkeypatch.setattr(loop, "sample", fails)
+    monkeypatch.setattr(making, "sample", fails)
     with pytest.raises(DataError) as caught:
         go(small(out, seed=1), overwrite=True)
     (aside,) = out.glob(".replaced-*")

@@ -1,0 +1,18 @@
+"""Settings of each stage at which it has something to do on the rollouts of the laws; each stage has some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.in_order import InOrder
+from rlstab.stages.rloo import RLOO
+from rlstab.stages.stage import Stage
+
+STAGE_EXAMPLES: Mapping[str, tuple[Stage, ...]] = {
+    "dr_grpo": (DrGRPO(),),
+    "grpo": (GRPO(), GRPO(std=False), GRPO(epsilon=1e-6, ddof=0)),
+    "in_order": (InOrder(), InOrder(shuffle=False)),
+    "rloo": (RLOO(),),
+}
