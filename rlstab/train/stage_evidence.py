@@ -33,9 +33,9 @@ def require_evidence(pipeline: Pipeline) -> None:
     for one in pipeline:
         given = given_to(one)
         for name in sorted(one.needs - given):
-            when = (
-                "is known only when a rollout is learnt, and only an advantage estimator can read it"
+            why = (
+                "is known only when a rollout is learnt, and only an advantage estimator can read it. Remove the stage."
                 if name in LEARNING
                 else f"the trainer does not have. {did_you_mean(name, given)}"
             )
-            raise MissingSignal(f"the stage '{one.name}' reads '{name}', which {when.rstrip('.')}. Remove the stage.")
+            raise MissingSignal(f"the stage '{one.name}' reads '{name}', which {why}")

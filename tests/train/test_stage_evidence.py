@@ -25,19 +25,19 @@ def test_every_stage_that_ships_gets_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("read", "says"),
     [
         ("rollout_logprob", "which the trainer does not have. Did you mean 'rollout_logprobs'?"),
         ("squared_gradient", "which is known only when a rollout is learnt, and only an advantage estimator can read"),
     ],
 )
-def test_what_is_not_there_is_told_before_anything_runs(name: str, says: str) -> None:
+def test_what_is_not_there_is_told_before_anything_runs(read: str, says: str) -> None:
     @dataclass(frozen=True)
     class Reads(RewardShaper):
         """Read something."""
 
         name: ClassVar[str] = "reads"
-        needs = frozenset({name})
+        needs = frozenset({read})
 
         def shape(self, responses: Any, stat: Any, state: Any) -> Tensor:
             return torch.zeros(len(responses))
