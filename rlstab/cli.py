@@ -129,12 +129,12 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 def _train(options: argparse.Namespace) -> int:
     from rlstab.config import load_run
-    from rlstab.config.sizes import require_sizes
+    from rlstab.config.usable import require_usable
 
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
-    require_sizes(run)
+    require_usable(run)
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
     from rlstab.train.stopping import Stopped
@@ -153,7 +153,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlstab.config.sizes import require_sizes
+    from rlstab.config.usable import require_usable
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
@@ -162,7 +162,7 @@ def _check(options: argparse.Namespace) -> int:
     with no_fit_warnings():
         _, run = read(options.file, _overrides(options.set))
         if run is not None:
-            require_sizes(run)
+            require_usable(run)
             require_settings(run.task)
         check(options.file, _overrides(options.set))
     return 0

@@ -247,6 +247,9 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
         (["train", "good.yaml", "--set", "evaluation.samples=100000000000"],
          "ConfigError: evaluation.prompts x evaluation.samples = 256 x 100000000000 responses at once; at most "
          "10000000 are allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "rollout.stop=''"],
+         "ConfigError: rollout.stop: an empty text is in every response, so each would end after its first token. "
+         "Write null for no stop text.\n"),
         (["check", "task.yaml"],
          "ConfigError: task: `answer_pattern` is not a valid regular expression: '(' (missing ), unterminated "
          "subpattern at position 0). For example, `#### (.+)` takes what follows the last `####`.\n"),
