@@ -1,16 +1,20 @@
-"""The command line: ``rlstab train | check | explain | bench | report | view | schema | list | cards``."""
+# PYTHON_ARGCOMPLETE_OK
+"""The command line: ``rlstab train | check | explain | bench | report | view | runs | schema | list | cards``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.visible import visible
 
@@ -22,7 +26,10 @@ _OUT_OF_MEMORY = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
+        complete(parser)
+    options = parser.parse_args(arguments)
     try:
         return int(options.command(options) or 0)
     except RlstabError as error:
@@ -39,8 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + int(getattr(stop, "number", signal.SIGINT))
 
 
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell by argcomplete, where it is installed."""
+    with suppress(ImportError):
+        importlib.import_module("argcomplete").autocomplete(parser)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
+    parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a policy as a YAML file says")
@@ -103,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not each bench's own baseline")
     report.set_defaults(command=_report)
 
+    runs = commands.add_parser("runs", help="list runs: what ran, how far it is, the best that it reached")
+    runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
+    runs.set_defaults(command=_runs)
+
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
 
@@ -132,12 +150,12 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 def _train(options: argparse.Namespace) -> int:
     from rlstab.config import load_run
-    from rlstab.config.sizes import require_sizes
+    from rlstab.config.usable import require_usable
 
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
-    require_sizes(run)
+    require_usable(run)
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
     from rlstab.train.stopping import Stopped
@@ -156,7 +174,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlstab.config.sizes import require_sizes
+    from rlstab.config.usable import require_usable
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
@@ -165,7 +183,7 @@ def _check(options: argparse.Namespace) -> int:
     with no_fit_warnings():
         _, run = read(options.file, _overrides(options.set))
         if run is not None:
-            require_sizes(run)
+            require_usable(run)
             require_settings(run.task)
         check(options.file, _overrides(options.set))
     return 0
@@ -248,6 +266,14 @@ def _schema(options: argparse.Namespace) -> int:
             raise ConfigError(f"{options.out}: cannot be written: {reason}. Give --out another file.") from error
     else:
         sys.stdout.write(text)
+    return 0
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from rlstab.console import Terminal
+    from rlstab.report.listing import listing
+
+    Terminal().print(listing(options.paths or ["runs"]))
     return 0
 
 

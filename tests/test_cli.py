@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -247,6 +249,9 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
         (["train", "good.yaml", "--set", "evaluation.samples=100000000000"],
          "ConfigError: evaluation.prompts x evaluation.samples = 256 x 100000000000 responses at once; at most "
          "10000000 are allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "rollout.stop=''"],
+         "ConfigError: rollout.stop: an empty text is in every response, so each would end after its first token. "
+         "Write null for no stop text.\n"),
         (["check", "task.yaml"],
          "ConfigError: task: `answer_pattern` is not a valid regular expression: '(' (missing ), unterminated "
          "subpattern at position 0). For example, `#### (.+)` takes what follows the last `####`.\n"),
@@ -404,3 +409,27 @@ def test_python_without_docstrings_says_the_same(tmp_path):
     assert pages[0] == pages[1]
     assert len(re.findall(r"(?m)^(explain|check|list|cards) ?.* 0$", printed[1])) == 4
     assert "act in opposite directions" in printed[1]
+
+
+@pytest.mark.parametrize("command", [["-m", "rlstab"], ["-m", "rlstab.cli"]])
+def test_the_version_is_told_by_every_way_in(command):
+    ran = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"rlstab {rlstab.__version__}\n"
+
+
+def test_the_shell_is_answered_where_argcomplete_is_there(tmp_path):
+    """By a stand-in that prints the commands; without it nothing happens."""
+    asked = {**os.environ, "_ARGCOMPLETE": "1", "PYTHONPATH": f"{tmp_path}:{FOLDER.parent}"}
+    command = [sys.executable, "-m", "rlstab", "--version"]
+    if importlib.util.find_spec("argcomplete") is None:
+        assert subprocess.run(command, capture_output=True, text=True, check=True, env=asked).stdout.startswith(
+            "rlstab "
+        )
+    (tmp_path / "argcomplete.py").write_text(
+        "import os\n"
+        "def autocomplete(parser):\n"
+        "    print(*parser._subparsers._group_actions[0].choices, flush=True)\n"
+        "    os._exit(0)\n"
+    )
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=asked)
+    assert {"train", "check", "runs", "report"} <= set(ran.stdout.split())

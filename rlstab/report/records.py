@@ -46,11 +46,36 @@ def load_runs(*paths: str | Path) -> Loaded:
     Raises:
         ReportError: a path does not exist, or nothing usable is there at all.
     """
+    planned: dict[str, tuple[int, int]] = {}
+    sources: dict[RunRecord, str] = {}
+    found, left_out = _read(paths, planned, sources)
+    runs, doubles = _without_doubles(found, sources)
+    behind = [
+        f"{name}: {lacking} of the {counted(total, 'run')} that its bench.yaml names "
+        f"{'has' if lacking == 1 else 'have'} not begun."
+        for name, (lacking, total) in planned.items()
+    ]
+    lacking = sum(one for one, _ in planned.values())
+    return Loaded(runs, [*left_out, *doubles], [*behind, *_notes(runs)], lacking)
+
+
+def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
+    """Every run under some paths as it lies there, by path and under its own name, and what is left out.
+
+    Raises:
+        ReportError: see :func:`load_runs`.
+    """
+    found, left_out = _read(paths, {}, {})
+    return sorted({one.path: one for one in found}.values(), key=lambda one: _natural(one.path)), left_out
+
+
+def _read(
+    paths: Sequence[str | Path], planned: dict[str, tuple[int, int]], sources: dict[RunRecord, str]
+) -> tuple[list[RunRecord], list[LeftOut]]:
+    """What is there; ``planned`` is as in :func:`_walk`, ``sources`` takes the path under which a run was found."""
     if not paths:
         raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
     found: list[RunRecord | LeftOut] = []
-    sources: dict[RunRecord, str] = {}
-    planned: dict[str, tuple[int, int]] = {}
     for path in [Path(one) for one in paths]:
         before = len(found)
         if path.is_dir():
@@ -61,18 +86,12 @@ def load_runs(*paths: str | Path) -> Loaded:
         else:
             raise ReportError(f"{path}: no such file or folder. Give bench folders, run folders or results files.")
         sources |= {one: str(path) for one in found[before:] if isinstance(one, RunRecord)}
+    runs = [one for one in found if isinstance(one, RunRecord)]
     left_out = [one for one in found if isinstance(one, LeftOut)]
-    runs, doubles = _without_doubles([one for one in found if isinstance(one, RunRecord)], sources)
-    left_out += doubles
     if not runs:
         reasons = "\n".join(f"  {one.path}: {one.why}" for one in left_out)
         raise ReportError(f"no usable run.\n{reasons}\nGive folders written by `rlstab train` or `rlstab bench`.")
-    behind = [
-        f"{name}: {lacking} of the {counted(total, 'run')} that its bench.yaml names "
-        f"{'has' if lacking == 1 else 'have'} not begun."
-        for name, (lacking, total) in planned.items()
-    ]
-    return Loaded(runs, left_out, [*behind, *_notes(runs)], sum(lacking for lacking, _ in planned.values()))
+    return runs, left_out
 
 
 def _walk(

@@ -555,6 +555,8 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
     assert process.returncode == 128 + signal.SIGTERM
     (newest,) = checkpoint.checkpoints(out / "checkpoints")[-1:]
     done = checkpoint.number(newest)
+    *progress, said = said.splitlines(keepends=True)
+    assert [one for one in progress if not one.startswith("rollout ")] == []
     assert said == (
         f"stopped by SIGTERM after rollout {done} of 100000; the checkpoint is {newest}. Continue with: rlstab train "
         f"{long} --resume\n"

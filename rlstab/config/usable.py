@@ -1,4 +1,4 @@
-"""Numbers of a run that no machine can hold, found before anything is loaded."""
+"""Settings that are valid each for itself and cannot make a run, found before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlstab.errors import ConfigError
 MOST_RESPONSES = 10_000_000
 
 
-def require_sizes(run: RunConfig) -> None:
-    """Refuse what would end in a MemoryError, or fill the memory until the system ends something.
+def require_usable(run: RunConfig) -> None:
+    """Refuse what would fill the memory until the system ends something, and responses that cannot begin.
 
     Raises:
-        ConfigError: a rollout or an evaluation has more responses than MOST_RESPONSES.
+        ConfigError: a rollout or an evaluation has more responses than MOST_RESPONSES, or the stop text is empty.
     """
     pairs = {"rollout": ("group", run.rollout.prompts, run.rollout.group)}
     if run.evaluation.every:
@@ -24,3 +24,8 @@ def require_sizes(run: RunConfig) -> None:
                 f"{part}.prompts x {part}.{name} = {prompts} x {each} responses at once; at most {MOST_RESPONSES} are "
                 f"allowed. Lower one of them."
             )
+    if run.rollout.stop == "":
+        raise ConfigError(
+            "rollout.stop: an empty text is in every response, so each would end after its first token. Write null for "
+            "no stop text."
+        )
