@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from rlstab.stages.deep_grpo import DeepGRPO
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.dynamic_sampling import DynamicSampling
+from rlstab.stages.goldilocks import Goldilocks
+from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
+from rlstab.stages.paced import Paced
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import Stage
+from rlstab.stages.uniform import Uniform
 
 STAGE_EXAMPLES: Mapping[str, tuple[Stage, ...]] = {
     "deep_grpo": (
@@ -19,7 +23,14 @@ STAGE_EXAMPLES: Mapping[str, tuple[Stage, ...]] = {
     ),
     "dr_grpo": (DrGRPO(),),
     "dynamic_sampling": (DynamicSampling(), DynamicSampling(max_refills=0), DynamicSampling(rewards="raw")),
+    "goldilocks": (Goldilocks(pool=24), Goldilocks(pool=9, discount=1.0, random_share=0.0)),
+    "goldilocks_teacher": (
+        GoldilocksTeacher(pool=24, candidates=3, window=8),
+        GoldilocksTeacher(candidates=2, random_share=0.0),
+    ),
     "grpo": (GRPO(), GRPO(std=False), GRPO(epsilon=1e-6, ddof=0)),
     "in_order": (InOrder(), InOrder(shuffle=False)),
+    "paced": (Paced(pool=24), Paced(pool=9, target=0.25, discount=0.0)),
     "rloo": (RLOO(),),
+    "uniform": (Uniform(), Uniform(pool=9)),
 }
