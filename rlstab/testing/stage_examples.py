@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlstab.stages.blockwise import Blockwise
+from rlstab.stages.bnpo import BNPO
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
+from rlstab.stages.max_rl import MaxRL
+from rlstab.stages.opo import OPO
+from rlstab.stages.opob import OPOB
+from rlstab.stages.opob_proxy import OPOBProxy
+from rlstab.stages.reinforce_pp import ReinforcePP
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import Stage
 
 STAGE_EXAMPLES: Mapping[str, tuple[Stage, ...]] = {
+    "blockwise": (Blockwise(), Blockwise(shrink=2.0)),
+    "bnpo": (BNPO(), BNPO(low=-1.0, high=2.0)),
     "dr_grpo": (DrGRPO(),),
     "grpo": (GRPO(), GRPO(std=False), GRPO(epsilon=1e-6, ddof=0)),
     "in_order": (InOrder(), InOrder(shuffle=False)),
+    "max_rl": (MaxRL(),),
+    "opo": (OPO(),),
+    "opob": (OPOB(), OPOB(norm_by_std=False)),
+    "opob_proxy": (OPOBProxy(), OPOBProxy(norm_by_std=False)),
+    "reinforce_pp": (ReinforcePP(), ReinforcePP(baseline=True)),
     "rloo": (RLOO(),),
 }
