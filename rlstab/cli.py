@@ -14,6 +14,11 @@ from pathlib import Path
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.visible import visible
 
+_OUT_OF_MEMORY = (
+    "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
+    "optimisation.micro_batch_size, evaluation.prompts."
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
@@ -23,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     except RlstabError as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(_OUT_OF_MEMORY.format(error=str(error) or "no more can be had"), file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
@@ -98,8 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
 
-    cards = commands.add_parser("cards", help="write a page and a picture of each method, a gallery, a map, an index")
-    cards.add_argument("--out", default="docs/methods", help="folder of the pages (docs/methods)")
+    cards = commands.add_parser(
+        "cards", help="write a page of each method and stage, pictures, a gallery, a map, indexes"
+    )
+    cards.add_argument("--out", default="docs/methods", help="folder of the methods (docs/methods)")
+    cards.add_argument("--stages", help="folder of the stages (stages, beside the folder of the methods)")
     cards.add_argument("--check", action="store_true", help="write nothing; fail if a page or picture is stale")
     cards.set_defaults(command=_cards)
     return parser
@@ -121,10 +132,12 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 def _train(options: argparse.Namespace) -> int:
     from rlstab.config import load_run
+    from rlstab.config.sizes import require_sizes
 
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
+    require_sizes(run)
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
     from rlstab.train.stopping import Stopped
@@ -143,10 +156,17 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from rlstab.config.sizes import require_sizes
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
+    from rlstab.explain.table import read
+    from rlstab.tasks.from_settings import require_settings
 
     with no_fit_warnings():
+        _, run = read(options.file, _overrides(options.set))
+        if run is not None:
+            require_sizes(run)
+            require_settings(run.task)
         check(options.file, _overrides(options.set))
     return 0
 
@@ -173,7 +193,7 @@ def _explain(options: argparse.Namespace) -> int:
 
     with no_fit_warnings():
         if options.preset is not None:
-            explain_preset(options.preset, markdown=options.markdown)
+            explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
         elif Path(options.file).exists() and is_bench(options.file):
             show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
         else:
@@ -243,13 +263,20 @@ def _cards(options: argparse.Namespace) -> int:
     from rlstab.atlas import written
     from rlstab.explain.card_sections import CardError
 
-    if options.check:
-        found = written.stale(options.out)
-        if found:
-            listed = "".join(f"  {line}\n" for line in found)
-            raise CardError(f"{options.out} is stale.\n{listed}Run: rlstab cards --out {options.out}")
-    else:
-        written.write(options.out)
+    methods = Path(options.out)
+    stages = Path(options.stages) if options.stages else methods.parent / "stages"
+    seen_from_stages = Path(os.path.relpath(methods, stages)).as_posix()
+    folders = {methods: written.files(), stages: written.stage_files(seen_from_stages)}
+    if not options.check:
+        for folder, wanted in folders.items():
+            written.write(folder, wanted)
+        return 0
+    found = {folder: lines for folder, wanted in folders.items() if (lines := written.stale(folder, wanted))}
+    if found:
+        stale = f"{' and '.join(map(str, found))} {'is' if len(found) == 1 else 'are'} stale."
+        listed = "".join(f"  {line}\n" for lines in found.values() for line in lines)
+        again = f" --stages {stages}" if options.stages else ""
+        raise CardError(f"{stale}\n{listed}Run: rlstab cards --out {options.out}{again}")
     return 0
 
 

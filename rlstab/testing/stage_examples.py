@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from rlstab.stages.blockwise import Blockwise
 from rlstab.stages.bnpo import BNPO
+from rlstab.stages.deep_grpo import DeepGRPO
 from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.dynamic_sampling import DynamicSampling
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
 from rlstab.stages.max_rl import MaxRL
@@ -20,7 +22,12 @@ from rlstab.stages.stage import Stage
 STAGE_EXAMPLES: Mapping[str, tuple[Stage, ...]] = {
     "blockwise": (Blockwise(), Blockwise(shrink=2.0)),
     "bnpo": (BNPO(), BNPO(low=-1.0, high=2.0)),
+    "deep_grpo": (
+        DeepGRPO(),
+        DeepGRPO(branches=3, gamma=0.5, threshold=0.5, groups="failed", max_parents=1, window=4, warmup=0),
+    ),
     "dr_grpo": (DrGRPO(),),
+    "dynamic_sampling": (DynamicSampling(), DynamicSampling(max_refills=0), DynamicSampling(rewards="raw")),
     "grpo": (GRPO(), GRPO(std=False), GRPO(epsilon=1e-6, ddof=0)),
     "in_order": (InOrder(), InOrder(shuffle=False)),
     "max_rl": (MaxRL(),),
