@@ -77,8 +77,8 @@ class OPOB(AdvantageEstimator):
         - ``grpo`` with ``ddof=0``, but for its epsilon, where all w_i n_i of a group are equal.
         - A group of one response, or of equal rewards, has the advantage 0.
         - Price: a forward and a backward for each response, one at a time. On the countdown model, for 16 prompts with
-          8 answers each, that is 14 optimizer steps, and 6 where only groups whose rewards differ are measured, which
-          are all that an optimizer step runs through (``python -m benchmarks opob_variance``). Larger models fill the
+          8 answers each, that is 14 optimizer steps, or 6 where only groups whose rewards differ are measured, as the
+          trainer does and the optimizer step too (``python -m benchmarks opob_variance``). Larger models fill the
           processor with one response, so there it should be fewer; that was not measured.
         - Gain: there, with a sampler four optimizer steps old, the variance of the gradient of a group is 0.51 times
           that under ``dr_grpo`` (95 % interval 0.39 to 0.67, five seeds), and 0.47 times (0.33 to 0.66) at gradients of
