@@ -104,6 +104,9 @@ class ReinforcePP(AdvantageEstimator):
     """
 
     name: ClassVar[str] = "reinforce_pp"
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "even group": "a group of equal rewards is compared with the rest of the rollout, and the mean is taken off it"
+    }
 
     baseline: bool = False
     epsilon: Annotated[float, Range(gt=0)] = 1e-8

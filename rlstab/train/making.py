@@ -403,6 +403,9 @@ class Maker:
         there = rows.to(device)
         sequences, responses = whole.sequences.rows(there), whole.responses.select(rows)
         length = sequences.response_ids.shape[1]
+        if self.blocks:  # the longest response may have been dropped
+            extra = {**responses.extra, "block_ids": responses.evidence("block_ids")[:, :length]}
+            responses = replace(responses, extra=extra)
         signals = {name: values[there][:, :length] for name, values in whole.signals.items()}
         needs = self.run.composition.needs
         if "truncated" in needs:
