@@ -327,7 +327,11 @@ def main() -> None:
         policy, stale = trained(seed, options.updates, options.staleness)
         found[seed], measured = measure(policy, stale, seed, options)
         largest.append(float(measured.weights.max()))
-        proxy = logit_squares(measured.now["logprobs"], measured.now["sum_p_sq"])
+        proxy = torch.where(
+            measured.drawn.sequences.response_mask,
+            logit_squares(measured.now["logprobs"], measured.now["sum_p_sq"]),
+            0.0,
+        ).sum(-1)
         logs.append(float(stats.pearsonr(measured.norms.log(), proxy.log())[0]))
         pairs = zip(measured.norms.split(options.responses), proxy.split(options.responses), strict=True)
         ranks.append(statistics.fmean(float(stats.spearmanr(*pair)[0]) for pair in pairs))

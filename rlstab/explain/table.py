@@ -20,7 +20,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.explain.costs import COSTS
-from rlstab.explain.idle import idle_in_run, unsafe
+from rlstab.explain.idle import idle_in_run, repeated, unsafe
 from rlstab.explain.interactions import interactions
 
 
@@ -79,7 +79,7 @@ def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
-    return of_run + unmet(objective) + [text.replace("`", "") for text in pulling]
+    return of_run + repeated(objective) + unmet(objective) + [text.replace("`", "") for text in pulling]
 
 
 def _effect(method: TokenObjective) -> str:

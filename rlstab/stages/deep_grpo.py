@@ -59,7 +59,7 @@ class DeepGRPO(RolloutExpander):
         - ``branches`` (K): int in [1, inf), default 8. The paper, and its code.
         - ``gamma``: float in [0, inf), default 2.0. Its code's configuration; the class there has 0.1. The larger, the
           deeper the pivots.
-        - ``threshold`` (r0): float in (-inf, inf), default 0.0. Its code. Set it where the scorer pays for the form of
+        - ``threshold`` (r0): float, default 0.0. Its code. Set it where the scorer pays for the form of
           a wrong answer.
         - ``groups``: 'all' | 'failed', default 'all'. Which groups branch: every one that has a failed answer, as in
           its code, or only those in which every answer failed, which have no advantage otherwise.

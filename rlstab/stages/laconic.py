@@ -43,25 +43,25 @@ class Laconic(RewardShaper):
         - ``ended`` (S,): False where the answer was cut off.
 
     Gives:
-        (S,) numbers in [-(most + cut), 0], to be added to the rewards.
+        - (S,) numbers in [-(most + cut), 0], to be added to the rewards.
 
     Parameters:
-        - ``budget`` (B): float above 0, no default: tokens. 1500 (R1-Distill-Qwen-1.5B), 2000 (DeepScaleR-1.5B) and
+        - ``budget`` (B): float in (0, inf), required. Tokens: 1500 (R1-Distill-Qwen-1.5B), 2000 (DeepScaleR-1.5B) and
           2500 (Qwen3-32B) in the published recipes.
-        - ``step`` (eta): float of at least 0, default 0.002. What the multiplier gains in a rollout whose mean length
-          is twice the budget. Recipe for R1-Distill-Qwen-1.5B. From 0 to the ceiling takes 50 such rollouts; a short
-          run needs a larger step.
-        - ``floor``: float of at least 0, default 0.0. Where the multiplier begins and what it never falls below; same
+        - ``step`` (eta): float in [0, inf), default 0.002. What the multiplier gains in a rollout whose mean length is
+          twice the budget. Recipe for R1-Distill-Qwen-1.5B. From 0 to the ceiling takes 50 such rollouts; a short run
+          needs a larger step.
+        - ``floor``: float in [0, inf), default 0.0. Where the multiplier begins and what it never falls below; same
           recipe.
-        - ``ceiling`` (Lambda): float of at least ``floor``, default 0.1, same recipe.
-        - ``most``: float of at least 0, default 0.4. What an answer can lose for its length; same recipe.
-        - ``cut``: float of at least 0, default 0.1. What an answer loses beside for being cut off; same recipe.
-
-        Keep ``most`` + ``cut`` below what a right answer earns beyond a wrong one, so that a long right answer stays
-        ahead of a short wrong one.
+        - ``ceiling`` (Lambda): float in [0, inf), default 0.1. At least ``floor``; same recipe.
+        - ``most``: float in [0, inf), default 0.4. What an answer can lose for its length; same recipe. Keep ``most`` +
+          ``cut`` below what a right answer earns beyond a wrong one, so that a long right answer stays ahead of a short
+          wrong one.
+        - ``cut``: float in [0, inf), default 0.1. What an answer loses beside for being cut off; same recipe.
 
     State:
-        ``multiplier``: a number, ``floor`` at first. Changes after each rollout with responses, dropped ones included.
+        - ``multiplier``: a number, ``floor`` at first. Changes after each rollout with responses, dropped ones
+          included.
 
     Deviations:
         - From the paper: none known.

@@ -39,13 +39,13 @@ class Overlong(RewardShaper):
         - ``limit``, tokens: ``rollout.max_new_tokens``.
 
     Gives:
-        (S,) numbers in [-penalty, 0], to be added to the rewards.
+        - (S,) numbers in [-penalty, 0], to be added to the rewards.
 
     Parameters:
-        - ``buffer`` (L_cache): int of at least 1 and at most ``limit``, no default. Tokens before the limit over which
-          the penalty grows. The paper has 4,096 of 20,480, a fifth.
-        - ``penalty``: float of at least 0, default 1.0. What an answer of the full length loses. Paper; its code calls
-          it the penalty factor.
+        - ``buffer`` (L_cache): int in [1, inf), required. Tokens before the limit over which the penalty grows, at most
+          ``limit``. The paper has 4,096 of 20,480, a fifth.
+        - ``penalty``: float in [0, inf), default 1.0. What an answer of the full length loses. Paper; its code calls it
+          the penalty factor.
 
     State:
         none

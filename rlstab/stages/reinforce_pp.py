@@ -104,6 +104,9 @@ class ReinforcePP(AdvantageEstimator):
     """
 
     name: ClassVar[str] = "reinforce_pp"
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "even group": "it compares with the whole rollout, so equal answers to a prompt have something to compare with."
+    }
 
     baseline: bool = False
     epsilon: Annotated[float, Range(gt=0)] = 1e-8

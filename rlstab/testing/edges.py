@@ -167,7 +167,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     for place, row in enumerate(step.sequence.tolist()):
         rows.setdefault(row, []).append(place)
     if draw.random() < 0.6 or every:
-        _twins(draw, columns, rows)
+        _twins(draw, columns, rows, share=0.9 if every else 0.75)
     far = 6.9 if edges else 0.9
     for place in range(len(step)):
         if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
@@ -179,6 +179,9 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
                 one = draw.choice(edges)
                 for place in places:
                     one.put(columns, place)
+    if every:  # the ratio of the first token of each response
+        for places in rows.values():
+            Edge(*_PAIRS[0], 0.0).put(columns, places[0])
     pulling = [place for place in range(len(step)) if values["advantages"][place] != 0]
     for place, one in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
         if every:
@@ -197,7 +200,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     return replace(step, evidence=back(values), live=back(live), group_ids=group_ids)
 
 
-def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]]) -> None:
+def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], share: float) -> None:
     """Most tokens become copies of a few, in whatever they are compared by; some miss that by a ten-thousandth."""
     count = len(columns["live"])
     models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
@@ -209,7 +212,7 @@ def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]]) ->
             for place in places:
                 columns["advantages"][place] = advantage
     for place in range(count):
-        if draw.random() < 0.75:
+        if draw.random() < share:
             model, also_live, near = draw.randrange(len(models)), draw.random() < 0.5, draw.random() < 0.2
             factor = 1 + 1e-4 * draw.choice([-1, 1]) if near else 1.0
             for name, one in columns.items():
@@ -233,5 +236,5 @@ def stretched(step: Step) -> Step:
     for name in ("entropies", "sum_p_sq"):
         found[name] = found[name] * 10
     for name in ("logprobs", "old_logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass"):
-        found[name] = found[name] * 20
+        found[name] = found[name] * 10
     return replace(step, evidence=found)

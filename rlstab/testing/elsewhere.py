@@ -1,7 +1,8 @@
 """Another process, in which a method has not run yet: other hash seed, other rank in the environment, a later clock.
 
-One server is started for all checks of a Python process. It imports the modules of methods and never runs one; every
-question is answered by a fork of it, so that nothing is left of the last one.
+Two servers are started for all checks of a Python process; two, for another hash seed may order a small set alike. They
+import the modules of methods and never run one; every question is answered by a fork, so that nothing is left of the
+last one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from rlstab.testing.watch import Shared
 
 #: Seconds that an answer may take, the start of the server among them.
 TIMEOUT = 60.0
+#: How many servers there are.
+SERVERS = 2
 #: Seconds by which the clocks of the other process are ahead: a hundred days.
 LATER = 100 * 86400.0
 #: What tells a process which one of several it is; the other process is another one.
@@ -71,8 +74,8 @@ class Sent:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return cls(f"{error}. Define the class at the top of a module", files)
 
-    def run(self, steps: Sequence[Step]) -> list[Outcome]:
-        """What these optimizer steps in a row give there, from the initial state.
+    def run(self, steps: Sequence[Step], which: int = 0) -> list[Outcome]:
+        """What these optimizer steps in a row give there, from the initial state; ``which`` of the servers answers.
 
         Raises:
             Unreachable: the method cannot be sent.
@@ -83,7 +86,7 @@ class Sent:
         if isinstance(self.pickled, str):
             raise Unreachable(self.pickled)
         path = [place or str(Path.cwd()) for place in sys.path]
-        kind, answer = start().ask((path, dict(self.modules), self.pickled, pickle.dumps(list(steps))))
+        kind, answer = start(which % SERVERS).ask((path, dict(self.modules), self.pickled, pickle.dumps(list(steps))))
         if kind == "unreachable":
             raise Unreachable(answer)
         if kind == "broken":
@@ -107,10 +110,10 @@ def run_on(method: TokenObjective, steps: Sequence[Step]) -> list[Outcome]:
 
 
 class _Server:
-    def __init__(self) -> None:
+    def __init__(self, which: int) -> None:
         self.owner = os.getpid()
         here, there = os.pipe(), os.pipe()
-        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+        seed = [one for one in ("1", "2", "3") if one != os.environ.get("PYTHONHASHSEED")][which]
         code = f"import sys; sys.path[:0] = {sys.path!r}; from rlstab.testing import elsewhere; "
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{code}elsewhere.serve({there[0]}, {here[1]})"],
@@ -146,15 +149,15 @@ class _Server:
 
 
 @cache
-def start() -> _Server:
-    """The server, started at the first call; it takes seconds until it answers, and nobody waits for it before.
+def start(which: int) -> _Server:
+    """One of the servers, started at the first call; it takes seconds until it answers, and nobody waits before.
 
     Raises:
         Unreachable: this platform has none.
     """
     if not (hasattr(os, "fork") and sys.platform != "darwin" and sys.executable):
         raise Unreachable("processes of this platform cannot be forked safely; check it on Linux")
-    server = _Server()
+    server = _Server(which)
     atexit.register(server.close)
     os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process gets one of its own
     return server

@@ -61,11 +61,11 @@ def pure(method: TokenObjective, case: Case) -> None:
 def process(method: TokenObjective, case: Case) -> None:
     """Another process that has seen nothing of the method gives the same, whatever was seen here."""
     assert case.sent is not None
-    chain = (case.first, case.second)
+    chain = (case.second, case.first)  # the other laws begin with the first
     run_whole(method, case.first.rolled())  # other numbers of the same shapes: what a cache by shape would keep
     here = run_on(method, chain)
     try:
-        there = case.sent.run(chain)
+        there = case.sent.run(chain, case.seed)
     except Unreachable as reason:
         raise NotHere(f"not checked, for another process cannot run it: {reason}.") from reason
     for number, (one, other) in enumerate(zip(here, there, strict=True), start=1):

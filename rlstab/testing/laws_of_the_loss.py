@@ -32,16 +32,22 @@ def finite(method: TokenObjective, case: Case) -> None:
         numbers |= {f"the metric '{name}'": one.value for name, one in outcome.report.items() if float(one.count)}
         for place, value in leaves_of(outcome.state):
             if isinstance(value, Tensor):
-                numbers[f"the largest of {place}"] = float(value.double().abs().max()) if value.numel() else 0.0
+                numbers[f"the largest of {place}"] = (
+                    float(value.detach().double().abs().max()) if value.numel() else 0.0
+                )
             elif isinstance(value, int | float):
                 numbers[place] = float(value)
         for name, gradient in outcome.gradients.items():
-            numbers[f"the gradient of '{name}'"] = float(gradient.abs().max()) if gradient.numel() else 0.0
+            numbers[f"the gradient of '{name}'"] = _largest(gradient)
         for name, number in numbers.items():
             if not math.isfinite(number):
                 raise BrokenLaw(
                     f"{name} is {number}{where}. Clamp a log before `exp`, and give an empty set a value of its own."
                 )
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.detach().double().abs().max()) if values.numel() else 0.0
 
 
 def precision(method: TokenObjective, case: Case) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +19,7 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.fit import no_fit_warnings
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
-from rlstab.errors import MissingPackage, ProcessError
+from rlstab.errors import MissingPackage, ProcessError, UnknownName, did_you_mean
 from rlstab.testing import elsewhere, tolerances
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.edges import count, edges_of, rich_step, sharp_steps
@@ -87,6 +87,7 @@ def check_objective(
     examples: int = 20,
     shrink: bool = True,
     processes: int | Processes | None = None,
+    laws: Collection[str] | None = None,
 ) -> Report:
     """Check a method or a composition against every law.
 
@@ -97,23 +98,36 @@ def check_objective(
         shrink: look for a small optimizer step where a law is broken, which takes seconds.
         processes: run the ranks of the law *split* as this many real processes, which start in seconds; without, as
             threads. :class:`~rlstab.testing.Processes` serves several calls. The report says how many took part.
+        laws: names of those to check beside *runs*; None is all.
 
     Returns:
         A report. The draws are the same in every call, so a failure can be reproduced.
 
     Raises:
         ProcessError: a process died or did not answer within its timeout, or the method cannot be sent to it.
+        UnknownName: there is no such law, or no oracle for the law *oracle*.
     """
+    asked = [law for law in (*LAWS[1:], *_oracle_law(oracle)) if laws is None or law.name in laws]
+    if laws is not None and not set(laws) <= {RUNS.name, *(law.name for law in asked)}:
+        raise UnknownName(_unknown(laws, asked))
     sent = elsewhere.Sent.of(method)
-    with suppress(elsewhere.Unreachable):
-        elsewhere.start()  # by the time that it is asked, it is there
+    if any(law.name == "process" for law in asked):
+        with suppress(elsewhere.Unreachable):
+            for which in range(elsewhere.SERVERS):  # by the time that they are asked, they are there
+                elsewhere.start(which)
+    first = _hold(method, RUNS, examples, sent, shrink=shrink)
+    if first.outcome == "failed":
+        return Report(repr(method), [first, *(_skipped(law) for law in asked)])
     with _running(processes) as ranks:
-        first = _hold(method, RUNS, examples, sent, shrink=shrink)
-        laws = [*LAWS[1:], *_oracle_law(oracle)]
-        if first.outcome == "failed":
-            return Report(repr(method), [first, *(_skipped(law) for law in laws)])
-        results = [_hold(method, law, examples, sent, shrink=shrink, processes=ranks) for law in laws]
-    return Report(repr(method), [first, *results, *([] if oracle else [_NO_ORACLE])])
+        results = [_hold(method, law, examples, sent, shrink=shrink, processes=ranks) for law in asked]
+    return Report(repr(method), [first, *results, *([_NO_ORACLE] if oracle is None and laws is None else [])])
+
+
+def _unknown(laws: Collection[str], asked: Sequence[Law]) -> str:
+    known = [RUNS.name, *(law.name for law in LAWS[1:]), *(law.name for law in asked if law.name == "oracle")]
+    name = min(set(laws) - set(known))
+    cure = "Give the oracle, too." if name == "oracle" else did_you_mean(name, known)
+    return f"check_objective: there is no law '{name}' to check. {cure}"
 
 
 def parametrize_laws(
@@ -206,6 +220,7 @@ def _hold(
         return Result(law.name, law.says, "excepted", "; ".join(excepted))
     extra, extreme = sorted(method.needs - SIGNALS.keys()), law.draws == "extreme"
     edges = edges_of(method) if law.draws == "sharp" else ()
+    rich = 1 + (examples > 2)
     drawn = steps(extra, extreme=True) if extreme else sharp_steps(extra, edges)
 
     def holds(first: Step, second: Step | None, seed: int) -> None:
@@ -215,7 +230,7 @@ def _hold(
             raise BrokenLaw(f"{error} Seen on {first!r}.") from error.__cause__
 
     @hypothesis.settings(
-        max_examples=max(1, examples - 1),
+        max_examples=max(1, examples - rich),
         deadline=None,
         database=None,
         derandomize=True,
@@ -231,8 +246,8 @@ def _hold(
 
     def holds_on_all() -> None:
         try:
-            for number in range(count(edges) if law.all_edges else 1):
-                one, other = (rich_step(2 * number + side, extra, edges, extreme=extreme) for side in (0, 1))
+            for number in range(count(edges) if law.all_edges else rich):
+                one, other = (rich_step(number + side, extra, edges, extreme=extreme) for side in (0, 1))
                 holds(one, other if law.second else None, number + 1)
         except (NotHere, ProcessError):
             raise

@@ -12,7 +12,7 @@ from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw
 
 #: Values that are moved; the loss is computed twice for each.
-MOVED = 24
+MOVED = 40
 
 
 def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[str, Tensor], seed: int) -> None:

@@ -281,6 +281,6 @@ def _evidence(lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.G
         **found,
         "block_ids": torch.where(sampled, blocks, -1),
         "block_rewards": (numbers(BLOCKS) * 3).floor() / 2,
-        "block_outcomes": (numbers(BLOCKS) < 0.5).long(),
+        "block_outcomes": (numbers(BLOCKS) * 3).long(),
         "squared_gradient": 0.1 + numbers(),
     }

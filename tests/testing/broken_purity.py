@@ -249,9 +249,10 @@ class OrderOfASet(_Broken):
     name: ClassVar[str] = "order_of_a_set"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        bands = {"low", "rising", "middle", "upper", "high", "highest"}
-        factors = {band: 1.0 + place for place, band in enumerate(bands)}
-        return Terms(weight=torch.full_like(batch.logprobs, factors["low"] * 10 + factors["high"]))
+        bands = ("lowest", "low", "rising", "middle", "high", "highest")
+        factors = {band: 1.0 + place for place, band in enumerate(set(bands))}
+        band = torch.bucketize(batch.signal("entropies"), torch.tensor([0.1, 0.3, 0.6, 1.0, 2.0], dtype=torch.float64))
+        return Terms(weight=torch.tensor([factors[one] for one in bands])[band].to(batch.logprobs.dtype))
 
 
 @dataclass(frozen=True)
