@@ -52,8 +52,8 @@ class Goldilocks(PromptSelector):
         - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are asked. The state has a row for
           each.
         - ``discount`` (lambda): float in [0, 1], default 0.5. The share of what was known of a prompt that is left when
-          it is asked again; 1 never forgets. The rule and the value are those of MoPPS on Countdown; it does without
-          (1) elsewhere.
+          it is asked again; 1 never forgets. The rule and the value are those of MoPPS's code on Countdown and
+          Geometry3K; on MATH it forgets nothing.
         - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice: the paper's value was not found.
 
     State:

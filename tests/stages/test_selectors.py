@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import random
-import sys
 
 import pytest
 import torch
@@ -191,22 +189,6 @@ def test_it_says_what_it_does(selector, size):
         value = getattr(selector, one.name)
         if type(value) is int:
             assert str(value) in text
-
-
-SECTIONS = (
-    *("Problem", "Equation", "Reads", "Gives", "Parameters", "State"),
-    *("Deviations", "Interacts", "Limits", "Example", "Source"),
-)
-
-
-@pytest.mark.parametrize("cls", sorted({type(one) for one, _ in SELECTORS}, key=lambda one: one.name))
-def test_cards(cls):
-    lines = (cls.__doc__ or "").splitlines()
-    assert tuple(line.strip()[:-1] for line in lines if line.startswith("    ") and line[4:5].isupper()) == SECTIONS
-    (test,) = (
-        one for one in doctest.DocTestFinder().find(cls, cls.__name__, sys.modules[cls.__module__]) if one.examples
-    )
-    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 @pytest.mark.parametrize(

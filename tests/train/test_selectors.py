@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlstab.core.method import State
+from rlstab.stages.goldilocks import Goldilocks
+from rlstab.stages.stage import Offer
 from tests.train.runs import go, small, weights, without_times
 
 POOL = 12
@@ -43,6 +46,22 @@ def test_a_resumed_run_chooses_what_the_whole_one_does(name: str, tmp_path: Path
     assert without_times(resumed) == without_times(whole)
     left, right = weights(resumed), weights(whole)
     assert all(torch.equal(left[one], right[one]) for one in left)
+
+
+def test_refills_are_of_prompts_that_the_rollout_did_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: dict[int, list[int]] = {}
+    select = Goldilocks.select
+
+    def watched(self: Goldilocks, offer: Offer, state: State) -> torch.Tensor:
+        found = select(self, offer, state)
+        chosen.setdefault(offer.rollout, [])[offer.first :] = found.tolist()
+        return found
+
+    monkeypatch.setattr(Goldilocks, "select", watched)
+    go(small(tmp_path, stages=[{"name": "goldilocks", "pool": 48}, "dynamic_sampling"]))
+    assert len(chosen) == 3
+    assert any(len(one) > 4 for one in chosen.values())
+    assert all(len(set(one)) == len(one) for one in chosen.values())
 
 
 def test_what_a_selector_knows_is_logged(tmp_path: Path) -> None:
