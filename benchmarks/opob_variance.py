@@ -1,6 +1,6 @@
 """How much the policy gradient varies under the baseline of least variance and under plain ones, off-policy.
 
-    python -m benchmarks opob_variance --json
+    python -m benchmarks opob_variance --json benchmarks/results/opob_variance.jsonl
 
 For each seed the countdown model that ships is trained for some optimizer steps with GRPO, and the weights of a few
 optimizer steps before the last sample many responses to each of some prompts: that is the staleness. The gradient of

@@ -91,8 +91,9 @@ class OPOBProxy(AdvantageEstimator):
         [0.6, -0.4]
 
     Source:
-        The baseline: L. J. Huang et al., "Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs", 2026, arXiv
-        2602.17616. The stand-in: verl-project/verl ``verl/trainer/ppo/core_algos.py`` (its optimal token baseline).
+        The baseline: L. J. Huang et al., "Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs", 2026,
+        arXiv 2602.17616. The stand-in: verl-project/verl ``verl/trainer/ppo/core_algos.py`` (its optimal token
+        baseline).
     """
 
     name: ClassVar[str] = "opob_proxy"

@@ -17,6 +17,9 @@ from rlstab.train.rollout import Rollout
 from rlstab.train.sequence_gradients import squared_gradients
 from rlstab.train.step import forward_signals
 
+#: Signals that an estimator means of the policy that learns, and not of the sampler, which may be older.
+FRESH = frozenset({"logprobs", "sum_p_sq"})
+
 
 class Estimating:
     """Estimates advantages just before a rollout is learnt.
@@ -42,7 +45,8 @@ class Estimating:
             MethodError: the estimator returned no such tensor.
         """
         one, responses = self.estimator, rollout.responses
-        extra = {**responses.extra, **{name: self._evidence(name, rollout) for name in sorted(one.needs)}}
+        extra = {**responses.extra, **self._fresh(rollout, one.needs & FRESH)}
+        extra |= {name: self._evidence(name, rollout) for name in sorted(one.needs - extra.keys())}
         responses = replace(responses, extra=extra)
         stat, after = one.settle([responses], state, self.comm)
         report(one, responses, stat, state, metrics)
@@ -51,19 +55,17 @@ class Estimating:
         return checked(one, "advantages", found, len(responses), tokens=length).float(), after
 
     def _evidence(self, name: str, rollout: Rollout) -> Tensor:
-        if name in rollout.responses.extra:
-            return rollout.responses.extra[name]
-        if name == "logprobs":
-            return self._logprobs(rollout)
         if name == "squared_gradient":
             return squared_gradients(self.policy, rollout.sequences, self.temperature, ~rollout.responses.even)
         return rollout.signals[name].cpu()
 
-    def _logprobs(self, rollout: Rollout) -> Tensor:
-        """``(R, T)`` of the policy as it is now, 0 where there is no token."""
-        found = torch.zeros(rollout.sequences.response_ids.shape)
-        for rows in torch.arange(len(found)).split(self.micro_batch_size):
+    def _fresh(self, rollout: Rollout, names: frozenset[str]) -> dict[str, Tensor]:
+        """``(R, T)`` signals of the policy as it is now, 0 where there is no token."""
+        shape = rollout.sequences.response_ids.shape
+        found = {name: torch.zeros(shape) for name in names}
+        for rows in torch.arange(shape[0]).split(self.micro_batch_size) if names else ():
             if len(rows):
-                values = forward_signals(self.policy, rollout.sequences, rows, self.temperature, {"logprobs"}, {})
-                found[rows, : values["logprobs"].shape[1]] = values["logprobs"].cpu()
+                values = forward_signals(self.policy, rollout.sequences, rows, self.temperature, set(names), {})
+                for name, one in values.items():
+                    found[name][rows, : one.shape[1]] = one.cpu()
         return found

@@ -12,11 +12,13 @@ import torch
 from rlstab.core.comm import LocalComm
 from rlstab.errors import MissingSignal
 from rlstab.stages.opob import OPOB
+from rlstab.stages.opob_proxy import OPOBProxy, logit_squares
 from rlstab.train.estimating import Estimating
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import load_policy
 from rlstab.train.rollout import Rollout
 from rlstab.train.sequence_gradients import squared_gradients
+from rlstab.train.step import forward_signals
 from tests.stages.estimating import batch
 from tests.train.runs import go, small
 from tests.train.test_sequence_gradients import some
@@ -82,7 +84,26 @@ def test_gradients_are_measured_where_rewards_differ() -> None:
     found, _ = estimating.advantages(rollout, {}, Metrics())
     squares = squared_gradients(policy, sequences, 1.0)
     assert estimating._evidence("squared_gradient", rollout).tolist() == [*squares[:2].tolist(), 0.0]
-    ratios = estimating._evidence("logprobs", rollout).double() + sequences.response_mask.double()
+    now = estimating._fresh(rollout, frozenset({"logprobs", "sum_p_sq"}))
+    ratios = now["logprobs"].double() + sequences.response_mask.double()
     weights = ratios.sum(-1).mul(2).exp() * squares
+    expected = float(weights[1] / weights[:2].sum())
+    assert found.tolist() == pytest.approx([expected, expected - 1, 0.0], abs=1e-6)
+
+
+def test_the_stand_in_is_of_the_policy_that_learns() -> None:
+    policy = load_policy("countdown-tiny")
+    sequences = some(policy)
+    given = batch([1.0, 0.0, 1.0], [0, 0, 1], sequences.response_mask.sum(-1).tolist())
+    shape = sequences.response_ids.shape
+    sampled = {"rollout_logprobs": torch.full(shape, -1.0), "sum_p_sq": torch.full(shape, 0.5)}  # of older weights
+    estimating = Estimating(OPOBProxy(norm_by_std=False), policy, LocalComm(), 1.0, 8)
+    found, _ = estimating.advantages(
+        Rollout(sequences, sampled, given, torch.zeros(3, dtype=torch.bool), None, 0), {}, Metrics()
+    )
+    now = forward_signals(policy, sequences, torch.arange(3), 1.0, {"logprobs", "sum_p_sq"}, {})
+    mask = sequences.response_mask[:, : now["logprobs"].shape[1]]
+    squares = torch.where(mask, logit_squares(now["logprobs"], now["sum_p_sq"]), 0.0).sum(-1)
+    weights = torch.where(mask, now["logprobs"].double() + 1, 0.0).sum(-1).mul(2).exp() * squares
     expected = float(weights[1] / weights[:2].sum())
     assert found.tolist() == pytest.approx([expected, expected - 1, 0.0], abs=1e-6)
