@@ -51,7 +51,7 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
         for drift in sorted(one.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None
     ]
-    if run.rollout.group == 1:
+    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.exceptions:
         found.append(
             "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
             "penalty moves the policy."
