@@ -1,28 +1,43 @@
-"""The command line: ``rlstab train | check | explain | bench | report | view | schema | list | cards``."""
+# PYTHON_ARGCOMPLETE_OK
+"""The command line: ``rlstab train | check | explain | bench | report | view | runs | schema | list | cards``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.visible import visible
+
+_OUT_OF_MEMORY = (
+    "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
+    "optimisation.micro_batch_size, evaluation.prompts."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
+        complete(parser)
+    options = parser.parse_args(arguments)
     try:
         return int(options.command(options) or 0)
     except RlstabError as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(_OUT_OF_MEMORY.format(error=str(error) or "no more can be had"), file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
@@ -31,8 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + int(getattr(stop, "number", signal.SIGINT))
 
 
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell by argcomplete, where it is installed."""
+    with suppress(ImportError):
+        importlib.import_module("argcomplete").autocomplete(parser)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
+    parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a policy as a YAML file says")
@@ -95,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not each bench's own baseline")
     report.set_defaults(command=_report)
 
+    runs = commands.add_parser("runs", help="list runs: what ran, how far it is, the best that it reached")
+    runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
+    runs.set_defaults(command=_runs)
+
     listing = commands.add_parser("list", help="list methods and presets")
     listing.set_defaults(command=_list)
 
@@ -124,10 +150,12 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 def _train(options: argparse.Namespace) -> int:
     from rlstab.config import load_run
+    from rlstab.config.usable import require_usable
 
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
+    require_usable(run)
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
     from rlstab.train.stopping import Stopped
@@ -146,10 +174,17 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from rlstab.config.usable import require_usable
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
+    from rlstab.explain.table import read
+    from rlstab.tasks.from_settings import require_settings
 
     with no_fit_warnings():
+        _, run = read(options.file, _overrides(options.set))
+        if run is not None:
+            require_usable(run)
+            require_settings(run.task)
         check(options.file, _overrides(options.set))
     return 0
 
@@ -176,7 +211,7 @@ def _explain(options: argparse.Namespace) -> int:
 
     with no_fit_warnings():
         if options.preset is not None:
-            explain_preset(options.preset, markdown=options.markdown)
+            explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
         elif Path(options.file).exists() and is_bench(options.file):
             show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
         else:
@@ -231,6 +266,14 @@ def _schema(options: argparse.Namespace) -> int:
             raise ConfigError(f"{options.out}: cannot be written: {reason}. Give --out another file.") from error
     else:
         sys.stdout.write(text)
+    return 0
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from rlstab.console import Terminal
+    from rlstab.report.listing import listing
+
+    Terminal().print(listing(options.paths or ["runs"]))
     return 0
 
 

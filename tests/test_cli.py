@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -280,6 +282,36 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
          "lists and mappings.\n"),
         (["check", "good.yaml", "--set", "optimisation.lr=-1"],
          "ConfigError: --set optimisation.lr: expected a number of at least 0, not -1.\n"),
+        (["check", "good.yaml", "--set", "rollout.prompts=100000000000"],
+         "ConfigError: rollout.prompts x rollout.group = 100000000000 x 8 responses at once; at most 10000000 are "
+         "allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "rollout.group=100000000000"],
+         "ConfigError: rollout.prompts x rollout.group = 16 x 100000000000 responses at once; at most 10000000 are "
+         "allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "evaluation.samples=100000000000"],
+         "ConfigError: evaluation.prompts x evaluation.samples = 256 x 100000000000 responses at once; at most "
+         "10000000 are allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "rollout.stop=''"],
+         "ConfigError: rollout.stop: an empty text is in every response, so each would end after its first token. "
+         "Write null for no stop text.\n"),
+        (["check", "task.yaml"],
+         "ConfigError: task: `answer_pattern` is not a valid regular expression: '(' (missing ), unterminated "
+         "subpattern at position 0). For example, `#### (.+)` takes what follows the last `####`.\n"),
+        (["check", "task.yaml", "--set", "task.answer_pattern=x"],
+         "ConfigError: task: `answer_pattern` has no group: 'x'. Put round brackets around the answer: `#### (.+)` "
+         "takes what follows the last `####`.\n"),
+        (["check", "task.yaml", "--set", "task.answer_pattern=null", "--set", "task.prompt_template=Q"],
+         "ConfigError: task: `prompt_template` has no {prompt}, so every prompt would be the same: 'Q'. Write "
+         "{prompt} where the text of the example belongs.\n"),
+        (["check", "gym.yaml"],
+         "ConfigError: task: `prompt_template` has no {question}, so every prompt would be the same: '{prompt}'. "
+         "Write {question} where the text of the example belongs.\n"),
+        (["explain", "--preset", "dapo", "--set", "nonsense"],
+         "ConfigError: --set nonsense: expected KEY=VALUE, for example --set optimisation.lr=1e-4.\n"),
+        (["explain", "--preset", "dapo", "--set", "optimisation.lrr=1"],
+         "ConfigError: --set optimisation.lrr: unknown key 'lrr'. Did you mean 'lr'?\n"),
+        (["explain", "s2t,stare", "--set", "optimisation.lrr=1"],
+         "ConfigError: --set optimisation.lrr: unknown key 'lrr'. Did you mean 'lr'?\n"),
         (["check", "good.yaml", "--set", "seed.a=1"],
          "ConfigError: --set seed.a: seed is not a mapping.\n"),
     ],
@@ -292,8 +324,50 @@ def test_an_error_ends_with_code_2_and_its_text_alone(rlstab_command, arguments,
         two="objective: [token_mean, sequence_mean]\n",
         typo="objectve: s2t\n",
         section="objective: s2t\nrolout: {group: 2}\n",
+        task="objective: s2t\ntask: {name: jsonl, path: none.jsonl, answer_pattern: '('}\n",
+        gym="objective: s2t\ntask: {name: reasoning_gym, dataset: x, prompt_template: '{prompt}'}\n",
     )
     assert (code, out, err) == (2, "", expected)
+
+
+@pytest.mark.parametrize("source", [["s2t,stare"], ["--preset", "dapo"]])
+def test_explain_takes_settings_of_a_run_with_names_and_presets(rlstab_command, source):
+    code, out, _ = rlstab_command("explain", *source, "--markdown")
+    assert (code, ", run `" in out) == (0, False)
+    code, out, _ = rlstab_command("explain", *source, "--markdown", "--set", "optimisation.epochs=2")
+    assert (code, ", run `" in out) == (0, True)
+    assert "by one more forward of the trainer" in out
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("[s2t, s2t, clip_higher]", "s2t is listed 2 times with the same settings, and each acts. Remove one if"),
+        (
+            "[kl, {name: kl, estimator: k1}, kl, clip_higher]",
+            "kl is listed 3 times with different settings, and each acts. Remove one if that is not meant.",
+        ),
+        ("[s2t, clip_higher, {preset: stapo, drop: [clip_higher]}]", "s2t is listed 2 times with the same settings"),
+        ("[s2t, {name: observe, method: s2t}, clip_higher]", ""),
+    ],
+)
+def test_a_method_that_is_listed_twice_is_noted(rlstab_command, listed, said):
+    code, out, _ = rlstab_command("check", "f.yaml", f=f"objective: {listed}\n")
+    assert code == 0
+    assert said in " ".join(out.split())
+    assert ("times with" in out) == bool(said)
+    _, page, _ = rlstab_command("explain", "f.yaml", "--markdown", f=f"objective: {listed}\n")
+    assert said in page
+
+
+def test_memory_that_cannot_be_had_is_no_traceback(rlstab_command, monkeypatch):
+    def fails(*_, **options):
+        raise MemoryError
+
+    monkeypatch.setattr("rlstab.train.loop.train", fails)
+    code, _, err = rlstab_command("train", "f.yaml", f="objective: s2t\n")
+    assert code == 2
+    assert err.startswith("MemoryError: no more can be had. Lower what a run holds at once: rollout.prompts, ")
 
 
 @pytest.mark.parametrize(
@@ -377,3 +451,27 @@ def test_python_without_docstrings_says_the_same(tmp_path):
     assert pages[0] == pages[1]
     assert len(re.findall(r"(?m)^(explain|check|list|cards) ?.* 0$", printed[1])) == 4
     assert "act in opposite directions" in printed[1]
+
+
+@pytest.mark.parametrize("command", [["-m", "rlstab"], ["-m", "rlstab.cli"]])
+def test_the_version_is_told_by_every_way_in(command):
+    ran = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"rlstab {rlstab.__version__}\n"
+
+
+def test_the_shell_is_answered_where_argcomplete_is_there(tmp_path):
+    """By a stand-in that prints the commands; without it nothing happens."""
+    asked = {**os.environ, "_ARGCOMPLETE": "1", "PYTHONPATH": f"{tmp_path}:{FOLDER.parent}"}
+    command = [sys.executable, "-m", "rlstab", "--version"]
+    if importlib.util.find_spec("argcomplete") is None:
+        assert subprocess.run(command, capture_output=True, text=True, check=True, env=asked).stdout.startswith(
+            "rlstab "
+        )
+    (tmp_path / "argcomplete.py").write_text(
+        "import os\n"
+        "def autocomplete(parser):\n"
+        "    print(*parser._subparsers._group_actions[0].choices, flush=True)\n"
+        "    os._exit(0)\n"
+    )
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=asked)
+    assert {"train", "check", "runs", "report"} <= set(ran.stdout.split())

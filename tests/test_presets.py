@@ -27,7 +27,7 @@ STARE = {
 
 #: Goldilocks and DEEP-GRPO: arXiv 2602.14169 and the configuration of AgentCombo/DEEP-GRPO.
 STREAMS = {
-    "stream_weight.scale": 1.0,
+    "stream_weight.coefficient": 1.0,
     "goldilocks.pool": 256,
     "goldilocks.discount": 0.98,
     "goldilocks.random_share": 0.2,

@@ -117,16 +117,39 @@ class TokenBatch(SequenceArithmetic):
                     f"TokenBatch: '{name}' requires grad. A batch holds evidence; what is differentiated goes into "
                     f"PolicyOutputs."
                 )
-        if self.sequence_ids.shape != self.group_ids.shape:
+        for name in ("sequence", "position", "index"):
+            values = getattr(self, name)
+            if values is not None and values.shape != self.old_logprobs.shape:
+                raise ShapeError(
+                    f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has "
+                    f"{tuple(self.old_logprobs.shape)}. Both are (n,), one entry per token."
+                )
+        if self.sequence_ids.shape != self.group_ids.shape or self.sequence_ids.ndim != 1:
             raise ShapeError(
                 f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
                 f"{tuple(self.group_ids.shape)}. Both are (S,), one entry per sequence."
             )
+        for name in ("sequence", "position", "sequence_ids", "group_ids", "index"):
+            values = getattr(self, name)
+            if values is not None and values.dtype != torch.int64:
+                raise ShapeError(f"TokenBatch: '{name}' is {values.dtype}, expected torch.int64. Write {name}.long().")
         for one in fields(self):
             values = getattr(self, one.name)
             _require_device(one.name, values, self.old_logprobs)
         for name, values in self.extra.items():
             _require_device(name, values, self.old_logprobs)
+        self._require_in_range()
+
+    def _require_in_range(self) -> None:
+        """Reads the device once, as a batch is made: there an index out of range would end the process later."""
+        if not len(self) or self.sequence.is_meta:
+            return
+        low, high = torch.stack(self.sequence.aminmax()).tolist()
+        if low < 0 or high >= self.num_sequences:
+            raise ShapeError(
+                f"TokenBatch: 'sequence' holds {low if low < 0 else high}, 'sequence_ids' has {self.num_sequences} "
+                f"entries. Number the sequences of a batch from 0; what is stable over batches goes into sequence_ids."
+            )
 
     # -- making one ------------------------------------------------------------------------------------------------
 

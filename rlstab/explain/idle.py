@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rlstab.config import RunConfig
 from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
@@ -20,10 +22,22 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
         found += [f"- {text}" for text in idle_in_run(objective, run)]
     else:
         found += _with_several_steps(objective)
+    found += [f"- {text}" for text in repeated(objective)]
     for leaf in walk(objective):
         reached = [one for one in leaf.method.limits if one.settings and one.reached(leaf.method)]
         found += [f"- {leaf.method!r} does nothing: {one.why}" for one in reached[:1]]
     return found or ["Nothing is known to be idle or unsafe."]
+
+
+def repeated(objective: Composition) -> list[str]:
+    """Methods that are listed several times beside each other, each with what that means."""
+    counts, found = Counter(one.name for one in objective.members), []
+    for name, count in counts.items():
+        if count > 1 and name != "within":
+            own = [one for one in objective.members if one.name == name]
+            same = "with the same settings" if all(one == own[0] for one in own) else "with different settings"
+            found.append(f"{name} is listed {count} times {same}, and each acts. Remove one if that is not meant.")
+    return found
 
 
 def _with_several_steps(objective: Composition) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from rlstab.config import Document, RunConfig, objective_hash, run_hash
+from rlstab.config import Document, RunConfig, load_run, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
 from rlstab.console import Terminal
 from rlstab.core.compose import Composition
@@ -45,22 +45,25 @@ def explain(
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
-    if _are_names(source) and not overrides:
-        text = page(source, _named(source), None, note=_also_presets(source))
+    if _are_names(source):
+        text = page(source, *_with(_named(source), overrides), note=_also_presets(source))
     else:
         text = page(source, *read(source, overrides))
     show(text, console, markdown=markdown)
 
 
-def explain_preset(name: str, console: Console | None = None, *, markdown: bool = False) -> None:
+def explain_preset(
+    name: str, overrides: Mapping[str, Any], console: Console | None = None, *, markdown: bool = False
+) -> None:
     """Print what a preset means; see :func:`explain`.
 
     Raises:
         UnknownName: no preset has this name.
+        ConfigError: a run has no such setting.
     """
     recipe = preset(name)
-    assert isinstance(recipe.objective, Composition)
-    show(page(f"preset {name}", recipe.objective, None, about=recipe), console, markdown=markdown)
+    composed, run = _with([{"preset": name}], overrides)
+    show(page(f"preset {name}", composed, run, about=recipe), console, markdown=markdown)
 
 
 def show(text: str, console: Console | None = None, *, markdown: bool = False) -> None:
@@ -94,12 +97,19 @@ def _are_names(source: str) -> bool:
     return not Path(source).exists() and all(re.fullmatch(r"\w+", name.strip()) for name in source.split(","))
 
 
-def _named(source: str) -> Composition:
-    items = [
+def _named(source: str) -> list[dict[str, str]]:
+    return [
         {"preset": name} if name in PRESETS and name not in METHODS.names() else {"name": name}
         for name in _names(source)
     ]
-    return build_objective(Document.of({"objective": items}))
+
+
+def _with(items: list[dict[str, str]], overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
+    """An objective, and where settings of a run are given the run of them and of defaults."""
+    if not overrides:
+        return build_objective(Document.of({"objective": items})), None
+    run = load_run({"objective": items}, overrides)
+    return run.composition, run
 
 
 def _names(source: str) -> list[str]:

@@ -21,7 +21,7 @@ from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.explain import stages
 from rlstab.explain.costs import COSTS
-from rlstab.explain.idle import idle_in_run, unsafe
+from rlstab.explain.idle import idle_in_run, repeated, unsafe
 from rlstab.explain.interactions import interactions
 from rlstab.stages.pipeline import Pipeline
 
@@ -99,7 +99,7 @@ def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
     published = unmet(objective) + (stages.unmet(run.pipeline, objective) if run else [])
-    return of_run + published + [text.replace("`", "") for text in pulling]
+    return of_run + repeated(objective) + published + [text.replace("`", "") for text in pulling]
 
 
 def _effect(method: TokenObjective) -> str:

@@ -21,7 +21,7 @@ _DEEP = "AgentCombo/DEEP-GRPO, its configuration"
 _SOURCES: Mapping[str, str] = {
     **clip("arXiv 2503.14476: 0.2", "arXiv 2503.14476: 0.28"),
     **S2T_SOURCES,
-    "stream_weight.scale": "arXiv 2602.14169: the loss of the branches has weight 1",
+    "stream_weight.coefficient": "arXiv 2602.14169: the loss of the branches has weight 1",
     "goldilocks.pool": "own choice",
     "goldilocks.discount": "own choice",
     "goldilocks.random_share": "own choice: the value of arXiv 2602.14868 was not found",

@@ -31,7 +31,7 @@ class Goldilocks(PromptSelector):
 
     Equation:
         Of each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
-        its pass rate, from a uniform prior. With r the ``raw_rewards`` in [0, 1] of the n responses to q in a rollout:
+        its pass rate, from a uniform prior. After a rollout with n > 0 responses to q, of ``raw_rewards`` r in [0, 1]:
 
             right_q <- lambda right_q + sum r
             wrong_q <- lambda wrong_q + n - sum r
@@ -51,23 +51,22 @@ class Goldilocks(PromptSelector):
     Parameters:
         - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are asked. The state has a row for
           each.
-        - ``discount`` (lambda): float in [0, 1], default 0.98. The share of the evidence that a rollout leaves: half of
-          it is gone after 34. Own choice; MoPPS, which keeps such a posterior, uses 0.5 on Countdown and 1 elsewhere,
-          and fades a prompt only when it is asked.
+        - ``discount`` (lambda): float in [0, 1], default 0.5. The share of what was known of a prompt that is left when
+          it is asked again; 1 never forgets. The rule and the value are those of MoPPS on Countdown; it does without
+          (1) elsewhere.
         - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice: the paper's value was not found.
 
     State:
-        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt, faded. A function of the rewards and not of
-          how they were dealt out: rewards are rounded to a multiple of 2^-20, so that their sums are exact.
+        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. No
+          cut into parts or ranks changes a bit of it: rewards are rounded to a multiple of 2^-20, so sums are exact.
 
     Deviations:
         - From the paper: no teacher. It predicts sqrt(p (1 - p)) from the text of a prompt, also of one that was never
           asked, and selects from a few candidates out of millions. Here every prompt has a posterior of its own, and
           all of the pool are candidates.
         - From the paper: no prompt comes twice in a rollout. What the paper does about it was not found.
-        - From MoPPS: it draws a pass rate from the posterior and takes the prompts nearest to 1/2; here the expectation
-          is taken, and chance is left to ``random_share``. Its code fades evidence when a prompt is asked, not in each
-          rollout.
+        - From MoPPS: it draws a pass rate from the posterior and takes the prompts nearest to 1/2, of 8 to 16 times as
+          many random candidates; here the expectation is taken, and chance is left to ``random_share``.
         - From its code: no official code was found.
 
     Interacts:
@@ -109,14 +108,14 @@ class Goldilocks(PromptSelector):
     needs = pass_rates.NEEDS
 
     pool: Annotated[int, Range(ge=1)]
-    discount: Annotated[float, Range(ge=0, le=1)] = 0.98
+    discount: Annotated[float, Range(ge=0, le=1)] = 0.5
     random_share: Annotated[float, Range(ge=0, le=1)] = 0.2
 
     def in_words(self) -> str:
         return (
             f"Take those of the first {self.pool} prompts whose rewards are expected to differ most between responses, "
-            f"and any in {self.random_share:.0%} of the slots. What is known of a prompt fades by {1 - self.discount:g}"
-            f" a rollout."
+            f"and any in {self.random_share:.0%} of the slots. When a prompt is asked again, {self.discount:.0%} of "
+            f"what was known of it still counts."
         )
 
     def init_state(self) -> State:

@@ -19,10 +19,16 @@ from rlstab.stages.response_batch import ResponseBatch
 SPREAD = 1e-8
 
 
+def over_tokens(responses: ResponseBatch, values: Tensor) -> Tensor:
+    """``(S,)`` sum of ``(S, T)`` values over the tokens of each response; what stands after its end does not matter."""
+    there = torch.arange(values.shape[-1]) < responses.lengths.unsqueeze(-1)
+    return torch.where(there, values, 0.0).sum(-1)
+
+
 def log_ratios(responses: ResponseBatch) -> Tensor:
     """``(S,)`` float64, nats: log of how much likelier a response is now than where it was sampled."""
     now, then = responses.evidence("logprobs"), responses.evidence("rollout_logprobs")
-    return (now.double() - then.double()).sum(-1)  # both are 0 where there is no token
+    return over_tokens(responses, now.double() - then.double())
 
 
 def optimal_baseline(responses: ResponseBatch, log_weights: Tensor) -> Tensor:

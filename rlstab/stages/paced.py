@@ -30,7 +30,7 @@ class Paced(PromptSelector):
 
     Equation:
         Of each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
-        its pass rate, from a uniform prior. With r the ``raw_rewards`` in [0, 1] of the n responses to q in a rollout:
+        its pass rate, from a uniform prior. After a rollout with n > 0 responses to q, of ``raw_rewards`` r in [0, 1]:
 
             right_q <- lambda right_q + sum r
             wrong_q <- lambda wrong_q + n - sum r
@@ -51,14 +51,14 @@ class Paced(PromptSelector):
         - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are asked. The state has a row for
           each.
         - ``target`` (tau): float in (0, 1), default 0.5. The paper's target pass rate.
-        - ``discount`` (lambda): float in [0, 1], default 0.98. The share of the evidence that a rollout leaves: half of
-          it is gone after 34. Own choice, as in ``goldilocks``; the paper's estimate follows the policy by itself.
+        - ``discount`` (lambda): float in [0, 1], default 0.5. The share of what was known of a prompt that is left when
+          it is asked again; 1 never forgets. As in ``goldilocks``; the paper's estimate follows the policy by itself.
         - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice. The paper takes none at random: its
           estimate reads the prompt, and a count knows nothing of prompts that were not asked.
 
     State:
-        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt, faded. A function of the rewards and not of
-          how they were dealt out: rewards are rounded to a multiple of 2^-20, so that their sums are exact.
+        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. No
+          cut into parts or ranks changes a bit of it: rewards are rounded to a multiple of 2^-20, so sums are exact.
 
     Deviations:
         - From the paper: the head for log Z is not built, and p is the mean of a posterior instead of beta log Z. It
@@ -102,14 +102,14 @@ class Paced(PromptSelector):
 
     pool: Annotated[int, Range(ge=1)]
     target: Annotated[float, Range(gt=0, lt=1)] = 0.5
-    discount: Annotated[float, Range(ge=0, le=1)] = 0.98
+    discount: Annotated[float, Range(ge=0, le=1)] = 0.5
     random_share: Annotated[float, Range(ge=0, le=1)] = 0.2
 
     def in_words(self) -> str:
         return (
             f"Take those of the first {self.pool} prompts whose expected pass rate is nearest to {self.target:g}, and "
-            f"any in {self.random_share:.0%} of the slots. What is known of a prompt fades by {1 - self.discount:g} a "
-            f"rollout."
+            f"any in {self.random_share:.0%} of the slots. When a prompt is asked again, {self.discount:.0%} of "
+            f"what was known of it still counts."
         )
 
     def init_state(self) -> State:

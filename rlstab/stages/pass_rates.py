@@ -1,8 +1,8 @@
 """What is known of how often the policy solves each prompt of a pool: a Beta posterior that forgets.
 
 The evidence of a prompt is how much reward its responses had (``right``) and how much they missed (``wrong``); from a
-uniform prior, its pass rate p has the density Beta(1 + right, 1 + wrong). Each rollout fades all evidence, for the
-policy has moved on.
+uniform prior, its pass rate p has the density Beta(1 + right, 1 + wrong). What was known of a prompt fades when it is
+answered again, for the policy has moved on, and by the prompts that it is shown most of all.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def with_evidence(name: str, state: State, seen: Grouped, discount: float) -> St
         name: of the selector.
         state: the one before.
         seen: what :func:`observed` found in the whole rollout.
-        discount: share of the earlier evidence that stays.
+        discount: share of the earlier evidence that stays, of a prompt that was answered again.
 
     Raises:
         OutOfRange: a prompt outside of the pool was answered.
@@ -61,7 +61,7 @@ def with_evidence(name: str, state: State, seen: Grouped, discount: float) -> St
             f"prompts that the stage selects."
         )
     fresh = {"right": seen.totals, "wrong": seen.counts - seen.totals}
-    return {key: (state[key] * discount).index_add(0, seen.keys, one) for key, one in fresh.items()}
+    return {key: state[key].index_copy(0, seen.keys, state[key][seen.keys] * discount + fresh[key]) for key in fresh}
 
 
 def expected_rate(state: State) -> Tensor:

@@ -16,7 +16,10 @@ from rlstab.errors import MissingSignal, ShapeError, did_you_mean
 #: that are not here are signals of tokens, ``(S, T)``.
 EVIDENCE: Mapping[str, tuple[int, str]] = {
     "raw_rewards": (1, "rewards as the scorer gave them; always there"),
-    "squared_gradient": (1, "squared norm of the gradient of the log-prob of the whole response"),
+    "squared_gradient": (
+        1,
+        "squared norm of the gradient of the log-prob of the whole response; 0 in groups of equal rewards",
+    ),
     "block_rewards": (2, "reward of each block of the response, `(S, K)`"),
     "block_outcomes": (2, "int64 outcome, from 1, of the answer up to and with each block, and 0 for none, `(S, K)`"),
     "block_ids": (2, "the block that a token belongs to, from 0, and -1 for none, `(S, T)`"),

@@ -1,5 +1,6 @@
 """Tasks: prompts with a reward that can be checked."""
 
+from rlstab.tasks.block import Block, HasBlocks
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
 from rlstab.tasks.jsonl import Jsonl
@@ -9,9 +10,11 @@ from rlstab.tasks.task import Example, Message, Prompt, Split, Task
 __all__ = [
     "ALPHABET",
     "JUNK",
+    "Block",
     "Chain",
     "Countdown",
     "Example",
+    "HasBlocks",
     "Jsonl",
     "Message",
     "Prompt",

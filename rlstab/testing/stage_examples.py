@@ -27,14 +27,17 @@ from rlstab.stages.uniform import Uniform
 
 STAGE_EXAMPLES: Mapping[str, tuple[Stage, ...]] = {
     "blockwise": (Blockwise(), Blockwise(shrink=2.0)),
-    "bnpo": (BNPO(), BNPO(low=-0.5, high=1.5)),
-    "deep_grpo": (DeepGRPO(branches=2, warmup=0), DeepGRPO(groups="failed", max_parents=1, window=4, warmup=1)),
+    "bnpo": (BNPO(), BNPO(low=-1.0, high=2.0)),
+    "deep_grpo": (
+        DeepGRPO(),
+        DeepGRPO(branches=3, gamma=0.5, threshold=0.5, groups="failed", max_parents=1, window=4, warmup=0),
+    ),
     "dr_grpo": (DrGRPO(),),
-    "dynamic_sampling": (DynamicSampling(), DynamicSampling(max_refills=0, rewards="raw")),
-    "goldilocks": (Goldilocks(pool=16), Goldilocks(pool=20, discount=0.5, random_share=0.0)),
+    "dynamic_sampling": (DynamicSampling(), DynamicSampling(max_refills=0), DynamicSampling(rewards="raw")),
+    "goldilocks": (Goldilocks(pool=24), Goldilocks(pool=9, discount=1.0, random_share=0.0)),
     "goldilocks_teacher": (
-        GoldilocksTeacher(pool=24, candidates=3),
-        GoldilocksTeacher(window=4, random_share=0.5, ridge=1.0),
+        GoldilocksTeacher(pool=24, candidates=3, window=8),
+        GoldilocksTeacher(candidates=2, random_share=0.0),
     ),
     "grpo": (GRPO(), GRPO(std=False), GRPO(epsilon=1e-6, ddof=0)),
     "in_order": (InOrder(), InOrder(shuffle=False)),
@@ -44,8 +47,8 @@ STAGE_EXAMPLES: Mapping[str, tuple[Stage, ...]] = {
     "opob": (OPOB(), OPOB(norm_by_std=False)),
     "opob_proxy": (OPOBProxy(), OPOBProxy(norm_by_std=False)),
     "overlong": (Overlong(buffer=4), Overlong(buffer=12, penalty=0.5)),
-    "paced": (Paced(pool=16), Paced(pool=20, target=0.3, discount=0.5, random_share=0.5)),
+    "paced": (Paced(pool=24), Paced(pool=9, target=0.25, discount=0.0)),
     "reinforce_pp": (ReinforcePP(), ReinforcePP(baseline=True)),
     "rloo": (RLOO(),),
-    "uniform": (Uniform(), Uniform(pool=12)),
+    "uniform": (Uniform(), Uniform(pool=9)),
 }

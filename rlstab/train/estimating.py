@@ -56,7 +56,7 @@ class Estimating:
         if name == "logprobs":
             return self._logprobs(rollout)
         if name == "squared_gradient":
-            return squared_gradients(self.policy, rollout.sequences, self.temperature)
+            return squared_gradients(self.policy, rollout.sequences, self.temperature, ~rollout.responses.even)
         return rollout.signals[name].cpu()
 
     def _logprobs(self, rollout: Rollout) -> Tensor:

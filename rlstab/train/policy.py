@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -28,6 +29,9 @@ SHIPPED = {
     "chain-tiny": Path(__file__).parent.parent / "data" / "chain-tiny",
     "countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny",
 }
+
+#: Seconds in which the model hub must answer once.
+HUB_WAIT = 5.0
 
 
 @dataclass(frozen=True)
@@ -308,15 +312,43 @@ _GIVE = (
 )
 
 
-def _loaded(what: str, name: str, load: Callable[..., Any], source: str, **options: Any) -> Any:
-    """What a loader of transformers gives; it runs no code that comes with a model, and does not ask whether to."""
+def _loaded(what: str, name: str, load: Callable[..., Any], source: str, offline: str, **options: Any) -> Any:
+    """What a loader of transformers gives; it runs no code that comes with a model, and does not ask whether to.
+
+    Args:
+        what: is loaded.
+        name: of the model, as the user gave it.
+        load: the loader.
+        source: folder or hub name.
+        offline: why the hub is not to be asked for what its cache lacks; empty where it may be.
+        options: of the loader.
+    """
     try:
         with _quiet():
-            return load(source, trust_remote_code=False, **options)
+            return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
     except Exception as error:  # files of others fail in every way
-        text = re.sub(r":\s*\n", ": ", str(error).strip())  # a line that ends in a colon needs the next
-        reason = text.partition("\n")[0].rstrip(" .,") or type(error).__name__
-        raise ModelError(f"the {what} of '{name}' cannot be loaded: {reason}. {_GIVE}") from error
+        raise ModelError(
+            f"the {what} of '{name}' cannot be loaded: {offline or _first_line(error)}. {_GIVE}"
+        ) from error
+
+
+def _hub_unreachable() -> str:
+    """Why the model hub does not answer; empty where it does, or is not to be asked.
+
+    Each file that a loader wants is tried for half a minute; one question is answered or not in a few seconds.
+    """
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return ""
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=HUB_WAIT)
+    except Exception as error:  # by proxies and certificates of every kind
+        return f"{huggingface_hub.constants.ENDPOINT} cannot be reached: {_first_line(error)}"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    text = re.sub(r":\s*\n", ": ", str(error).strip())  # a line that ends in a colon needs the next
+    return text.partition("\n")[0].rstrip(" .,") or type(error).__name__
 
 
 def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str = "fp32") -> Policy:
@@ -330,12 +362,14 @@ def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str
     source = str(SHIPPED.get(name, Path(name).expanduser()))
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
-    tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source)
+    offline = "" if Path(source).is_dir() else _hub_unreachable()
+    tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source, offline)
     model, report = _loaded(
         "weights",
         name,
         AutoModelForCausalLM.from_pretrained,
         source,
+        offline,
         dtype=torch.float32,
         use_safetensors=True,
         output_loading_info=True,

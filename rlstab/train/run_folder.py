@@ -104,6 +104,7 @@ class RunFolder:
                     )
                 if self._fresh:
                     self._refuse_strangers()
+                    self._refuse_far()
                 elif self._manifest is not None:
                     self._continue(self._manifest)
         except BaseException:
@@ -169,6 +170,16 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} has {', '.join(taken[:6])}{' and more' if len(taken) > 6 else ''}, which no run that "
                 f"rlstab knows of wrote there. Move that away, or set another tracking.out."
+            )
+
+    def _refuse_far(self) -> None:
+        """What a run that is replaced has is moved aside by renaming, which does not lead to another disk."""
+        inside = self.path / CHECKPOINTS
+        far = inside.is_dir() and inside.stat().st_dev != self.path.stat().st_dev
+        if far and any(self._owns(one) for one in checkpoint.checkpoints(inside)):
+            raise ConfigError(
+                f"{inside} leads to another disk, and --overwrite cannot move the checkpoints in it aside. Move the "
+                f"run away, or set another tracking.out."
             )
 
     def _owns(self, path: Path) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlstab.train.policy import Policy, Sequences
 
 
-def squared_gradients(policy: Policy, sequences: Sequences, temperature: float) -> Tensor:
+def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:
     """Squared norm of the gradient of each response's log-prob, summed over its tokens, by all trainable weights.
 
     One forward and backward for each response, for the sum of gradients that one over several gives has lost the norms
@@ -19,13 +19,15 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float) 
         policy: whose weights are meant; those that do not require a gradient do not count.
         sequences: ``S`` prompts and responses.
         temperature: of the log-probs.
+        where: ``(S,)`` bool, the responses to measure; None for all. Those of groups with equal rewards have the
+            advantage 0 under any baseline, so that there is no need to.
 
     Returns:
-        ``(S,)`` float64, on the CPU; 0 for a response without tokens.
+        ``(S,)`` float64, on the CPU; 0 for a response without tokens, and for one that is not measured.
     """
     weights = [one for one in policy.model.parameters() if one.requires_grad]
     found = torch.zeros(len(sequences.response_ids), dtype=torch.float64)
-    for row in range(len(found)):
+    for row in range(len(found)) if where is None else where.nonzero().squeeze(-1).tolist():
         one = sequences.rows(torch.tensor([row], device=sequences.response_ids.device))
         index = one.response_mask.reshape(-1).nonzero().squeeze(-1)
         if not weights or not len(index):

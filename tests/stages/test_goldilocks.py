@@ -19,8 +19,8 @@ def evidence(rollouts, pool, discount):
     """What is known of each prompt after rollouts of ``(prompt, group, reward, given)`` rows: ``[right, wrong]``."""
     found = [[0.0, 0.0] for _ in range(pool)]
     for rows in rollouts:
-        for one in found:
-            one[0], one[1] = one[0] * discount, one[1] * discount
+        for prompt in {row[0] for row in rows if row[3] == 0}:
+            found[prompt] = [one * discount for one in found[prompt]]
         for prompt, _, reward, given in rows:
             if given == 0:
                 solved = min(max(reward, 0.0), 1.0)
@@ -106,14 +106,14 @@ def test_what_was_never_asked_comes_before_what_hardly_varies_and_after_what_doe
     assert stage.select(offer(3, rollout=1), state_after(stage, [rows])).tolist() == [1, 2, 0]
 
 
-def test_evidence_fades_until_a_prompt_is_asked_again():
-    stage = Goldilocks(pool=2, discount=0.5)
-    dead = state_after(stage, [[(0, 0, 0.0, 0)] * 8])
-    values = [float(pass_rates.expected_spread(state_after(stage, [[(0, 0, 0.0, 0)] * 8, *[[]] * idle]))[0])
-              for idle in range(60)]  # fmt: skip
-    assert values[0] == float(pass_rates.expected_spread(dead)[0])
-    assert values[:4] == sorted(values[:4])
-    assert values[-1] == pytest.approx(math.pi / 8, rel=1e-12)  # of the uniform density
+def test_what_was_known_of_a_prompt_fades_when_it_is_asked_again_and_only_then():
+    """A prompt that was never solved, and then always: three rollouts later it is known to be solved."""
+    stage = Goldilocks(pool=2, discount=0.25)
+    rollouts = [[(0, 0, 0.0, 0)] * 8, *[[(0, 0, 1.0, 0)] * 8] * 3]
+    rates = [float(pass_rates.expected_rate(state_after(stage, rollouts[:one]))[0]) for one in range(5)]
+    assert rates == pytest.approx([1 / 2, 1 / 10, 9 / 12, 11 / 12.5, 11.5 / 12.625])
+    idle = state_after(stage, [rollouts[0], *[[(1, 0, 1.0, 0)]] * 50])
+    assert float(pass_rates.expected_rate(idle)[0]) == rates[1]
 
 
 def test_branches_are_no_evidence():

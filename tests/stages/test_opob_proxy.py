@@ -10,7 +10,7 @@ import torch
 
 from rlstab.stages.opob import OPOB
 from rlstab.stages.opob_proxy import OPOBProxy, logit_squares
-from tests.stages.estimating import advantages, drawn
+from tests.stages.estimating import WIDTH, advantages, drawn
 
 
 def test_it_is_the_squared_gradient_by_the_logits() -> None:
@@ -21,14 +21,26 @@ def test_it_is_the_squared_gradient_by_the_logits() -> None:
     mask = torch.arange(5) < torch.tensor([[5], [3], [1]])
     (gradient,) = torch.autograd.grad(logprobs[mask].sum(), logits)
     sum_p_sq = logits.detach().softmax(-1).square().sum(-1)
-    found = logit_squares(torch.where(mask, logprobs.detach(), 0.0), torch.where(mask, sum_p_sq, 0.0))
-    torch.testing.assert_close(found, gradient.square().sum((1, 2)))
+    found = torch.where(mask, logit_squares(logprobs.detach(), sum_p_sq), 0.0)
+    torch.testing.assert_close(found, gradient.square().sum(-1))
 
 
 def test_a_sure_token_has_none() -> None:
-    sure = torch.tensor([[0.0, -1e-8, 0.0]])
-    assert logit_squares(sure, torch.tensor([[1.0, 1 - 2e-8, 0.0]])).tolist() == pytest.approx([0.0], abs=1e-7)
-    assert float(logit_squares(sure, torch.tensor([[1.0, 1 - 1e-7, 0.0]]))) >= 0
+    sure = torch.tensor([0.0, -1e-8, 0.0])
+    assert logit_squares(sure, torch.tensor([1.0, 1 - 2e-8, 1 - 1e-7])).tolist() == pytest.approx([0.0] * 3, abs=1e-7)
+    assert bool((logit_squares(sure, torch.tensor([1.0, 1 - 2e-8, 1 - 1e-7])) >= 0).all())
+
+
+def test_what_stands_after_the_end_does_not_matter() -> None:
+    whole = drawn(1, graded=True)
+    after = torch.arange(WIDTH) >= whole.lengths.unsqueeze(-1)
+    junk = {
+        name: torch.where(after, 7.0, one) if one.dtype == torch.float64 and one.shape == after.shape else one
+        for name, one in whole.extra.items()
+    }
+    junk["rollout_logprobs"] = torch.where(after, -3.0, whole.extra["rollout_logprobs"])
+    for stage in (OPOB(), OPOBProxy()):
+        assert torch.equal(advantages(stage, replace(whole, extra=junk))[0], advantages(stage, whole)[0])
 
 
 @pytest.mark.parametrize("norm_by_std", [False, True])

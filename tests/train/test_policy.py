@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,58 @@ def folder(tmp_path, monkeypatch):
         return "./model"
 
     return copy
+
+
+class Session:
+    """One of the hub's, which answers or does not, and notes what it was asked."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error, self.asked = error, list[tuple[str, float]]()
+
+    def head(self, url: str, *, timeout: float) -> None:
+        self.asked.append((url, timeout))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("name", ["someorg/no-such-model", "no-such-model"])
+def test_a_hub_that_does_not_answer_is_asked_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(OSError("[Errno -3] Temporary failure in name resolution"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    start = time.monotonic()
+    said = refusal(name)
+    assert time.monotonic() - start < 5
+    assert said == (
+        f"the tokenizer of '{name}' cannot be loaded: https://huggingface.co cannot be reached: [Errno -3] Temporary "
+        f"failure in name resolution. {GIVE}"
+    )
+    assert session.asked == [("https://huggingface.co", 5.0)]
+
+
+def test_a_hub_that_does_not_answer_is_not_needed_for_what_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(OSError("down"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    cache = tmp_path / "models--someorg--tiny"
+    shutil.copytree(SHIPPED["countdown-tiny"], cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    for place in ("huggingface_hub.constants.HF_HUB_CACHE", "transformers.utils.hub.constants.HF_HUB_CACHE"):
+        monkeypatch.setattr(place, str(tmp_path))
+    assert load_policy("someorg/tiny").pad_id == load_policy("countdown-tiny").pad_id
+    assert len(session.asked) == 1
+
+
+def test_folders_and_shipped_models_do_not_ask_the_hub(folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    load_policy("countdown-tiny")
+    load_policy(folder())
+    assert session.asked == []
 
 
 def refusal(name: str) -> str:

@@ -60,6 +60,12 @@ def test_a_response_does_not_depend_on_the_others(policy: Policy) -> None:
     assert torch.equal(squared_gradients(policy, given, 1.0), alone)
 
 
+def test_what_is_not_asked_for_is_0(policy: Policy) -> None:
+    given = some(policy)
+    found = squared_gradients(policy, given, 1.0, torch.tensor([False, True, True]))
+    assert torch.equal(found, squared_gradients(policy, given, 1.0) * torch.tensor([0.0, 1.0, 1.0]))
+
+
 def test_gradients_and_weights_are_left_alone(policy: Policy) -> None:
     before = {name: one.clone() for name, one in policy.model.state_dict().items()}
     some_grad = torch.ones_like(policy.model.model.norm.weight)
