@@ -67,6 +67,7 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.facts import MASK
 from rlstab.core.settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
+from rlstab.errors import MissingSignal
 from rlstab.explain import stages
 from rlstab.explain.costs import costs, everywhere
 from rlstab.explain.hosts import HOSTS, hosts
@@ -81,11 +82,12 @@ from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
 from rlstab.stages.overlong import Overlong
 from rlstab.stages.pipeline import Pipeline
-from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper, Stage
 from rlstab.stages.uniform import Uniform
 from rlstab.testing.stage_examples import STAGE_EXAMPLES
+from rlstab.train.stage_evidence import given_to, require_evidence
 from rlstab.zoo import METHODS
 from tests.zoo.watch import evidence, examples, live
 
@@ -1187,17 +1189,27 @@ def test_what_stages_need_and_whose_it_is() -> None:
     assert lines[-1].endswith("`goldilocks` (right, wrong); `deep_grpo` (place, success, seen).")
     assert {name: stages.has(Reads(), name) for name in sorted(Reads.needs)} == {
         "entropies": "free: the sampler has the logits",
-        "my_signal": "yours to provide, for estimators alone",
-        "prompt_features": "the trainer has it for selectors alone",
-        "squared_gradient": "the trainer has it for estimators alone",
+        "my_signal": "the trainer does not have it",
+        "prompt_features": "the trainer does not have it for a stage of this kind, only for selectors",
+        "squared_gradient": "the trainer does not have it for a stage of this kind, only for estimators",
     }
     assert stages.rollout(Pipeline.of(Reads()), None)[1] == "2. **Rewards.** `reads`: Reads all kinds of evidence."
     assert stages.needs(Pipeline.of()) == []
 
 
-def test_evidence_of_every_stage_that_ships_is_the_trainers_or_the_tasks() -> None:
-    told = {has for one in STAGE_EXAMPLES.values() for name in one[0].needs if (has := stages.has(one[0], name))}
-    assert not {one for one in told if "yours" in one or "alone" in one}
+@pytest.mark.parametrize("name", sorted({*EVIDENCE, *SIGNALS, "logprobs", "prompt_features", "my_signal"}))
+def test_what_the_trainer_has_is_what_it_gives(name: str) -> None:
+    for one in (InOrder(), Overlong(buffer=4), STAGE_EXAMPLES["deep_grpo"][0], GRPO()):
+        assert ("does not have it" in stages.has(one, name)) == (name not in given_to(one)), one.name
+
+
+def test_evidence_that_the_trainer_does_not_have_is_a_warning() -> None:
+    assert [told for one in STAGE_EXAMPLES.values() for told in stages.lacking(Pipeline.of(*one[:1]))] == []
+    told = stages.lacking(Pipeline.of(Reads()))
+    assert told[0] == "the stage reads needs my_signal: the trainer does not have it."
+    assert len(told) == 3
+    with pytest.raises(MissingSignal):
+        require_evidence(Pipeline.of(Reads()))
 
 
 def test_what_a_stage_expects_and_excludes_is_told() -> None:

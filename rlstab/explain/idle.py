@@ -9,6 +9,7 @@ from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
+from rlstab.explain.stages import lacking
 from rlstab.stages.grpo import GRPO
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
@@ -17,7 +18,7 @@ _REGION = frozenset({"bounds", "gates", "pull", "ratio"})
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """Methods that do nothing at their settings or in the run, and what makes the run unsafe."""
-    found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) if run else [])]
+    found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) + lacking(run.pipeline) if run else [])]
     if run:
         found += [f"- {text}" for text in idle_in_run(objective, run)]
     else:

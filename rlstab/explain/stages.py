@@ -22,13 +22,19 @@ HEADS: Mapping[str, str] = {
     "rollouts": "Rollout",
     "advantages": "Advantages",
 }
-#: What is known when responses are sampled and scored; the rest comes just before they are learnt.
-_AT_SAMPLING = (SIGNAL_NAMES - {"logprobs"}) | {"rollout_logprobs", "raw_rewards"}
-#: What evidence costs in the trainer that ships, beyond the signals of tokens.
+#: What only one kind of stage can read, as it is known when that kind acts.
+_ALONE: Mapping[str, tuple[type[Stage], str]] = {
+    "logprobs": (AdvantageEstimator, "estimators"),
+    "squared_gradient": (AdvantageEstimator, "estimators"),
+    "prompt_features": (PromptSelector, "selectors"),
+}
+#: What evidence costs in the trainer that ships, beyond the signals that its sampler makes.
 _EVIDENCE_COSTS: Mapping[str, str] = {
     "raw_rewards": "free: the scorer gave them",
     "logprobs": "one more forward of each rollout by the policy that learns",
     "squared_gradient": "one backward for each response, before the rollout is learnt",
+    "prompt_features": "the input embeddings of the prompts that it looks at",
+    "rollout_logprobs": COSTS["rollout_logprobs"],
     "block_rewards": "the task's, where it knows blocks",
     "block_outcomes": "the task's, where it knows blocks",
     "block_ids": "the task's, where it knows blocks",
@@ -93,15 +99,21 @@ def _stages(names: Iterator[str]) -> str:
 
 
 def has(stage: Stage, name: str) -> str:
-    """Whether the trainer that ships has some evidence when a stage acts, and at what cost."""
-    if name == "prompt_features":
-        if isinstance(stage, PromptSelector):
-            return "the input embeddings of the prompts that it looks at"
-        return "the trainer has it for selectors alone"
-    if name not in _AT_SAMPLING and not isinstance(stage, AdvantageEstimator):
-        known = name in SIGNALS or name in _EVIDENCE_COSTS
-        return "the trainer has it for estimators alone" if known else "yours to provide, for estimators alone"
-    return _EVIDENCE_COSTS.get(name) or COSTS.get(name, "yours to provide")
+    """At what cost the trainer that ships has some evidence for a stage, or that it does not have it."""
+    kind, told = _ALONE.get(name, (Stage, ""))
+    if not isinstance(stage, kind):
+        return f"{_LACKS} for a stage of this kind, only for {told}"
+    cost = _EVIDENCE_COSTS.get(name) or (COSTS.get(name) if name in SIGNAL_NAMES else None)
+    return cost or _LACKS
+
+
+_LACKS = "the trainer does not have it"
+
+
+def lacking(pipeline: Pipeline) -> list[str]:
+    """Evidence that stages need and the trainer does not have, so that it refuses the run."""
+    found = [(one.name, name, has(one, name)) for one in pipeline for name in sorted(one.needs)]
+    return [f"the stage {own} needs {name}: {told}." for own, name, told in found if told.startswith(_LACKS)]
 
 
 def excluded(pipeline: Pipeline) -> list[str]:

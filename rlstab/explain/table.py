@@ -96,7 +96,7 @@ def describe_stages(pipeline: Pipeline) -> RenderableType:
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
-    of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
     published = unmet(objective) + (stages.unmet(run.pipeline, objective) if run else [])
     return of_run + repeated(objective) + published + [text.replace("`", "") for text in pulling]

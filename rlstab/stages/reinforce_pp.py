@@ -105,7 +105,7 @@ class ReinforcePP(AdvantageEstimator):
 
     name: ClassVar[str] = "reinforce_pp"
     exceptions: ClassVar[Mapping[str, str]] = {
-        "even group": "a group of equal rewards is compared with the rest of the rollout, and the mean is taken off it"
+        "even group": "it compares with the whole rollout, so equal answers to a prompt have something to compare with."
     }
 
     baseline: bool = False
