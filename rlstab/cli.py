@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
     runs.set_defaults(command=_runs)
 
-    listing = commands.add_parser("list", help="list methods and presets")
+    listing = commands.add_parser("list", help="list methods, stages and presets")
     listing.set_defaults(command=_list)
 
     cards = commands.add_parser(

@@ -23,7 +23,9 @@ from rlstab.config import json_schema, load_objective, load_run, objective_hash,
 from rlstab.core.facts import SOURCES
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Range
+from rlstab.explain.stage_cards import KINDS
 from rlstab.presets import PRESETS
+from rlstab.stages import STAGES
 
 FOLDER = Path(rlstab.__file__).parents[1] / "examples"
 EXAMPLES = sorted({*FOLDER.glob("*.yaml")} - {*FOLDER.glob("bench_*.yaml")})
@@ -87,6 +89,34 @@ def test_check_says_of_a_run_how_it_learns(rlstab_command):
     assert "advantage: dr_grpo; ratio against: recompute; 2 optimizer step(s) per rollout of 16 x 8 responses" in out
     loaded = load_run("f.yaml")
     assert f"objective {objective_hash(loaded.composition)}, run {run_hash(loaded)}: no conflict" in out
+
+
+def test_check_says_what_the_stages_of_a_run_do_need_and_expect(rlstab_command):
+    _, out, _ = rlstab_command(
+        "check", "f.yaml", f="objective: clip_higher\nstages: [{name: overlong, buffer: 4}, opob, deep_grpo]\n"
+    )
+    order = [out.index(f" {name} ") for name in ("in_order", "overlong", "deep_grpo", "opob")]
+    assert order == sorted(order)
+    for text in (
+        "overlong rewards Take reward from an answer for each of its last 4 tokens before the limit",
+        "place, success, seen",
+        "needs squared_gradient, for opob: one backward for each response, before the rollout is learnt",
+        "note: 'deep_grpo' expects 'stream_weight' beside it, which is missing: the loss of the paper",
+        "advantage: opob; ratio against: ",
+    ):
+        assert text in out
+
+
+def test_check_of_an_objective_alone_has_no_stages(rlstab_command):
+    assert " in_order " not in rlstab_command("check", "f.yaml", f="clip_higher")[1]
+
+
+def test_stages_that_exclude_each_other_are_refused_by_check_and_explain(rlstab_command):
+    text = "objective: clip_higher\nstages: [max_rl, {name: overlong, buffer: 4}]\n"
+    for command in ("check", "explain"):
+        code, _, error = rlstab_command(command, "f.yaml", f=text)
+        assert code == 2
+        assert "the stage 'max_rl' and the stage 'overlong' exclude each other: " in error
 
 
 BOTH = "s2t and stare act in opposite directions"
@@ -163,7 +193,19 @@ def test_list_fits_into_100_columns(capsys, monkeypatch):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert len(lines) < 3 * len([*zoo.METHODS.names(), *PRESETS])
+    assert len(lines) < 3 * len([*zoo.METHODS.names(), *STAGES.names(), *PRESETS, *KINDS])
+
+
+def test_list_groups_stages_by_kind_in_the_order_of_a_rollout(rlstab_command):
+    _, out, _ = rlstab_command("list")
+    heads = {kind: out.index(f"stages: {kind.kind}: ") for kind in KINDS}
+    assert list(heads.values()) == sorted(heads.values())
+    ends = [*heads.values(), out.index(" presets ")]
+    for name in STAGES.names():
+        start = heads[next(kind for kind in KINDS if issubclass(STAGES.get(name), kind))]
+        assert f" {name} " in out[start : ends[ends.index(start) + 1]]
+    assert "reads raw_rewards · state: right, wrong · arXiv 2602.14868" in out
+    assert "squared_gradient: one backward for each response, before the rollout is learnt · arXiv 2602.17616" in out
 
 
 @final

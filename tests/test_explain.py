@@ -67,6 +67,8 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.facts import MASK
 from rlstab.core.settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
+from rlstab.errors import MissingSignal
+from rlstab.explain import stages
 from rlstab.explain.costs import costs, everywhere
 from rlstab.explain.hosts import HOSTS, hosts
 from rlstab.explain.idle import idle, idle_in_run, unsafe
@@ -75,6 +77,17 @@ from rlstab.explain.page import explain, page
 from rlstab.explain.recipes import recipes
 from rlstab.explain.story import STAGES, story
 from rlstab.presets import PRESETS
+from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.in_order import InOrder
+from rlstab.stages.overlong import Overlong
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
+from rlstab.stages.rloo import RLOO
+from rlstab.stages.stage import RewardShaper, Stage
+from rlstab.stages.uniform import Uniform
+from rlstab.testing.stage_examples import STAGE_EXAMPLES
+from rlstab.train.stage_evidence import given_to, require_evidence
 from rlstab.zoo import METHODS
 from tests.zoo.watch import evidence, examples, live
 
@@ -944,7 +957,9 @@ def test_who_drops_tokens_is_found(method: TokenObjective, expected: str) -> Non
 
 def test_the_story_is_told_in_the_order_of_the_loss() -> None:
     told = story(
-        compose(KLPenalty(), STARE(), S2TMask(), ClipHigher(), TopEntropyMask(denominator="all")), None, "rloo"
+        compose(KLPenalty(), STARE(), S2TMask(), ClipHigher(), TopEntropyMask(denominator="all")),
+        None,
+        Pipeline.of(RLOO()),
     )
     heads = [re.fullmatch(r"(\d+)\. \*\*([\w ]+)\.\*\* (?:`(\w+)`)?.*", line) for line in told]
     assert [one.groups() for one in heads if one] == [
@@ -1033,8 +1048,9 @@ def test_inside_within_it_is_said_among_which_tokens() -> None:
 def test_every_preset_equals_itself(name: str) -> None:
     recipe = PRESETS[name]
     objective = compose(recipe.objective)
-    assert recipes(objective, recipe.estimator)[0] == f"- Equals `{name}`: {recipe.about}"
-    assert f"takes the advantage `rloo` instead of `{recipe.estimator}`" in recipes(objective, "rloo")[0]
+    assert recipes(objective, recipe.pipeline)[0] == f"- Equals `{name}`: {recipe.about}"
+    other = Pipeline.of(*recipe.stages, RLOO())
+    assert f"takes the advantage `rloo` instead of `{recipe.estimator}`" in recipes(objective, other)[0]
 
 
 @pytest.mark.parametrize(
@@ -1053,7 +1069,31 @@ def test_every_preset_equals_itself(name: str) -> None:
     ids=lambda one: one if isinstance(one, str) else repr(one),
 )
 def test_an_objective_is_compared_with_the_recipes(objective: Any, expected: str) -> None:
-    assert expected in recipes(objective, "grpo")[0]
+    assert expected in recipes(objective, Pipeline.of(GRPO()))[0]
+
+
+@pytest.mark.parametrize(
+    ("several", "expected"),
+    [
+        ([InOrder(shuffle=False)], "sets `in_order.shuffle` to False instead of True."),
+        ([Overlong(buffer=4)], "adds the stage `overlong`."),
+        ([Uniform(pool=9), DrGRPO()],
+         "takes the advantage `dr_grpo` instead of `grpo`; takes the prompts of `uniform` instead of `in_order`."),
+        ([GRPO(ddof=0)], "sets `grpo.ddof` to 0 instead of 1."),
+        ([GRPO(std=False)], "takes the advantage `dr_grpo` instead of `grpo`."),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_stages_are_compared_with_the_recipes(several: list[Stage], expected: str) -> None:
+    first = recipes(compose(ClipHigher()), Pipeline.of(*several))[0]
+    assert first.startswith("- Nearest: `dapo`")
+    assert first.endswith(f"This one {expected}")
+
+
+def test_what_a_recipe_brings_and_a_run_lacks() -> None:
+    recipe = PRESETS["stack"]
+    (first, *_) = recipes(compose(recipe.objective), Pipeline.of(recipe.pipeline.selector, recipe.pipeline.estimator))
+    assert first.endswith("This one lacks the stage `deep_grpo`.")
 
 
 def run_of(objective: Any, **parts: Any) -> Any:
@@ -1064,8 +1104,8 @@ def test_of_an_advantage_without_its_deviation_it_is_dr_grpo_that_is_told() -> N
     run = run_of(["clip_higher"], advantage={"std": False, "epsilon": 0.1})
     text = page("x", run.composition, run)
     assert "takes the advantage `dr_grpo` instead of `grpo`" in text
-    assert "`dr_grpo`: the reward of its response minus the mean of the group." in text
-    assert "advantage.epsilon: nothing is divided by a standard deviation, so it is not read." in text
+    assert "**Advantages.** `grpo`: Take the reward less the mean over the answers to the prompt.\n" in text
+    assert "grpo.epsilon: nothing is divided by a standard deviation, so it is not read." in text
 
 
 @pytest.mark.parametrize(
@@ -1088,10 +1128,102 @@ def test_what_is_idle_in_a_run(objective: Any, optimisation: Any, expected: list
 
 
 def test_a_group_of_one_and_settings_that_are_not_read() -> None:
-    run = run_of(["s2t"], rollout={"group": 1}, advantage={"estimator": "rloo", "ddof": 0, "std": False})
+    run = run_of(["s2t"], rollout={"group": 1}, advantage={"ddof": 0, "std": False})
     first, *rest = idle_in_run(run.composition, run)
     assert first.startswith("rollout.group = 1: ")
-    assert [text.partition(":")[0] for text in rest] == ["advantage.std", "advantage.ddof"]
+    assert [text.partition(":")[0] for text in rest] == ["grpo.ddof"]
+    of_the_whole_rollout = run_of(["s2t"], rollout={"group": 1}, stages=["reinforce_pp"])
+    assert idle_in_run(of_the_whole_rollout.composition, of_the_whole_rollout) == []
+
+
+STAGES_OF_A_RUN = [
+    "dynamic_sampling",
+    {"name": "opob"},
+    {"name": "overlong", "buffer": 4},
+    {"name": "goldilocks", "pool": 64},
+    "deep_grpo",
+]
+
+
+def test_a_rollout_is_told_in_its_order() -> None:
+    run = run_of(["clip_higher"], stages=STAGES_OF_A_RUN, rollout={"staleness": 2, "precision": "fp8"})
+    told = stages.rollout(run.pipeline, run)
+    heads = [re.fullmatch(r"(\d+)\. \*\*(\w+)\.\*\* (?:`(\w+)`: )?.*\.", line) for line in told]
+    assert [one.groups() for one in heads if one] == [
+        ("1", "Prompts", "goldilocks"),
+        ("2", "Responses", None),
+        ("3", "Rewards", "overlong"),
+        ("4", "Rollout", "dynamic_sampling"),
+        ("5", "Rollout", "deep_grpo"),
+        ("6", "Advantages", "opob"),
+    ]
+    assert told[1] == (
+        "2. **Responses.** 8 to each of 16 prompts, of at most 24 tokens, by weights that are 2 updates old, by "
+        "weights rounded to fp8; the task `countdown` scores them."
+    )
+    assert "`in_order`, the default: Take prompts one after another" in stages.rollout(Pipeline.of(), None)[0]
+    assert [line for line in stages.rollout(Pipeline.of(), None) if "Responses" in line] == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads(RewardShaper):
+    """Reads all kinds of evidence"""
+
+    name: ClassVar[str] = "reads"
+    needs = frozenset({"entropies", "squared_gradient", "my_signal", "prompt_features"})
+
+    def shape(self, responses: ResponseBatch, stat: Any, state: Any) -> Tensor:
+        return responses.rewards
+
+
+def test_what_stages_need_and_whose_it_is() -> None:
+    lines = stages.needs(Pipeline.of(*(STAGE_EXAMPLES[name][0] for name in ("opob", "deep_grpo", "goldilocks"))))
+    assert [line.partition(":")[0] for line in lines] == [
+        "- `logprobs`, for the stage `opob`",
+        "- `raw_rewards`, for the stages `goldilocks`, `deep_grpo`",
+        "- `rollout_logprobs`, for the stage `opob`",
+        "- `squared_gradient`, for the stage `opob`",
+        "- State of stages, saved with the checkpoint",
+    ]
+    assert lines[1].endswith("Free: the scorer gave them.")
+    assert lines[-1].endswith("`goldilocks` (right, wrong); `deep_grpo` (place, success, seen).")
+    assert {name: stages.has(Reads(), name) for name in sorted(Reads.needs)} == {
+        "entropies": "free: the sampler has the logits",
+        "my_signal": "the trainer does not have it",
+        "prompt_features": "the trainer does not have it for a stage of this kind, only for selectors",
+        "squared_gradient": "the trainer does not have it for a stage of this kind, only for estimators",
+    }
+    assert stages.rollout(Pipeline.of(Reads()), None)[1] == "2. **Rewards.** `reads`: Reads all kinds of evidence."
+    assert stages.needs(Pipeline.of()) == []
+
+
+@pytest.mark.parametrize("name", sorted({*EVIDENCE, *SIGNALS, "logprobs", "prompt_features", "my_signal"}))
+def test_what_the_trainer_has_is_what_it_gives(name: str) -> None:
+    for one in (InOrder(), Overlong(buffer=4), STAGE_EXAMPLES["deep_grpo"][0], GRPO()):
+        assert ("does not have it" in stages.has(one, name)) == (name not in given_to(one)), one.name
+
+
+def test_evidence_that_the_trainer_does_not_have_is_a_warning() -> None:
+    assert [told for one in STAGE_EXAMPLES.values() for told in stages.lacking(Pipeline.of(*one[:1]))] == []
+    told = stages.lacking(Pipeline.of(Reads()))
+    assert told[0] == "the stage reads needs my_signal: the trainer does not have it."
+    assert len(told) == 3
+    with pytest.raises(MissingSignal):
+        require_evidence(Pipeline.of(Reads()))
+
+
+def test_what_a_stage_expects_and_excludes_is_told() -> None:
+    run = run_of(["clip_higher"], stages=["deep_grpo", "max_rl"])
+    told = pairs(run.composition, run.pipeline)
+    assert (
+        "- **Not as published:** `deep_grpo` expects `stream_weight` beside it, which is missing: the loss of the"
+        in (" ".join(told))
+    )
+    assert any(line.startswith("- **Excluded:** `max_rl` cannot act beside `laconic`, `overlong`: ") for line in told)
+    there = run_of(["clip_higher", "stream_weight"], stages=["deep_grpo"])
+    assert stages.unmet(there.pipeline, there.composition) == []
+    observed = run_of(["clip_higher", {"name": "observe", "method": "stream_weight"}], stages=["deep_grpo"])
+    assert len(stages.unmet(observed.pipeline, observed.composition)) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
+from rlstab.explain.stages import lacking
 from rlstab.stages.grpo import GRPO
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
@@ -17,7 +18,7 @@ _REGION = frozenset({"bounds", "gates", "pull", "ratio"})
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """Methods that do nothing at their settings or in the run, and what makes the run unsafe."""
-    found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) if run else [])]
+    found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) + lacking(run.pipeline) if run else [])]
     if run:
         found += [f"- {text}" for text in idle_in_run(objective, run)]
     else:
@@ -65,7 +66,7 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
         for drift in sorted(one.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None
     ]
-    if run.rollout.group == 1:
+    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.exceptions:
         found.append(
             "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
             "penalty moves the policy."

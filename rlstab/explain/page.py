@@ -18,6 +18,7 @@ from rlstab.config import Document, RunConfig, load_run, objective_hash, run_has
 from rlstab.config.objectives import build_objective
 from rlstab.console import Terminal
 from rlstab.core.compose import Composition
+from rlstab.explain import stages
 from rlstab.explain.costs import costs
 from rlstab.explain.hosts import hosts
 from rlstab.explain.idle import idle
@@ -26,7 +27,6 @@ from rlstab.explain.recipes import recipes
 from rlstab.explain.story import story
 from rlstab.explain.table import read
 from rlstab.presets import PRESETS, Preset, preset
-from rlstab.stages.grpo import GRPO
 from rlstab.visible import visible
 from rlstab.zoo import METHODS
 
@@ -77,12 +77,13 @@ def show(text: str, console: Console | None = None, *, markdown: bool = False) -
 
 def page(title: str, objective: Composition, run: RunConfig | None, about: Preset | None = None, note: str = "") -> str:
     """All sections as Markdown, after a note where there is one."""
-    estimator = _estimator(run) if run else about.estimator if about else None
+    pipeline = run.pipeline if run else about.pipeline if about else None
     sections = {
-        "What happens to a token": story(objective, run, estimator),
-        "What it needs and costs": costs(objective, run),
-        "Which recipe it is": recipes(objective, estimator),
-        "What its methods do to each other": pairs(objective),
+        "What happens in a rollout": stages.rollout(pipeline, run) if pipeline else [],
+        "What happens to a token": story(objective, run, pipeline),
+        "What it needs and costs": costs(objective, run) + (stages.needs(pipeline) if pipeline else []),
+        "Which recipe it is": recipes(objective, pipeline),
+        "What its methods do to each other": pairs(objective, pipeline),
         "What does nothing, and warnings": idle(objective, run),
         "Where it can run": hosts(objective),
     }
@@ -119,9 +120,3 @@ def _also_presets(source: str) -> str:
     """A name that a method and a preset share means the method; this says where the preset is."""
     both = [name for name in _names(source) if name in PRESETS and name in METHODS.names()]
     return "".join(f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in both)
-
-
-def _estimator(run: RunConfig) -> str:
-    """`grpo` without the standard deviation is `dr_grpo`."""
-    estimator = run.pipeline.estimator
-    return "dr_grpo" if isinstance(estimator, GRPO) and not estimator.std else estimator.name

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlstab.core.objective import TokenObjective
+from rlstab.stages import STAGES
+from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.stage import Stage
 
 
@@ -26,6 +28,11 @@ class Preset:
     about: str
     sources: Mapping[str, str] = field(repr=False)
     stages: tuple[Stage, ...] = ()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What it does outside the loss."""
+        return Pipeline.of(*self.stages, STAGES.get(self.estimator)())
 
 
 def clip(low: str, high: str, dual_clip: str = "not in the paper's objective") -> Mapping[str, str]:

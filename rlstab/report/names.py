@@ -30,7 +30,7 @@ MINOR = (
 APART = ("seed", "tracking")
 
 #: Parts of a run that belong to its method.
-OF_METHOD = ("objective", "advantage")
+OF_METHOD = ("objective", "stages", "advantage")
 
 #: Values that one name shows; where they do not tell the runs apart, all are shown.
 SHOWN = 3
@@ -95,7 +95,7 @@ def _root(path: str) -> str:
 
 def _by_settings(found: dict[int, RunRecord], places: Sequence[int], asked: Callable[[str], bool]) -> None:
     """Those that differ, of the settings that all of them have: an older version may have written fewer."""
-    own = {one: dict(_flat(found[one].config)) for one in places}
+    own = {one: dict(_flat(config)) for one, config in _with_stages({one: found[one].config for one in places}).items()}
     shared = [path for path in next(iter(own.values())) if all(path in values for values in own.values())]
     differ = [path for path in shared if asked(path) and len({repr(values[path]) for values in own.values()}) > 1]
     of_method = [path for path in differ if _within(path, OF_METHOD)]
@@ -104,6 +104,28 @@ def _by_settings(found: dict[int, RunRecord], places: Sequence[int], asked: Call
         found[one] = replace(found[one], method=f"{found[one].method} ({label})")
     for one, label in _labels(own, of_run).items():
         found[one] = replace(found[one], setting=_joined(found[one].setting, label))
+
+
+def _with_stages(configs: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Configurations whose stages go by name, and those that not all have are told by one value: ``overlong + opo``."""
+    settings = {
+        one: {str(item["name"]): item for item in config["stages"]}
+        for one, config in configs.items()
+        if isinstance(config.get("stages"), list) and all(isinstance(item, Mapping) for item in config["stages"])
+        if all("name" in item for item in config["stages"])
+    }
+    if len(settings) < len(configs):  # written by hand, or by a version that had none
+        return dict(configs)
+    everywhere = set.intersection(*(set(one) for one in settings.values()))
+    found: dict[int, Mapping[str, Any]] = {}
+    for one, stages in settings.items():
+        of_its_own = [name for name in stages if name not in everywhere]
+        found[one] = {
+            **{key: value for key, value in configs[one].items() if key != "stages"},
+            "stages": " + ".join(of_its_own) or "none",
+            **{f"stages.{name}": stages[name] for name in sorted(everywhere)},
+        }
+    return found
 
 
 def _labels(own: Mapping[int, Mapping[str, Any]], paths: Sequence[str]) -> dict[int, str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
 
 import hypothesis
 from hypothesis import strategies as st
 
-from rlstab.errors import MissingPackage, OutOfRange, ProcessError
+from rlstab.errors import MissingPackage, OutOfRange, ProcessError, UnknownName, did_you_mean
 from rlstab.stages.response_batch import EVIDENCE
 from rlstab.stages.stage import Stage
 from rlstab.testing.agreement import BrokenLaw
@@ -22,7 +22,12 @@ from rlstab.testing.stage_steps import rollouts
 
 
 def check_stage(
-    stage: Stage, *, examples: int = 20, shrink: bool = True, processes: int | Processes | None = None
+    stage: Stage,
+    *,
+    examples: int = 20,
+    shrink: bool = True,
+    processes: int | Processes | None = None,
+    laws: Collection[str] | None = None,
 ) -> Report:
     """Check a stage against every law of stages.
 
@@ -34,15 +39,22 @@ def check_stage(
         shrink: look for a small run where a law is broken, which takes seconds.
         processes: run the ranks of the law *split* as this many real processes, which start in seconds; without, as
             threads. :class:`~rlstab.testing.Processes` serves several calls. The report says how many took part.
+        laws: names of those to check; None is all.
 
     Returns:
         A report. The draws are the same in every call, so a failure can be reproduced.
 
     Raises:
         ProcessError: a process died or did not answer within its timeout, or the stage cannot be sent to it.
+        UnknownName: there is no such law.
     """
+    known = [law.name for law in STAGE_LAWS]
+    unknown = sorted(set(laws or ()) - set(known))
+    if unknown:
+        raise UnknownName(f"check_stage: there is no law '{unknown[0]}' of stages. {did_you_mean(unknown[0], known)}")
+    asked = [law for law in STAGE_LAWS if laws is None or law.name in laws]
     with _running(processes) as ranks:
-        held = [_hold(stage, law, examples, shrink=shrink, processes=ranks) for law in STAGE_LAWS]
+        held = [_hold(stage, law, examples, shrink=shrink, processes=ranks) for law in asked]
         return Report(repr(stage), held)
 
 

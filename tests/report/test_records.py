@@ -198,6 +198,49 @@ def test_settings_of_a_method_are_named_with_it(tmp_path: Path) -> None:
     ]
 
 
+IN_ORDER, GRPO = {"name": "in_order", "shuffle": True}, {"name": "grpo", "std": True, "epsilon": 1e-4, "ddof": 1}
+
+
+def test_runs_that_differ_in_stages_alone_are_named_by_those(tmp_path: Path) -> None:
+    overlong = {"name": "overlong", "buffer": 4, "penalty": 1.0}
+    for place, stages in {
+        "a": [IN_ORDER, GRPO],
+        "b": [IN_ORDER, overlong, GRPO],
+        "c": [{"name": "goldilocks", "pool": 64}, overlong, {"name": "opo"}],
+    }.items():
+        write_run(tmp_path / place, stages=stages, about={"run_id": place})
+    assert [method for _, _, method, _ in named(tmp_path)] == [
+        "clip_higher (stages=goldilocks + overlong + opo)",
+        "clip_higher (stages=in_order + grpo)",
+        "clip_higher (stages=in_order + overlong + grpo)",
+    ]
+    assert [method for _, _, method, _ in named(tmp_path / "a", tmp_path / "b")] == [
+        "clip_higher (stages=none)",
+        "clip_higher (stages=overlong)",
+    ]
+    report = compare(load_runs(tmp_path / "a", tmp_path / "b"))
+    assert [table.methods for table in report.tables] == [
+        ["clip_higher (stages=none)", "clip_higher (stages=overlong)"]
+    ]
+    assert report.sweeps == []
+
+
+def test_settings_of_a_stage_that_all_have_are_named_by_themselves(tmp_path: Path) -> None:
+    for pool in (64, 256):
+        stages = [{"name": "goldilocks", "pool": pool, "discount": 0.98}, GRPO]
+        write_run(tmp_path / str(pool), stages=stages, about={"run_id": str(pool)})
+    assert [method for _, _, method, _ in named(tmp_path)] == ["clip_higher (pool=256)", "clip_higher (pool=64)"]
+
+
+def test_a_run_of_before_there_were_stages_is_told_by_what_its_advantage_was(tmp_path: Path) -> None:
+    write_run(tmp_path / "new", stages=[IN_ORDER, {"name": "opo"}], about={"run_id": "new"})
+    old = write_run(tmp_path / "old", about={"run_id": "old"})
+    found = yaml.safe_load((old / "config.yaml").read_text())
+    found["advantage"] = {"estimator": "grpo", "std": True, "epsilon": 1e-4, "ddof": 1}
+    (old / "config.yaml").write_text(yaml.safe_dump(found))
+    assert [method for _, _, method, _ in named(tmp_path)] == ["clip_higher (stages=grpo)", "clip_higher (stages=opo)"]
+
+
 def test_runs_that_differ_in_nothing_are_named_by_their_folders(tmp_path: Path) -> None:
     for place in ("a/run", "b/run"):
         write_run(tmp_path / place, about={"run_id": place})

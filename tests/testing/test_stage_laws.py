@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from rlstab.errors import UnknownName
 from rlstab.stages import STAGES
 from rlstab.stages.stage import Stage
 from rlstab.testing import STAGE_LAWS, BrokenLaw, Processes, check_stage, parametrize_stage_laws
@@ -59,6 +60,13 @@ def test_laws_that_have_nothing_to_say() -> None:
     report = check_stage(RandomById(), examples=2)
     assert _law(report, "even group") == ("silent", "it estimates no advantages")
     assert _law(report, "selection") == ("silent", "it chooses no prompts")
+
+
+def test_some_laws_alone() -> None:
+    report = check_stage(RandomById(), examples=2, laws=("pure", "selection"))
+    assert [(one.law, one.outcome) for one in report.results] == [("pure", "passed"), ("selection", "silent")]
+    with pytest.raises(UnknownName, match=r"there is no law 'pur' of stages\. Did you mean 'pure'"):
+        check_stage(RandomById(), laws=("pur",))
 
 
 def test_an_exception_is_declared_with_its_reason() -> None:
