@@ -32,6 +32,7 @@ from rlstab.core.observe import Observe, observe
 from rlstab.core.walk import walk
 from rlstab.errors import Conflict, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
+from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
 
@@ -160,8 +161,12 @@ def _method(document: Document, name: Any, settings: Mapping[Any, Any], place: P
     try:
         cls = METHODS.get(name)
     except UnknownName as error:
-        preset_of_it = f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
-        raise document.error((*place, "name"), preset_of_it if name in PRESETS else str(error)) from error
+        told = str(error)
+        if name in PRESETS:
+            told = f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
+        elif name in STAGES.names():
+            told = f"no method is called '{name}', it is a stage: list it under `stages`."
+        raise document.error((*place, "name"), told) from error
     return made(document, cls, settings, place)
 
 
