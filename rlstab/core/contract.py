@@ -40,7 +40,7 @@ REASONS = ("exceptions", "excludes", "requires", "expects")
 COMBINATORS = ("composition", "observe", "within")
 #: First parts of metrics that the loss and the trainer report, which no method can have as a name either.
 METRICS = (
-    *("eval", "gradient", "head", "loss", "lr", "optimizer_steps", "ratio", "response", "reward", "rollout"),
+    *("blocks", "eval", "gradient", "head", "loss", "lr", "optimizer_steps", "ratio", "response", "reward", "rollout"),
     *("sampler", "scorer", "seconds", "tokens"),
 )
 

@@ -31,7 +31,7 @@ class BlockEvidence:
     outcomes: Tensor
 
 
-def require_blocks(task: Any, stage: str) -> None:
+def require_blocks(task: Any, who: str) -> None:
     """Refuse a task that knows no blocks.
 
     Raises:
@@ -39,7 +39,7 @@ def require_blocks(task: Any, stage: str) -> None:
     """
     if not callable(getattr(task, "blocks", None)):
         raise MissingSignal(
-            f"the stage '{stage}' needs blocks, and the task '{task.name}' says of none. Give the task a method "
+            f"{who} needs blocks, and the task '{task.name}' says of none. Give the task a method "
             f"`blocks` (rlstab.tasks.HasBlocks), or take another task or another advantage estimator."
         )
 

@@ -262,7 +262,7 @@ def _index(path: Path) -> dict[str, Any]:
     version = record.get("format")
     if type(version) is not int:
         raise Damaged(f"{INDEX} says no format")
-    if (version >= FORMAT or "sha256" in record) and not _intact(record):
+    if (version >= 3 or "sha256" in record) and not _intact(record):
         raise Damaged(f"{INDEX} is not what was written: its checksum differs")
     if version > FORMAT:
         raise CheckpointError(

@@ -49,6 +49,8 @@ from rlstab.train.progress import Progress, summary_table
 from rlstab.train.providers import AdvantageProvider, Providers, SignalProvider
 from rlstab.train.rollout import Rollout, Standing, of_rank
 from rlstab.train.run_folder import RunFolder, hold
+from rlstab.train.sampler_weights import Sampler
+from rlstab.train.stage_evidence import require_evidence
 from rlstab.train.step import Experience, Learner, Learnt, forward_signals
 from rlstab.train.stopping import Dropped, Stop, Stopped
 from rlstab.train.tracking import start_trackers
@@ -102,7 +104,7 @@ def train(
 
     Raises:
         ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing.
-        MissingSignal: the objective reads a signal that this trainer does not provide.
+        MissingSignal: the objective or a stage reads what this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
         CheckpointError: no checkpoint is whole, one is of another run or cannot be written.
         NonFinite: 20 optimizer steps in a row were refused, or a function of yours returned NaN or Inf.
@@ -113,11 +115,12 @@ def train(
     providers = Providers(signals or {}, advantages)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | providers.signals.keys(),
+        provides=TRAINER_SIGNALS | providers.signals.keys() | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
+    require_evidence(run.pipeline)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
     with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
@@ -178,9 +181,10 @@ class _Loop:
             run.pipeline.estimator, policy, comm, run.rollout.temperature, run.optimisation.micro_batch_size
         )
         self._leaving = threading.Event()
+        sampler = Sampler(run.rollout.precision)
         self.maker = Maker(
             run,
-            lambda: self.policy,
+            lambda: sampler.refreshed(policy),
             self.task,
             comm,
             self.share,

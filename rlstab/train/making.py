@@ -24,13 +24,15 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage, no_features
 from rlstab.tasks import Example, Task
+from rlstab.train.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
 from rlstab.train.providers import Providers, Responses
 from rlstab.train.reward import Scores, score
 from rlstab.train.rollout import BRANCHES, Rollout, Standing
-from rlstab.train.sampling import sample
+from rlstab.train.sampling import Sampled, sample
+from rlstab.train.stage_evidence import BLOCKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,12 @@ class Maker:
         self.stages = run.pipeline
         #: group ids that a rollout has for prompts: refills have some of their own
         self.slots = run.rollout.prompts * max([1, *(one.rounds for one in self.stages.expanders)])
+        #: whether the task is asked for blocks; a method alone may have them from a provider of the user's own
+        wanted = self.stages.needs & BLOCKS
+        self.blocks = bool(wanted) or ("block_ids" in run.composition.needs and "block_ids" not in providers.signals)
+        if self.blocks:
+            who = next((f"the stage '{one.name}'" for one in self.stages if one.needs & BLOCKS), None)
+            require_blocks(task, who or "the method that reads 'block_ids'")
         # one worker: a task's generator and scorer are foreign code and need not be safe for several threads
         self._beside = ThreadPoolExecutor(1)
         self._ahead: tuple[list[int], Future[list[Example]]] | None = None
@@ -258,6 +266,9 @@ class Maker:
         self._tell(scores, drawn.texts, metrics)
         signals = dict(drawn.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
+        extra = {"raw_rewards": scores.rewards}
+        if self.blocks:
+            extra |= self._blocks(policy, examples, drawn, given, metrics)
         timed_out = torch.zeros(len(examples), dtype=torch.bool)
         timed_out[scores.timed_out] = True
         responses = ResponseBatch(
@@ -270,10 +281,37 @@ class Maker:
             torch.tensor([len(one) for one in given], dtype=torch.int64) if given else torch.zeros_like(sequence_ids),
             pivot,
             run.rollout.max_new_tokens,
-            {"raw_rewards": scores.rewards},
+            extra,
         )
         part = _Part(examples, drawn.texts, drawn.sequences, signals, responses, timed_out)
         return replace(part, responses=self._shaped(part, standing))
+
+    def _blocks(
+        self,
+        policy: Policy,
+        examples: Sequence[Example],
+        drawn: Sampled,
+        given: list[list[int]] | None,
+        metrics: Metrics,
+    ) -> dict[str, Tensor]:
+        """What the task says of the blocks of some responses."""
+        sequences, special = drawn.sequences, not self.task.keeps_special_tokens
+        blocks, errors = told_blocks(self.task, examples, drawn.texts)
+        metrics.add("blocks/errors", len(errors))
+        if errors:
+            self.say("blocks raised, none for the response", errors[0])
+        begun = given or [[]] * len(examples)
+        pairs = zip(begun, sequences.response_ids.cpu(), sequences.response_mask.cpu(), strict=True)
+        answers = [[*first, *row[kept].tolist()] for first, row, kept in pairs]
+        found = block_evidence(
+            blocks,
+            drawn.texts,
+            answers,
+            [len(one) for one in begun],
+            sequences.response_ids.shape[1],
+            lambda ids: policy.decode(ids, skip_special_tokens=special),
+        )
+        return {"block_ids": found.ids, "block_rewards": found.rewards, "block_outcomes": found.outcomes}
 
     def _tell(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
@@ -373,6 +411,8 @@ class Maker:
         if "branch" in needs:
             branch = (responses.given > 0).to(device).unsqueeze(-1)
             signals["branch"] = (sequences.response_mask & branch).float()
+        if self.blocks and "block_ids" in needs:
+            signals["block_ids"] = responses.evidence("block_ids")[:, :length].to(device).float()
         if self.reference is not None:
             with metrics.phase("reference"):
                 signals["ref_logprobs"] = self.reference(sequences)
@@ -424,7 +464,8 @@ def concatenated(batches: Sequence[ResponseBatch]) -> ResponseBatch:
         values = [one.tensors()[name] for one in batches]
         if values[0].ndim == 2:
             width = max(one.shape[1] for one in values)
-            values = [torch.nn.functional.pad(one, (0, width - one.shape[1])) for one in values]
+            fill = -1 if name == "extra/block_ids" else 0
+            values = [torch.nn.functional.pad(one, (0, width - one.shape[1]), value=fill) for one in values]
         found[name] = torch.cat(values)
     return ResponseBatch.from_tensors(found, batches[0].limit)
 

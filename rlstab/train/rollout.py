@@ -107,7 +107,8 @@ def joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             width = max(one.shape[1] for one in values)
             left = name.startswith("sequences/prompt")  # prompts are padded on the left
             sides = [(width - one.shape[1], 0) if left else (0, width - one.shape[1]) for one in values]
-            values = [pad(one, side) for one, side in zip(values, sides, strict=True)]
+            fill = -1 if name == "responses/extra/block_ids" else 0
+            values = [pad(one, side, value=fill) for one, side in zip(values, sides, strict=True)]
         whole[name] = torch.cat(values)[order]
     return whole
 

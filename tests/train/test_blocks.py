@@ -227,9 +227,9 @@ def test_what_goes_wrong_in_a_task_costs_its_response(answer: object, error: str
 
 
 def test_a_task_without_blocks_is_refused() -> None:
-    require_blocks(Chain(), "blockwise")
+    require_blocks(Chain(), "the stage 'blockwise'")
     with pytest.raises(MissingSignal) as caught:
-        require_blocks(Countdown(), "blockwise")
+        require_blocks(Countdown(), "the stage 'blockwise'")
     assert str(caught.value) == (
         "the stage 'blockwise' needs blocks, and the task 'countdown' says of none. Give the task a method `blocks` "
         "(rlstab.tasks.HasBlocks), or take another task or another advantage estimator."
