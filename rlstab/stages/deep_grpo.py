@@ -87,13 +87,13 @@ class DeepGRPO(RolloutExpander):
           ``dynamic_sampling``.
 
     Interacts:
-        - ``stream_weight``: the loss of the paper has a mean of its own for each of both streams. Without it a branch
-          token weighs as much as any other, and the many branches outvote the answers from the prompt.
-        - ``dynamic_sampling``: list it behind this stage, or it drops the prompts on which every answer failed before
-          they are branched.
-        - any estimator within groups: the ends of a branch point are a group, so it applies unchanged. Estimators that
-          compare over the rollout mix both streams.
-        - ``overlong``, ``laconic``: shaped rewards say how ends are compared, not what a success is.
+        - with ``stream_weight``: the loss of the paper has a mean of its own for each of both streams. Without it a
+          branch token weighs as much as any other, and the many branches outvote the answers from the prompt.
+        - with ``dynamic_sampling``: list it behind this stage, or it drops the prompts on which every answer failed
+          before they are branched.
+        - with any estimator within groups: the ends of a branch point are a group, so it applies unchanged. Estimators
+          that compare over the rollout mix both streams.
+        - with ``overlong``, ``laconic``: shaped rewards say how ends are compared, not what a success is.
 
     Limits:
         - A rollout without failed answers is left alone.

@@ -61,14 +61,14 @@ class DynamicSampling(RolloutExpander):
         - From its code: it keeps a group of one answer. Here that is even: it has nothing to compare with.
 
     Interacts:
-        - ``overlong``, ``laconic`` and other shapers: with ``rewards="shaped"`` a penalty makes a group uneven that is
-          all right or all wrong. It is kept, and an estimator that divides by the standard deviation makes the penalty
-          the whole signal of it. ``rewards="raw"`` drops it.
-        - ``deep_grpo``: list it before this stage. Behind it no prompt is left on which every answer failed, and those
-          are what branches are for.
-        - ``goldilocks``, ``paced``: a selector learns from dropped responses too. Both reduce dead groups; together
-          they ask for fewer refills.
-        - estimators that compare over the rollout, such as ``reinforce_pp``: an even group is not dead there, and
+        - with ``overlong``, ``laconic`` and other shapers: with ``rewards="shaped"`` a penalty makes a group uneven
+          that is all right or all wrong. It is kept, and an estimator that divides by the standard deviation makes the
+          penalty the whole signal of it. ``rewards="raw"`` drops it.
+        - with ``deep_grpo``: list it before this stage. Behind it no prompt is left on which every answer failed, and
+          those are what branches are for.
+        - with ``goldilocks``, ``paced``: a selector learns from dropped responses too, and its choice leaves fewer of
+          them to replace.
+        - with estimators that compare over the rollout, such as ``reinforce_pp``: an even group is not dead there, and
           dropping it takes the easiest and the hardest prompts from the mean.
 
     Limits:
