@@ -37,8 +37,10 @@ from rlstab.testing.outcome import Outcome, run_whole
 from rlstab.testing.steps import Step
 from rlstab.testing.watch import Shared
 
-#: Seconds that an answer may take, the start of the server among them.
-TIMEOUT = 60.0
+#: Seconds that a method may take to run two optimizer steps.
+ALARM = 60
+#: Seconds that an answer may take, the start of the server and imports among them.
+TIMEOUT = 240.0
 #: How many servers there are.
 SERVERS = 2
 #: Seconds by which the clocks of the other process are ahead: a hundred days.
@@ -194,7 +196,7 @@ def serve(questions: int, answers: int) -> None:
 
 def _answer(told: Connection, pickled: bytes, steps: bytes) -> None:
     """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
-    signal.alarm(int(TIMEOUT))
+    signal.alarm(ALARM)
     kind = "unreachable"
     try:
         method, given = pickle.loads(pickled), pickle.loads(steps)
