@@ -34,6 +34,7 @@ _OF_THE_ROW = frozenset({"advantages", "truncated", "block_ids"})
 _PAIRS = (
     ("live", "old_logprobs"),
     ("live", "logprobs"),
+    ("live", "ref_logprobs"),
     ("logprobs", "old_logprobs"),
     ("logprobs", "ref_logprobs"),
     ("old_logprobs", "rollout_logprobs"),
@@ -50,23 +51,31 @@ def numbers_of(method: TokenObjective) -> tuple[float, ...]:
     for leaf in walk(method, observed=True):
         for owner in type(leaf.method).__mro__:
             if not owner.__module__.startswith("rlstab.core"):
-                functions = [one for one in vars(owner).values() if hasattr(one, "__code__")]
+                members = [getattr(one, "__func__", getattr(one, "fget", one)) for one in vars(owner).values()]
+                functions = [one for one in members if hasattr(one, "__code__")]
                 found.update(dict.fromkeys(number for one in functions for number in _literals(one)))
     return tuple(found)[:24]
 
 
 def _literals(function: Any) -> Iterator[float]:
-    """Numbers in the code of a function, in functions inside of it, and in globals that it names."""
+    """Numbers in the code of a function, in functions inside of it or of its module, and in globals that it names."""
     pending: list[CodeType] = [function.__code__]
+    seen: set[CodeType] = set()
     while pending:
         code = pending.pop()
+        if code in seen:
+            continue
+        seen.add(code)
         for one in code.co_consts:
             if isinstance(one, CodeType):
                 pending.append(one)
             else:
                 yield from _plain_numbers(one)
         for name in code.co_names:
-            yield from _plain_numbers(function.__globals__.get(name))
+            value = function.__globals__.get(name)
+            if getattr(value, "__module__", None) == function.__module__ and hasattr(value, "__code__"):
+                pending.append(value.__code__)
+            yield from _plain_numbers(value)
 
 
 def _plain_numbers(value: object) -> Iterator[float]:

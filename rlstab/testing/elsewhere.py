@@ -1,4 +1,4 @@
-"""Another process, in which a method has not run yet: other hash seed, other rank in the environment, a later clock.
+"""Another process, in which a method has not run yet: another hash seed, rank, time zone and date.
 
 Two servers are started for all checks of a Python process; two, for another hash seed may order a small set alike. They
 import the modules of methods and never run one; every question is answered by a fork, so that nothing is left of the
@@ -19,7 +19,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -37,14 +37,18 @@ from rlstab.testing.outcome import Outcome, run_whole
 from rlstab.testing.steps import Step
 from rlstab.testing.watch import Shared
 
-#: Seconds that an answer may take, the start of the server among them.
-TIMEOUT = 60.0
+#: Seconds that a method may take to run two optimizer steps.
+ALARM = 60
+#: Seconds that an answer may take, the start of the server and imports among them.
+TIMEOUT = 240.0
 #: How many servers there are.
 SERVERS = 2
 #: Seconds by which the clocks of the other process are ahead: a hundred days.
-LATER = 100 * 86400.0
+LATER = 100 * 86400
 #: What tells a process which one of several it is; the other process is another one.
 _RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "HOSTNAME": "elsewhere"}
+#: 26 hours apart: at any time one of the two has another date than this process.
+_ZONES = ("Etc/GMT-14", "Etc/GMT+12")
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -120,7 +124,7 @@ class _Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **_RANK, **_THREADS, "PYTHONHASHSEED": seed},
+            env={**os.environ, **_RANK, **_THREADS, "PYTHONHASHSEED": seed, "TZ": _ZONES[which]},
             pass_fds=(there[0], here[1]),
         )
         os.close(there[0])
@@ -170,8 +174,9 @@ def serve(questions: int, answers: int) -> None:
     """Answer until the other end is closed, each time in a fork; what a method prints goes nowhere."""
     torch.set_num_threads(1)
     asked, told = Connection(questions, writable=False), Connection(answers, readable=False)
-    for name, per_second in (("time", 1), ("monotonic", 1), ("perf_counter", 1), ("time_ns", 10**9)):
-        setattr(time, name, _later(getattr(time, name), int(LATER) * per_second))
+    for name in ("time", "monotonic", "perf_counter"):
+        setattr(time, name, _later(getattr(time, name), LATER))
+        setattr(time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), LATER * 10**9))
     with suppress(EOFError):
         while True:
             path, modules, pickled, steps = pickle.loads(asked.recv_bytes())
@@ -191,7 +196,7 @@ def serve(questions: int, answers: int) -> None:
 
 def _answer(told: Connection, pickled: bytes, steps: bytes) -> None:
     """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
-    signal.alarm(int(TIMEOUT))
+    signal.alarm(ALARM)
     kind = "unreachable"
     try:
         method, given = pickle.loads(pickled), pickle.loads(steps)
@@ -214,7 +219,7 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _later(clock: Any, by: int) -> Any:
+def _later(clock: Callable[[], float], by: int) -> Callable[[], float]:
     return lambda: clock() + by
 
 

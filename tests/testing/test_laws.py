@@ -5,8 +5,10 @@ The default run takes few drawn steps of each; the runs marked slow take the man
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +29,7 @@ from rlstab import (
     within,
 )
 from rlstab.core.observe import observe
+from rlstab.errors import MissingPackage, UnknownName
 from rlstab.presets import PRESETS
 from rlstab.testing import LAWS, BrokenLaw, check_objective, parametrize_laws
 from rlstab.testing.examples import EXAMPLES, random_compositions
@@ -108,7 +111,7 @@ def test_the_laws_bite(method: rlstab.TokenObjective) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", BROKEN, ids=lambda method: method.name)
 def test_no_other_law_is_broken(method: rlstab.TokenObjective) -> None:
-    bitten(method, None, examples=20)
+    bitten(method, None, examples=4)
 
 
 def test_there_are_many_broken_methods_and_none_of_them_passes() -> None:
@@ -177,6 +180,27 @@ def test_a_report_is_readable() -> None:
     assert "the loss is" in text
     assert "Seen on Step(row lengths [" in text
     assert "every law holds" in str(check_objective(ClipHigher(), examples=2))
+
+
+def test_without_hypothesis_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [one for one in sys.modules if one.startswith("rlstab.testing")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(MissingPackage, match=re.escape('needs hypothesis: pip install "rlstab[testing]".')):
+        importlib.import_module("rlstab.testing")
+
+
+def test_one_law_can_be_asked_for_alone() -> None:
+    report = check_objective(_broken("local_mean"), examples=2, shrink=False, laws=["split", "packed"])
+    assert [(one.law, one.outcome) for one in report.results] == [
+        ("runs", "passed"),
+        ("split", "failed"),
+        ("packed", "passed"),
+    ]
+    with pytest.raises(UnknownName, match=r"no law 'splitt' to check\. Did you mean 'split'"):
+        check_objective(ClipHigher(), laws=["splitt"])
+    with pytest.raises(UnknownName, match="Give the oracle, too"):
+        check_objective(ClipHigher(), laws=["oracle"])
 
 
 def test_an_exception_is_declared_with_its_reason() -> None:
