@@ -17,6 +17,9 @@ from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
 from rlstab.stages.pipeline import Pipeline
 
+#: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
+MOST_RESPONSES = 10_000_000
+
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -238,6 +241,15 @@ class RunConfig(Settings):
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
+        if self.rollout.stop == "":
+            raise _unfit(
+                ("rollout", "stop"),
+                "an empty text is in every response, so each would end after its first token. Write null for no stop "
+                "text.",
+            )
+        self._require_memory("rollout", prompts, "group", self.rollout.group)
+        if self.evaluation.every:
+            self._require_memory("evaluation", self.evaluation.prompts, "samples", most)
         for place, k in enumerate(self.evaluation.pass_at):
             if k > most:
                 raise _unfit(
@@ -248,6 +260,15 @@ class RunConfig(Settings):
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
             raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
         return self
+
+    def _require_memory(self, part: str, prompts: int, name: str, each: int) -> None:
+        """Refuse what would fill the memory until the system ends something."""
+        if prompts * each > MOST_RESPONSES:
+            raise _unfit(
+                (part, "prompts"),
+                f"{prompts} x {each} responses at once, with {part}.{name}; at most {MOST_RESPONSES} are "
+                f"allowed. Lower one of them.",
+            )
 
 
 def _unfit(place: Place, text: str) -> PydanticCustomError:
