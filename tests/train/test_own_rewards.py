@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlstab.cli import main
 from rlstab.config import load_run
 from rlstab.errors import CheckpointError, ConfigError, ModelError
 from rlstab.tasks import Countdown, Example
@@ -99,6 +100,18 @@ def test_a_reward_that_cannot_be_used_ends_the_run_at_its_start(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"has no function 'brevty'\. Did you mean 'brevity'\?$"):
         go(run)
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+def test_check_and_bench_look_for_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"objective": "token_mean", "reward": f"{FILE}:brevity"}
+    for name, data in (("run", run), ("bench", {"name": "b", "base": run, "methods": {"one": {}}})):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(data))
+        (tmp_path / f"none-{name}.yaml").write_text(yaml.safe_dump(data).replace("reward_file.py", "none.py"))
+    for command in (["check", "run.yaml"], ["bench", "--dry-run", "bench.yaml"]):
+        *before, file = command
+        assert main([*before, str(tmp_path / file)]) == 0
+        assert main([*before, str(tmp_path / f"none-{file}")]) != 0
+        assert "none.py is no file. A relative path starts at the current folder" in "".join(capsys.readouterr())
 
 
 class Ones(Countdown):
