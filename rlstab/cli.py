@@ -176,11 +176,13 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.explain import check
     from rlstab.explain.table import read
     from rlstab.tasks.from_settings import require_settings
+    from rlstab.tasks.rewards import require_functions
 
     with no_fit_warnings():
         _, run = read(options.file, _overrides(options.set))
         if run is not None:
             require_settings(run.task)
+            require_functions(run.reward)
         check(options.file, _overrides(options.set))
     return 0
 

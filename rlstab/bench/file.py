@@ -34,6 +34,7 @@ from rlstab.config.objectives import digest
 from rlstab.config.runs import Positive, RunConfig, Settings, build_run, run_hash
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.from_settings import require_settings
+from rlstab.tasks.rewards import require_functions
 
 #: A name is a folder too.
 NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
@@ -339,6 +340,7 @@ def _load_all(
                     run = placed(run, key, value)
                 loaded[setting, name] = build_run(run)
                 require_settings(loaded[setting, name].task)
+                require_functions(loaded[setting, name].reward)
             except RlstabError as error:
                 problems.setdefault(str(error), []).append(f"{setting}/{name}")
     if problems:

@@ -1,4 +1,4 @@
-"""A run in YAML: model, task, rollout, stages, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, evaluation, tracking."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.config.reward_settings import Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
@@ -88,12 +89,12 @@ class JsonlSettings(ScoredInWorkers):
     path: str
     eval_path: str | None = Field(None, description="held-out file; null holds out the last eval_size lines")
     eval_size: Positive = 64
-    prompt_field: str = "prompt"
+    prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
     answer_field: str = "answer"
     scorer: Literal["exact", "math_verify"] = "exact"
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
-    prompt_template: str = Field("{prompt}", description="must contain {prompt}")
-    seed: Seed = 0
+    prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
+    system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
 TaskSettings = Annotated[
@@ -198,6 +199,10 @@ class RunConfig(Settings):
 
     model: ModelSettings = ModelSettings()
     task: TaskSettings = CountdownSettings()
+    reward: Rewards | None = Field(
+        None,
+        description="functions of your own, or a weighted sum with the task's; null is the task's own scorer alone",
+    )
     rollout: RolloutSettings = RolloutSettings()
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
@@ -259,6 +264,12 @@ class RunConfig(Settings):
                 )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
             raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
+        if isinstance(self.task, JsonlSettings) and self.task.system is not None and not self.rollout.chat:
+            raise _unfit(
+                ("task", "system"),
+                "a system message needs a chat template, and rollout.chat is false. Set that to true, or put the text "
+                "into prompt_template.",
+            )
         return self
 
     def _require_memory(self, part: str, prompts: int, name: str, each: int) -> None:
