@@ -152,6 +152,9 @@ BROKEN: Mapping[TokenObjective, Mapping[str, str]] = {
     loss.ForgetsTheMinimum(): {"oracle": ORACLE},
 }
 
+#: Laws that a method breaks in some runs, by what it remembers of the methods and steps before.
+ALSO: Mapping[str, frozenset[str]] = {"cached_by_shape": frozenset({"replication", "split"})}
+
 #: Oracles of those that break the law *oracle*.
 ORACLES: Mapping[str, Oracle] = {
     "reversed_clip": loss.clip,
