@@ -232,7 +232,7 @@ class _Loop:
         if folder is not None:
             self._tell(folder)
             write = partial(folder.append, "metrics.jsonl")
-        start_trackers(self.accelerator, self.run, self.out, write)
+        start_trackers(self.accelerator, self.run, self.out, write, self.console)
         try:
             self._rollouts()
         except Dropped:

@@ -15,7 +15,6 @@ from tests.train.test_distributed import command, file_of, ran
 from tests.train.test_resume import assert_same
 
 
-
 def run(out: Path, stages: list[Any], objective: Any = "clip_higher", **changes: Any) -> Any:
     data = {
         "objective": objective,
