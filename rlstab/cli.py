@@ -150,12 +150,10 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 def _train(options: argparse.Namespace) -> int:
     from rlstab.config import load_run
-    from rlstab.config.usable import require_usable
 
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
-    require_usable(run)
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
     from rlstab.train.stopping import Stopped
@@ -174,17 +172,17 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlstab.config.usable import require_usable
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
     from rlstab.tasks.from_settings import require_settings
+    from rlstab.tasks.rewards import require_functions
 
     with no_fit_warnings():
         _, run = read(options.file, _overrides(options.set))
         if run is not None:
-            require_usable(run)
             require_settings(run.task)
+            require_functions(run.reward)
         check(options.file, _overrides(options.set))
     return 0
 

@@ -283,16 +283,16 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
         (["check", "good.yaml", "--set", "optimisation.lr=-1"],
          "ConfigError: --set optimisation.lr: expected a number of at least 0, not -1.\n"),
         (["check", "good.yaml", "--set", "rollout.prompts=100000000000"],
-         "ConfigError: rollout.prompts x rollout.group = 100000000000 x 8 responses at once; at most 10000000 are "
-         "allowed. Lower one of them.\n"),
+         "ConfigError: --set rollout.prompts: 100000000000 x 8 responses at once, with rollout.group; at most 10000000 "
+         "are allowed. Lower one of them.\n"),
         (["train", "good.yaml", "--set", "rollout.group=100000000000"],
-         "ConfigError: rollout.prompts x rollout.group = 16 x 100000000000 responses at once; at most 10000000 are "
-         "allowed. Lower one of them.\n"),
-        (["train", "good.yaml", "--set", "evaluation.samples=100000000000"],
-         "ConfigError: evaluation.prompts x evaluation.samples = 256 x 100000000000 responses at once; at most "
+         "ConfigError: good.yaml:1: rollout.prompts: 16 x 100000000000 responses at once, with rollout.group; at most "
          "10000000 are allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "evaluation.samples=100000000000"],
+         "ConfigError: good.yaml:1: evaluation.prompts: 256 x 100000000000 responses at once, with evaluation.samples; "
+         "at most 10000000 are allowed. Lower one of them.\n"),
         (["train", "good.yaml", "--set", "rollout.stop=''"],
-         "ConfigError: rollout.stop: an empty text is in every response, so each would end after its first token. "
+         "ConfigError: --set rollout.stop: an empty text is in every response, so each would end after its first token. "
          "Write null for no stop text.\n"),
         (["check", "task.yaml"],
          "ConfigError: task: `answer_pattern` is not a valid regular expression: '(' (missing ), unterminated "

@@ -32,9 +32,9 @@ from rlstab.bench.stack import ablations
 from rlstab.config.document import Document, Place, shown
 from rlstab.config.objectives import digest
 from rlstab.config.runs import Positive, RunConfig, Settings, build_run, run_hash
-from rlstab.config.usable import require_usable
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.from_settings import require_settings
+from rlstab.tasks.rewards import require_functions
 
 #: A name is a folder too.
 NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
@@ -339,8 +339,8 @@ def _load_all(
                 for key, value in {**method.set, **values}.items():
                     run = placed(run, key, value)
                 loaded[setting, name] = build_run(run)
-                require_usable(loaded[setting, name])
                 require_settings(loaded[setting, name].task)
+                require_functions(loaded[setting, name].reward)
             except RlstabError as error:
                 problems.setdefault(str(error), []).append(f"{setting}/{name}")
     if problems:

@@ -1,4 +1,4 @@
-"""A run in YAML: model, task, rollout, stages, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, evaluation, tracking."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.config.reward_settings import Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
 from rlstab.stages.pipeline import Pipeline
+
+#: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
+MOST_RESPONSES = 10_000_000
 
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
@@ -85,12 +89,12 @@ class JsonlSettings(ScoredInWorkers):
     path: str
     eval_path: str | None = Field(None, description="held-out file; null holds out the last eval_size lines")
     eval_size: Positive = 64
-    prompt_field: str = "prompt"
+    prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
     answer_field: str = "answer"
     scorer: Literal["exact", "math_verify"] = "exact"
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
-    prompt_template: str = Field("{prompt}", description="must contain {prompt}")
-    seed: Seed = 0
+    prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
+    system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
 TaskSettings = Annotated[
@@ -195,6 +199,10 @@ class RunConfig(Settings):
 
     model: ModelSettings = ModelSettings()
     task: TaskSettings = CountdownSettings()
+    reward: Rewards | None = Field(
+        None,
+        description="functions of your own, or a weighted sum with the task's; null is the task's own scorer alone",
+    )
     rollout: RolloutSettings = RolloutSettings()
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
@@ -238,6 +246,15 @@ class RunConfig(Settings):
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
+        if self.rollout.stop == "":
+            raise _unfit(
+                ("rollout", "stop"),
+                "an empty text is in every response, so each would end after its first token. Write null for no stop "
+                "text.",
+            )
+        self._require_memory("rollout", prompts, "group", self.rollout.group)
+        if self.evaluation.every:
+            self._require_memory("evaluation", self.evaluation.prompts, "samples", most)
         for place, k in enumerate(self.evaluation.pass_at):
             if k > most:
                 raise _unfit(
@@ -247,7 +264,22 @@ class RunConfig(Settings):
                 )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
             raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
+        if isinstance(self.task, JsonlSettings) and self.task.system is not None and not self.rollout.chat:
+            raise _unfit(
+                ("task", "system"),
+                "a system message needs a chat template, and rollout.chat is false. Set that to true, or put the text "
+                "into prompt_template.",
+            )
         return self
+
+    def _require_memory(self, part: str, prompts: int, name: str, each: int) -> None:
+        """Refuse what would fill the memory until the system ends something."""
+        if prompts * each > MOST_RESPONSES:
+            raise _unfit(
+                (part, "prompts"),
+                f"{prompts} x {each} responses at once, with {part}.{name}; at most {MOST_RESPONSES} are "
+                f"allowed. Lower one of them.",
+            )
 
 
 def _unfit(place: Place, text: str) -> PydanticCustomError:

@@ -26,7 +26,7 @@ COSTS = {
     "rollout_logprobs": "free: the sampler has it",
     "truncated": "free: the sampler knows it",
     "branch": "free: the sampler knows it",
-    "block_ids": "yours to provide: the task knows its blocks",
+    "block_ids": "free where the task tells its blocks; else yours to provide",
     "ref_logprobs": "a second model in memory and one more forward per rollout",
 }
 #: What it costs the trainer that ships to differentiate an output of the live policy.

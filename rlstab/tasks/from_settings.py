@@ -20,9 +20,7 @@ def build_task(settings: TaskSettings) -> Task:
         return Countdown(**options)
     if isinstance(settings, ChainSettings):
         return Chain(**options)
-    if isinstance(settings, ReasoningGymSettings):
-        return ReasoningGym(**options)
-    return Jsonl(**{name: value for name, value in options.items() if name != "seed"})  # a file is in its own order
+    return ReasoningGym(**options) if isinstance(settings, ReasoningGymSettings) else Jsonl(**options)
 
 
 def require_settings(settings: TaskSettings) -> None:

@@ -84,6 +84,17 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewa
     return rewards
 
 
+def require_functions(settings: Sequence[RewardSettings] | None) -> None:
+    """Check what can be checked of rewards without calling them.
+
+    Raises:
+        ConfigError: a file is missing.
+        UnknownName: no such entry point is installed.
+    """
+    for one in settings or ():
+        _workers(one)
+
+
 def _workers(settings: RewardSettings) -> Workers | None:
     if settings.function == TASK:
         return None

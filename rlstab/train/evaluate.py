@@ -63,7 +63,7 @@ def evaluate(
     count = settings.prompts if size is None else min(settings.prompts, size)
     mine = share.of(count)
     examples = [task.example("eval", index) for index in mine]
-    prompts = [one.prompt for one in examples]
+    prompts = [one.asked for one in examples]
 
     repeated = grouped(prompts, settings.samples)
     ids = torch.tensor([index * settings.samples + one for index in mine for one in range(settings.samples)])

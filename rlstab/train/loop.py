@@ -33,19 +33,22 @@ from rlstab.errors import NonFinite
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.tasks import Task
 from rlstab.tasks.from_settings import build_task
+from rlstab.tasks.own_task import require_task
+from rlstab.tasks.rewards import Rewards, build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint, durable
 from rlstab.train.decoding import require_decoding
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
-from rlstab.train.making import Maker
+from rlstab.train.making import Maker, part
 from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
 from rlstab.train.policy import Sequences, load_policy
 from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
+from rlstab.train.prompts import require_prompts
 from rlstab.train.providers import AdvantageProvider, Providers, SignalProvider
 from rlstab.train.rollout import Rollout, Standing, of_rank
 from rlstab.train.run_folder import RunFolder, hold
@@ -85,6 +88,7 @@ def train(
     console: Console | None = None,
     signals: Mapping[str, SignalProvider] | None = None,
     advantages: AdvantageProvider | None = None,
+    task: Task | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> RunResult:
     """Train a policy as a configuration says.
@@ -100,10 +104,12 @@ def train(
             :class:`~rlstab.train.providers.Responses` of this rank and returns ``(R, T)`` floats. One that no method
             needs is not called, nor is any on a rank without responses: ranks must not wait for one another in it.
         advantages: the same for advantages, ``(R,)`` or ``(R, T)``, in place of the configured estimator.
+        task: one of your own in place of the configured one, any object that fulfils :class:`rlstab.tasks.Task`.
         timeout: how long a process waits for another that is alive and silent, until it ends with an error.
 
     Raises:
-        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing.
+        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing; or a reward
+            or a task of yours cannot be used.
         MissingSignal: the objective or a stage reads what this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
         CheckpointError: no checkpoint is whole, one is of another run or cannot be written.
@@ -129,10 +135,10 @@ def train(
             alone = launched_alone(processes, os.environ)
             if alone is not None:
                 console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
-            names = providers.in_words()
+            names = providers.in_words() | ({} if task is None else {"task": type(task).__qualname__})
             with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
-                loop = _Loop(run, accelerator, folder, latest, console, providers, stop)
-                return loop.go(_about(run, accelerator, processes, providers))
+                loop = _Loop(run, accelerator, folder, latest, console, providers, task, stop)
+                return loop.go(_about(run, accelerator, processes, names, loop.rewards))
         except Dropped:  # before the first rollout
             kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
             done = checkpoint.number(kept[0]) if kept else 0
@@ -148,6 +154,7 @@ class _Loop:
         latest: Path | None,
         console: Console,
         providers: Providers,
+        task: Task | None,
         stop: Stop,
     ) -> None:
         self.run, self.accelerator, self.console = run, accelerator, console
@@ -157,10 +164,12 @@ class _Loop:
         several = accelerator.num_processes > 1
         comm: Comm = TorchComm(device=device) if several else LocalComm()
         self.share = Share(accelerator.process_index, accelerator.num_processes)
-        self.task: Task = build_task(run.task)
+        self.task: Task = build_task(run.task) if task is None else require_task(task)
+        self.rewards = build_rewards(run.reward, self.task)
         torch.manual_seed(run.seed)
         policy = load_policy(str(latest or run.model.name), device=device, precision=precision)
         require_decoding(policy, run.model.name)
+        require_prompts(policy, self.task, run.rollout)
         reference = None
         if "ref_logprobs" in run.composition.needs:
             reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
@@ -186,6 +195,7 @@ class _Loop:
             run,
             lambda: sampler.refreshed(policy),
             self.task,
+            self.rewards,
             comm,
             self.share,
             providers,
@@ -371,7 +381,7 @@ class _Loop:
 
     def _evaluate(self) -> dict[str, float]:
         start = time.perf_counter()
-        values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share)
+        values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share, self.rewards)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
     def _write_samples(self, folder: RunFolder, number: int, rollout: Rollout) -> None:
@@ -386,6 +396,8 @@ class _Loop:
                 "text": self.policy.decode(answers[place], skip_special_tokens=special),
                 "reward": float(rollout.responses.evidence("raw_rewards")[place]),
             }
+            for name in self.rewards.names:
+                sample[part(name)] = float(rollout.responses.evidence(part(name))[place])
             if place in late:
                 sample["timed_out"] = True
             lines += line(sample)
@@ -429,7 +441,9 @@ def _per_response(found: Tensor, mask: Tensor) -> Tensor:
     return found.sum(-1) / mask.sum(-1).cpu().clamp(min=1)
 
 
-def _about(run: RunConfig, accelerator: Accelerator, processes: int, providers: Providers) -> dict[str, Any]:
+def _about(
+    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Rewards
+) -> dict[str, Any]:
     return {
         "run_hash": run_hash(run),
         "objective_hash": objective_hash(run.composition),
@@ -443,5 +457,6 @@ def _about(run: RunConfig, accelerator: Accelerator, processes: int, providers: 
         "device": str(accelerator.device),
         "processes": processes,
         "threads": torch.get_num_threads(),
-        "providers": providers.in_words(),
+        "providers": providers,
+        "rewards": rewards.in_words(),
     }

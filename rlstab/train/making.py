@@ -24,6 +24,7 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage, no_features
 from rlstab.tasks import Example, Task
+from rlstab.tasks.rewards import Rewards
 from rlstab.train.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
@@ -53,7 +54,8 @@ class Maker:
     Args:
         run: the configuration.
         policy: that samples, asked for before each rollout.
-        task: where prompts and rewards come from.
+        task: where prompts come from, and rewards where there are no others.
+        rewards: what is measured and learnt from.
         comm: over all ranks.
         share: of this rank.
         providers: functions of the user's own.
@@ -67,6 +69,7 @@ class Maker:
         run: RunConfig,
         policy: Callable[[], Policy],
         task: Task,
+        rewards: Rewards,
         comm: Comm,
         share: Share,
         providers: Providers,
@@ -74,7 +77,8 @@ class Maker:
         leaving: Event,
         reference: Callable[[Sequences], Tensor] | None,
     ) -> None:
-        self.run, self.policy, self.task, self.comm, self.share = run, policy, task, comm, share
+        self.run, self.policy, self.task, self.rewards = run, policy, task, rewards
+        self.comm, self.share = comm, share
         self.providers, self.say, self.leaving, self.reference = providers, say, leaving, reference
         self.stages = run.pipeline
         #: group ids that a rollout has for prompts: refills have some of their own
@@ -169,7 +173,7 @@ class Maker:
     @torch.no_grad()
     def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
         """``(n, width)`` float64 mean input embedding of each prompt."""
-        prompts = [one.prompt for one in self._examples(numbers.tolist())]
+        prompts = [one.asked for one in self._examples(numbers.tolist())]
         ids, mask = policy.encode(prompts, self.run.rollout.max_new_tokens, chat=self.run.rollout.chat)
         hidden = policy.model.get_input_embeddings()(ids).double() * mask.unsqueeze(-1)
         found: Tensor = hidden.sum(1) / mask.sum(1, keepdim=True)
@@ -247,7 +251,7 @@ class Maker:
         with metrics.phase("sample"):
             drawn = sample(
                 policy,
-                [one.prompt for one in examples],
+                [one.asked for one in examples],
                 sequence_ids,
                 run.rollout,
                 given=given,
@@ -257,16 +261,21 @@ class Maker:
                 skip_special_tokens=not self.task.keeps_special_tokens,
                 on_texts=lambda start, texts: scoring.append(
                     self._beside.submit(
-                        score, self.task, examples[start : start + len(texts)], texts, stop=self.leaving
+                        score,
+                        self.task,
+                        examples[start : start + len(texts)],
+                        texts,
+                        rewards=self.rewards,
+                        stop=self.leaving,
                     )
                 ),
             )
         with metrics.phase("score"):
-            scores = Scores.joined([one.result() for one in scoring])
+            scores = Scores.joined([one.result() for one in scoring], self.rewards.names)
         self._tell(scores, drawn.texts, metrics)
         signals = dict(drawn.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
-        extra = {"raw_rewards": scores.rewards}
+        extra = {"raw_rewards": scores.rewards, **{part(name): one for name, one in scores.parts.items()}}
         if self.blocks:
             extra |= self._blocks(policy, examples, drawn, given, metrics)
         timed_out = torch.zeros(len(examples), dtype=torch.bool)
@@ -283,8 +292,8 @@ class Maker:
             run.rollout.max_new_tokens,
             extra,
         )
-        part = _Part(examples, drawn.texts, drawn.sequences, signals, responses, timed_out)
-        return replace(part, responses=self._shaped(part, standing))
+        found = _Part(examples, drawn.texts, drawn.sequences, signals, responses, timed_out)
+        return replace(found, responses=self._shaped(found, standing))
 
     def _blocks(
         self,
@@ -387,6 +396,8 @@ class Maker:
         own = whole.responses.select(whole.responses.given == 0)
         raw = own.evidence("raw_rewards")
         metrics.mean("reward/mean", float(raw.sum()), len(own))
+        for name in self.rewards.names:
+            metrics.mean(f"reward/{name}", float(own.evidence(part(name)).sum()), len(own))
         if self.stages.shapers:
             metrics.mean("reward/shaped_mean", float(own.rewards.sum()), len(own))
         metrics.mean("response/length", float(own.lengths.sum()), len(own))
@@ -436,6 +447,11 @@ class Maker:
                 advantages = self.providers.advantages_of(asked)
             signals |= own
         return Rollout(sequences, signals, responses, whole.timed_out[rows], advantages, refused)
+
+
+def part(name: str) -> str:
+    """The evidence that holds one of several rewards."""
+    return f"reward/{name}"
 
 
 def report(stage: Stage, responses: ResponseBatch, stat: Settled, state: State, metrics: Metrics) -> None:

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from rlstab.config.runs import RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.signals import token_signals_from_logits
+from rlstab.tasks import Prompt
 from rlstab.train.policy import Policy, Sequences, position_ids
 
 
@@ -40,7 +41,7 @@ RETIRE = 0.75
 @torch.no_grad()
 def sample(
     policy: Policy,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     sequence_ids: Tensor,
     settings: RolloutSettings,
     *,
@@ -60,7 +61,7 @@ def sample(
 
     Args:
         policy: the model to sample from.
-        prompts: one text per response; repeat a prompt for a group.
+        prompts: one per response, a text or a chat; repeat a prompt for a group.
         sequence_ids: ``(R,)`` int64, identities of the responses.
         settings: length, temperature, batch size, stop text.
         given: for each response, the tokens that its answer begins with, which become a part of its prompt; the answer
@@ -238,7 +239,7 @@ def _stopped(policy: Policy, tokens: Tensor, stop: str) -> Tensor:
     return torch.tensor([stop in text for text in texts], device=tokens.device)
 
 
-def grouped(prompts: Sequence[str], group: int) -> list[str]:
+def grouped(prompts: Sequence[Prompt], group: int) -> list[Prompt]:
     """Each prompt ``group`` times in a row."""
     order = repeat(torch.arange(len(prompts)), "p -> (p g)", g=group)
     return [prompts[int(index)] for index in order]

@@ -224,8 +224,8 @@ ONE = f"{HEAD}methods: {{a: s2t}}\n"
         ),
         (
             f"{ONE}settings: {{a: {{rollout.group: 10000000000}}}}\n",
-            "rollout.prompts x rollout.group = 16 x 10000000000 responses at once; at most 10000000 are allowed. Lower "
-            "one of them.",
+            "b.yaml:2: rollout.prompts: 16 x 10000000000 responses at once, with rollout.group; at most 10000000 are "
+            "allowed. Lower one of them.",
         ),
         (f"{ONE}workers: 0\n", "b.yaml:4: workers: expected a number of at least 1, not 0."),
         (
