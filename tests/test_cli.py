@@ -52,7 +52,8 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_check_takes_every_example(rlstab_command, path):
+def test_check_takes_every_example(rlstab_command, monkeypatch, path):
+    monkeypatch.chdir(path.parent.parent)  # from where the documents start them
     code, out, err = rlstab_command("check", str(path))
     assert (code, err) == (0, "")
     assert out.endswith(": no conflict ")
@@ -292,8 +293,8 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
          "ConfigError: good.yaml:1: evaluation.prompts: 256 x 100000000000 responses at once, with evaluation.samples; "
          "at most 10000000 are allowed. Lower one of them.\n"),
         (["train", "good.yaml", "--set", "rollout.stop=''"],
-         "ConfigError: --set rollout.stop: an empty text is in every response, so each would end after its first token. "
-         "Write null for no stop text.\n"),
+         "ConfigError: --set rollout.stop: an empty text is in every response, so each would end after its first "
+         "token. Write null for no stop text.\n"),
         (["check", "task.yaml"],
          "ConfigError: task: `answer_pattern` is not a valid regular expression: '(' (missing ), unterminated "
          "subpattern at position 0). For example, `#### (.+)` takes what follows the last `####`.\n"),

@@ -68,7 +68,7 @@ from rlstab.core.facts import MASK
 from rlstab.core.settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
 from rlstab.errors import MissingSignal
-from rlstab.explain import stages
+from rlstab.explain import stage_words
 from rlstab.explain.costs import costs, everywhere
 from rlstab.explain.hosts import HOSTS, hosts
 from rlstab.explain.idle import idle, idle_in_run, unsafe
@@ -1147,7 +1147,7 @@ STAGES_OF_A_RUN = [
 
 def test_a_rollout_is_told_in_its_order() -> None:
     run = run_of(["clip_higher"], stages=STAGES_OF_A_RUN, rollout={"staleness": 2, "precision": "fp8"})
-    told = stages.rollout(run.pipeline, run)
+    told = stage_words.rollout(run.pipeline, run)
     heads = [re.fullmatch(r"(\d+)\. \*\*(\w+)\.\*\* (?:`(\w+)`: )?.*\.", line) for line in told]
     assert [one.groups() for one in heads if one] == [
         ("1", "Prompts", "goldilocks"),
@@ -1161,8 +1161,8 @@ def test_a_rollout_is_told_in_its_order() -> None:
         "2. **Responses.** 8 to each of 16 prompts, of at most 24 tokens, by weights that are 2 updates old, by "
         "weights rounded to fp8; the task `countdown` scores them."
     )
-    assert "`in_order`, the default: Take prompts one after another" in stages.rollout(Pipeline.of(), None)[0]
-    assert [line for line in stages.rollout(Pipeline.of(), None) if "Responses" in line] == []
+    assert "`in_order`, the default: Take prompts one after another" in stage_words.rollout(Pipeline.of(), None)[0]
+    assert [line for line in stage_words.rollout(Pipeline.of(), None) if "Responses" in line] == []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1177,7 +1177,7 @@ class Reads(RewardShaper):
 
 
 def test_what_stages_need_and_whose_it_is() -> None:
-    lines = stages.needs(Pipeline.of(*(STAGE_EXAMPLES[name][0] for name in ("opob", "deep_grpo", "goldilocks"))))
+    lines = stage_words.needs(Pipeline.of(*(STAGE_EXAMPLES[name][0] for name in ("opob", "deep_grpo", "goldilocks"))))
     assert [line.partition(":")[0] for line in lines] == [
         "- `logprobs`, for the stage `opob`",
         "- `raw_rewards`, for the stages `goldilocks`, `deep_grpo`",
@@ -1187,25 +1187,25 @@ def test_what_stages_need_and_whose_it_is() -> None:
     ]
     assert lines[1].endswith("Free: the scorer gave them.")
     assert lines[-1].endswith("`goldilocks` (right, wrong); `deep_grpo` (place, success, seen).")
-    assert {name: stages.has(Reads(), name) for name in sorted(Reads.needs)} == {
+    assert {name: stage_words.has(Reads(), name) for name in sorted(Reads.needs)} == {
         "entropies": "free: the sampler has the logits",
         "my_signal": "the trainer does not have it",
         "prompt_features": "the trainer does not have it for a stage of this kind, only for selectors",
         "squared_gradient": "the trainer does not have it for a stage of this kind, only for estimators",
     }
-    assert stages.rollout(Pipeline.of(Reads()), None)[1] == "2. **Rewards.** `reads`: Reads all kinds of evidence."
-    assert stages.needs(Pipeline.of()) == []
+    assert stage_words.rollout(Pipeline.of(Reads()), None)[1] == "2. **Rewards.** `reads`: Reads all kinds of evidence."
+    assert stage_words.needs(Pipeline.of()) == []
 
 
 @pytest.mark.parametrize("name", sorted({*EVIDENCE, *SIGNALS, "logprobs", "prompt_features", "my_signal"}))
 def test_what_the_trainer_has_is_what_it_gives(name: str) -> None:
     for one in (InOrder(), Overlong(buffer=4), STAGE_EXAMPLES["deep_grpo"][0], GRPO()):
-        assert ("does not have it" in stages.has(one, name)) == (name not in given_to(one)), one.name
+        assert ("does not have it" in stage_words.has(one, name)) == (name not in given_to(one)), one.name
 
 
 def test_evidence_that_the_trainer_does_not_have_is_a_warning() -> None:
-    assert [told for one in STAGE_EXAMPLES.values() for told in stages.lacking(Pipeline.of(*one[:1]))] == []
-    told = stages.lacking(Pipeline.of(Reads()))
+    assert [told for one in STAGE_EXAMPLES.values() for told in stage_words.lacking(Pipeline.of(*one[:1]))] == []
+    told = stage_words.lacking(Pipeline.of(Reads()))
     assert told[0] == "the stage reads needs my_signal: the trainer does not have it."
     assert len(told) == 3
     with pytest.raises(MissingSignal):
@@ -1221,9 +1221,9 @@ def test_what_a_stage_expects_and_excludes_is_told() -> None:
     )
     assert any(line.startswith("- **Excluded:** `max_rl` cannot act beside `laconic`, `overlong`: ") for line in told)
     there = run_of(["clip_higher", "stream_weight"], stages=["deep_grpo"])
-    assert stages.unmet(there.pipeline, there.composition) == []
+    assert stage_words.unmet(there.pipeline, there.composition) == []
     observed = run_of(["clip_higher", {"name": "observe", "method": "stream_weight"}], stages=["deep_grpo"])
-    assert len(stages.unmet(observed.pipeline, observed.composition)) == 1
+    assert len(stage_words.unmet(observed.pipeline, observed.composition)) == 1
 
 
 @pytest.mark.parametrize(

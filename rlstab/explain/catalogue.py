@@ -17,7 +17,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.explain.costs import beyond_free
 from rlstab.explain.sample import sample
 from rlstab.explain.stage_cards import KINDS
-from rlstab.explain.stages import has
+from rlstab.explain.stage_words import has
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.stages.stage import Stage

@@ -9,7 +9,7 @@ from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
-from rlstab.explain.stages import lacking
+from rlstab.explain.stage_words import lacking
 from rlstab.stages.grpo import GRPO
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.

@@ -18,7 +18,7 @@ from rlstab.config import Document, RunConfig, load_run, objective_hash, run_has
 from rlstab.config.objectives import build_objective
 from rlstab.console import Terminal
 from rlstab.core.compose import Composition
-from rlstab.explain import stages
+from rlstab.explain import stage_words
 from rlstab.explain.costs import costs
 from rlstab.explain.hosts import hosts
 from rlstab.explain.idle import idle
@@ -79,9 +79,9 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
     """All sections as Markdown, after a note where there is one."""
     pipeline = run.pipeline if run else about.pipeline if about else None
     sections = {
-        "What happens in a rollout": stages.rollout(pipeline, run) if pipeline else [],
+        "What happens in a rollout": stage_words.rollout(pipeline, run) if pipeline else [],
         "What happens to a token": story(objective, run, pipeline),
-        "What it needs and costs": costs(objective, run) + (stages.needs(pipeline) if pipeline else []),
+        "What it needs and costs": costs(objective, run) + (stage_words.needs(pipeline) if pipeline else []),
         "Which recipe it is": recipes(objective, pipeline),
         "What its methods do to each other": pairs(objective, pipeline),
         "What does nothing, and warnings": idle(objective, run),

@@ -19,7 +19,7 @@ from rlstab.core.fit import unmet
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
-from rlstab.explain import stages
+from rlstab.explain import stage_words
 from rlstab.explain.costs import COSTS
 from rlstab.explain.idle import idle_in_run, repeated, unsafe
 from rlstab.explain.interactions import interactions
@@ -87,7 +87,7 @@ def describe_stages(pipeline: Pipeline) -> RenderableType:
         cells = (one.kind, one.in_words(), ", ".join(sorted(one.needs)) or "basics only", ", ".join(one.init_state()))
         table.add_row(one.name, *map(escape, cells))
     lines = [
-        f"needs {name}, for {one.name}: {escape(stages.has(one, name))}"
+        f"needs {name}, for {one.name}: {escape(stage_words.has(one, name))}"
         for one in pipeline
         for name in sorted(one.needs)
     ]
@@ -96,9 +96,9 @@ def describe_stages(pipeline: Pipeline) -> RenderableType:
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
-    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stage_words.lacking(run.pipeline)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
-    published = unmet(objective) + (stages.unmet(run.pipeline, objective) if run else [])
+    published = unmet(objective) + (stage_words.unmet(run.pipeline, objective) if run else [])
     return of_run + repeated(objective) + published + [text.replace("`", "") for text in pulling]
 
 

@@ -76,7 +76,7 @@ class IgnoresTheAdvantage(_Broken):
     writes = frozenset({"bonus"})
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(bonus=torch.full_like(batch.advantages, 0.1))
+        return Terms(bonus=torch.full_like(batch.advantages, 0.07))
 
 
 @dataclass(frozen=True)
