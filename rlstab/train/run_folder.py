@@ -278,7 +278,16 @@ class RunFolder:
                     "Continue the run with the version of rlstab that wrote it, or start over in another tracking.out."
                 )
             raise CheckpointError(f"{path} was written under older names: {names}. {cure}")
-        _same(started, self._run.model_dump(mode="json"), self.path)
+        now = self._run.model_dump(mode="json")
+        rollouts = started.get("optimisation", {}).get("rollouts")
+        if self._run.rollout.staleness and rollouts != self._run.optimisation.rollouts:
+            raise CheckpointError(
+                f"{self.path} was started with optimisation.rollouts = {rollouts}, the configuration says "
+                f"{self._run.optimisation.rollouts}. With rollout.staleness the last rollouts of a run are made earlier, "
+                f"so a longer run is another one. Resume with {self.path / 'config.yaml'}, or start over in another "
+                f"tracking.out."
+            )
+        _same(started, now, self.path)
 
     def _look_at_records(self) -> None:
         """Say which records of the rollouts until here are lost."""

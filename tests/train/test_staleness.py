@@ -88,13 +88,19 @@ def test_a_queue_of_two_processes_is_continued_by_one(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "several"
     settings = {**STALE, "rollout__prompts": 3, "optimisation__lr": 1e-4}
     go(small(whole, **settings))
-    ran(command(file_of(small(out, **{**settings, "optimisation__rollouts": 4}), tmp_path), 2))
+    ran(command(file_of(small(out, **settings), tmp_path), 2))
     assert counted(out) == 2
-    # the whole run knew that more was to come; so must the one that is continued
-    for name in ("rollout-000003", "rollout-000004"):
-        checkpoint.discard(out / "checkpoints" / name)
+    for one in checkpoint.checkpoints(out / "checkpoints")[2:]:
+        checkpoint.discard(one)
     go(small(out, **settings), resume=True)
+    assert counted(out) == 1
     trained_alike(whole, out)
+
+
+def test_a_run_with_a_queue_is_not_lengthened(tmp_path: Path) -> None:
+    go(small(tmp_path / "run", **{**STALE, "optimisation__rollouts": 1}))
+    with pytest.raises(rlstab.errors.CheckpointError, match="a longer run is another one"):
+        go(small(tmp_path / "run", **STALE), resume=True)
 
 
 def test_where_a_stage_draws_from_is_no_part_of_torchs_generator(tmp_path: Path) -> None:
