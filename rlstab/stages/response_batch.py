@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlstab.errors import MissingSignal, ShapeError, did_you_mean
 
@@ -24,6 +25,9 @@ EVIDENCE: Mapping[str, tuple[int, str]] = {
     "block_outcomes": (2, "int64 outcome, from 1, of the answer up to and with each block, and 0 for none, `(S, K)`"),
     "block_ids": (2, "the block that a token belongs to, from 0, and -1 for none, `(S, T)`"),
 }
+
+#: What stands where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 elsewhere.
+PADDING = {"extra/block_ids": -1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +138,10 @@ class ResponseBatch:
         low = zeros.scatter_reduce(0, self.group, self.rewards, "amin", include_self=False)
         return (high == low)[self.group]
 
+    def knowing(self, extra: Mapping[str, Tensor]) -> ResponseBatch:
+        """The same responses with more evidence."""
+        return replace(self, extra={**self.extra, **extra})
+
     # -- moving it -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
@@ -147,6 +155,19 @@ class ResponseBatch:
         extra = {name.removeprefix("extra/"): one for name, one in found.items() if name.startswith("extra/")}
         own: dict[str, Any] = {name: one for name, one in found.items() if not name.startswith("extra/")}
         return cls(**own, limit=limit, extra=extra)
+
+    @classmethod
+    def joined(cls, batches: Sequence[ResponseBatch]) -> ResponseBatch:
+        """The responses of all batches in a row; evidence that not all of them have is left out."""
+        several = [one.tensors() for one in batches]
+        found: dict[str, Tensor] = {}
+        for name in set[str].intersection(*(set(one) for one in several)):
+            values = [one[name] for one in several]
+            if values[0].ndim == 2:
+                width = max(one.shape[1] for one in values)
+                values = [pad(one, (0, width - one.shape[1]), value=PADDING.get(name, 0)) for one in values]
+            found[name] = torch.cat(values)
+        return cls.from_tensors(found, batches[0].limit)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         own = [(one.name, getattr(self, one.name)) for one in fields(self) if one.name not in ("limit", "extra")]

@@ -27,6 +27,7 @@ from rlstab.core.docstring import summary
 from rlstab.core.method import Method, State
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
+from rlstab.errors import MethodError
 from rlstab.stages.response_batch import ResponseBatch
 
 
@@ -129,6 +130,35 @@ class Expansion:
     parents: Tensor | None = None
     pivots: Tensor | None = None
     branches: int = 0
+
+    def require(self, name: str, responses: ResponseBatch) -> None:
+        """Refuse what does not fit the responses.
+
+        Args:
+            name: of the stage.
+            responses: that it was given.
+
+        Raises:
+            MethodError: says what does not fit.
+        """
+        count = len(responses)
+        if self.drop is not None and (self.drop.dtype != torch.bool or self.drop.shape != (count,)):
+            raise MethodError(
+                f"'{name}': expand returned `drop` as {self.drop.dtype} of {tuple(self.drop.shape)}, expected bool of "
+                f"({count},). Return one for each response that it was given."
+            )
+        if (self.parents is None) != (self.pivots is None) or (self.parents is not None and self.branches < 1):
+            raise MethodError(
+                f"'{name}': expand returned parents, pivots and branches of which some are missing. Return all three."
+            )
+        if self.parents is not None and self.pivots is not None and self.parents.numel():
+            inside = int(self.parents.min()) >= 0 and int(self.parents.max()) < count
+            fits = inside and bool(((self.pivots >= 1) & (self.pivots < responses.lengths[self.parents])).all())
+            if self.parents.shape != self.pivots.shape or not fits or bool((responses.given[self.parents] > 0).any()):
+                raise MethodError(
+                    f"'{name}': expand returned parents or pivots that do not fit: a pivot is at least 1 and below the "
+                    f"length of its parent, which is no branch itself. Change its function."
+                )
 
 
 class RolloutExpander(Stage):

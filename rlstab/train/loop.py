@@ -37,11 +37,12 @@ from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import Rewards, build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint, durable
+from rlstab.train.asking import reward_part
 from rlstab.train.decoding import require_decoding
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
-from rlstab.train.making import Maker, part
+from rlstab.train.making import Maker
 from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
@@ -249,7 +250,7 @@ class _Loop:
             self._end_early()
         finally:
             self._leaving.set()
-            self.maker.close()
+            self.maker.asking.close()
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
@@ -397,7 +398,7 @@ class _Loop:
                 "reward": float(rollout.responses.evidence("raw_rewards")[place]),
             }
             for name in self.rewards.names:
-                sample[part(name)] = float(rollout.responses.evidence(part(name))[place])
+                sample[reward_part(name)] = float(rollout.responses.evidence(reward_part(name))[place])
             if place in late:
                 sample["timed_out"] = True
             lines += line(sample)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.core.method import State
-from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.response_batch import PADDING, ResponseBatch
 from rlstab.train.policy import Sequences
 
 #: Where the ids of branches begin; those of responses to prompts count from 0.
@@ -107,7 +107,7 @@ def joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             width = max(one.shape[1] for one in values)
             left = name.startswith("sequences/prompt")  # prompts are padded on the left
             sides = [(width - one.shape[1], 0) if left else (0, width - one.shape[1]) for one in values]
-            fill = -1 if name == "responses/extra/block_ids" else 0
+            fill = PADDING.get(name.removeprefix("responses/"), 0)
             values = [pad(one, side, value=fill) for one, side in zip(values, sides, strict=True)]
         whole[name] = torch.cat(values)[order]
     return whole

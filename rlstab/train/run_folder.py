@@ -283,7 +283,7 @@ class RunFolder:
         if self._run.rollout.staleness and rollouts != self._run.optimisation.rollouts:
             raise CheckpointError(
                 f"{self.path} was started with optimisation.rollouts = {rollouts}, the configuration says "
-                f"{self._run.optimisation.rollouts}. With rollout.staleness the last rollouts of a run are made earlier, "
+                f"{self._run.optimisation.rollouts}. With rollout.staleness its last rollouts were made earlier, "
                 f"so a longer run is another one. Resume with {self.path / 'config.yaml'}, or start over in another "
                 f"tracking.out."
             )

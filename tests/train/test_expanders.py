@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlstab.config import load_run
-from rlstab.train import checkpoint, making
+from rlstab.train import asking, checkpoint
 from rlstab.train.loop import RunResult
 from tests.train.runs import go, trained_alike, weights_alike
 from tests.train.test_distributed import command, file_of, ran
@@ -111,9 +111,9 @@ def test_a_run_that_ended_inside_a_rollout_continues_bit_for_bit(
             raise Ended
         return sample(*arguments, **options)
 
-    sample = making.sample
+    sample = asking.sample
     with monkeypatch.context() as patched:
-        patched.setattr(making, "sample", fails)
+        patched.setattr(asking, "sample", fails)
         with pytest.raises(Ended):
             go(rollout)
     kept = checkpoint.verify(checkpoint.checkpoints(out / "checkpoints")[-1]).standing

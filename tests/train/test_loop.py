@@ -21,7 +21,7 @@ from rich.console import Console
 import rlstab
 from rlstab.presets import PRESETS
 from rlstab.tasks import Countdown, Example
-from rlstab.train import loop, making
+from rlstab.train import asking, loop
 from tests.train.runs import go, sampler_gap, small, trained_alike, weights, without_times
 
 
@@ -140,7 +140,7 @@ def test_nobody_waits_for_the_scorer_of_a_run_that_was_stopped(
         time.sleep(0.2)
         return 0.0
 
-    sample = making.sample
+    sample = asking.sample
 
     def interrupted(*arguments: Any, **options: Any) -> None:
         sample(*arguments, **options)
@@ -148,7 +148,7 @@ def test_nobody_waits_for_the_scorer_of_a_run_that_was_stopped(
         raise KeyboardInterrupt
 
     scorer(slow)
-    monkeypatch.setattr(making, "sample", interrupted)
+    monkeypatch.setattr(asking, "sample", interrupted)
     with pytest.raises(KeyboardInterrupt):
         go(small(tmp_path))
     assert 1 <= len(calls) <= 2
@@ -216,7 +216,7 @@ def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path
     with pytest.raises(rlstab.errors.MissingSignal) as caught:
         go(run)
     assert str(caught.value) == (
-        "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: branch, entropies, "
+        "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: block_ids, branch, entropies, "
         "log_kept_mass, logprobs, max_logprobs, ref_logprobs, rollout_logprobs, sum_p_sq, truncated. Remove "
         "'foreign', or pass rlstab.train.train a function that makes it, in signals."
     )

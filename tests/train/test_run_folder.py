@@ -25,7 +25,7 @@ from rich.console import Console
 from rlstab.cli import main
 from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
-from rlstab.train import checkpoint, durable, loop, making
+from rlstab.train import asking, checkpoint, durable, loop
 from rlstab.train.journal import cut_after, line, read
 from rlstab.train.manifest import Manifest, clear
 from rlstab.train.run_folder import RunFolder
@@ -227,7 +227,7 @@ def test_records_are_cut_only_when_there_is_a_new_one(tmp_path: Path, monkeypatc
         raise DataError("no prompt")
 
     with monkeypatch.context() as patched:
-        patched.setattr(making, "sample", fails)
+        patched.setattr(asking, "sample", fails)
         with pytest.raises(DataError):
             go(small(out), resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
@@ -340,7 +340,7 @@ def test_an_overwrite_that_fails_later_says_where_the_run_is(tmp_path: Path, mon
     out = tmp_path / "run"
     go(small(out, optimisation__rollouts=2))
     before = left(out)
-    sample, calls = making.sample, []
+    sample, calls = asking.sample, []
 
     def fails(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -348,7 +348,7 @@ def test_an_overwrite_that_fails_later_says_where_the_run_is(tmp_path: Path, mon
             raise DataError("no prompt")
         return sample(*arguments, **options)
 
-    monkeypatch.setattr(making, "sample", fails)
+    monkeypatch.setattr(asking, "sample", fails)
     with pytest.raises(DataError) as caught:
         go(small(out, seed=1), overwrite=True)
     (aside,) = out.glob(".replaced-*")

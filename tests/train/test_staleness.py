@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rlstab
-from rlstab.train import checkpoint, making
+from rlstab.train import asking, checkpoint
 from rlstab.train.making import Maker
 from rlstab.train.step import Learner
 from tests.train.runs import go, small, trained_alike
@@ -71,9 +71,9 @@ def test_a_run_that_ended_with_a_queue_continues_bit_for_bit(tmp_path: Path, mon
             raise Ended
         return sample(*arguments, **options)
 
-    sample = making.sample
+    sample = asking.sample
     with monkeypatch.context() as patched:
-        patched.setattr(making, "sample", fails)
+        patched.setattr(asking, "sample", fails)
         with pytest.raises(Ended):
             go(small(out, **STALE))
     last = checkpoint.checkpoints(out / "checkpoints")[-1]
