@@ -14,6 +14,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.checked_terms import checked_terms
 from rlstab.core.comm import Comm
 from rlstab.core.contract import (
+    BASICS,
     check_class,
     check_made,
     check_mapping,
@@ -124,6 +125,15 @@ class TokenObjective(ABC):
     def signal_options(self) -> Mapping[str, float]:
         """Numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``."""
         return {}
+
+    @property
+    def reads_policies(self) -> frozenset[str]:
+        """Which of ``logprobs`` and ``old_logprobs`` it reads from the evidence; without an override, both.
+
+        The ratio is not meant: it is the loss's own, and where ``live_ratio`` is True it reads neither. A host that
+        gives no method its log-probs needs no forward for them.
+        """
+        return frozenset(BASICS)
 
     @property
     def reads_drift(self) -> frozenset[str]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.compose import compose, within
+from rlstab.core.contract import BASICS
 from rlstab.core.loss import loss_of_part
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.observe import observe
@@ -267,7 +268,9 @@ def zero_advantage(method: TokenObjective, case: Case) -> None:
 
 
 def declared(method: TokenObjective, case: Case) -> None:
-    """It reads the signals of ``needs`` and ``live_needs`` and no other; ``writes`` is checked at every call."""
+    """It reads the signals of ``needs``, ``reads_policies`` and ``live_needs`` and no other; ``writes`` is checked at every
+    call.
+    """
     without = sorted((SIGNALS.keys() | set(case.first.evidence)) - method.needs - _ALWAYS)
     batch = case.first.batch(without=without)
     try:
@@ -282,6 +285,7 @@ def declared(method: TokenObjective, case: Case) -> None:
     except LookupError as error:
         raise BrokenLaw(f"it reads what it does not declare: {error}") from error
     near("the loss without, and with, signals that it does not declare", bare, run_whole(method, case.first).loss, 0.0)
+    _check_reads(method, case.first)
     undifferentiated = plan.live_rows(batch).keys() - method.live_needs - {"logprobs"}
     if undifferentiated:
         raise BrokenLaw(f"a penalty reads the live {sorted(undifferentiated)}, which `live_needs` does not name.")
@@ -366,7 +370,7 @@ LAWS: tuple[Law, ...] = (
     Law("gradcheck", "the gradient is that of finite differences, anchor fixed", gradcheck),
     Law("live rows", "live outputs outside the rows that a plan names do not matter", live_rows),
     Law("zero advantage", "no advantage, no policy gradient", zero_advantage),
-    Law("declared", "reads `needs` and `live_needs`, and nothing else", declared),
+    Law("declared", "reads `needs`, `reads_policies` and `live_needs`, and nothing else", declared),
     Law("monoid", "statistics merge in any order; empty ones change nothing", monoid, second=True),
     Law("serialises", "repr and state survive, and the run goes on", serialises, second=True),
     Law("precision", "float32 and bfloat16 within a bound of float64", precision),
@@ -398,6 +402,22 @@ class _Dropping(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(keep=self.chosen(batch))
+
+
+def _check_reads(method: TokenObjective, step: Step) -> None:
+    """Log-probs that a method does not read, and under a live ratio their old values, may be anything."""
+    for name in sorted(set(BASICS) - method.reads_policies):
+        batch = replace(step.batch(), live_ratio=True)
+        other = replace(batch, **{name: getattr(batch, name).flip(0) - 0.5})
+        outcomes = []
+        for one in (batch, other):
+            leaves = step.leaves()
+            plan = make_plan(method, [one])
+            out = plan.loss(0, PolicyOutputs(**leaves))
+            out.loss.backward()
+            gradients = {key: leaf.grad for key, leaf in leaves.items() if leaf.grad is not None}
+            outcomes.append(Outcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale))
+        close(f"with another '{name}', which its `reads_policies` does not name", *outcomes, 0.0)
 
 
 def _measured(leaf: TokenObjective, *parts: TokenBatch) -> list[dict[str, Any]]:

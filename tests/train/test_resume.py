@@ -17,6 +17,7 @@ import torch
 import rlstab
 from rlstab.config import dump_run, load_run
 from rlstab.config.renamed import SETTINGS
+from rlstab.core.saved_state import dump_state
 from rlstab.train import checkpoint, durable
 from tests.train.runs import go, small, weights, without_times
 
@@ -137,11 +138,9 @@ def rewritten(record: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_state_with_tensors_survives() -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    places: list[list[str]] = []
     state = {"a": {"gate": True, "w/x": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1, "m": {"tensor": "state/0"}}
-    plain = json.loads(json.dumps(checkpoint._without_tensors(state, (), places, tensors)))
-    record = {"rollout": 1, "optimizer_steps": 1, "objective": "", "state": plain, "tensors": places}
+    plain, tensors = dump_state(state)
+    record = {"rollout": 1, "optimizer_steps": 1, "objective": "", **json.loads(json.dumps(plain))}
     back = dict(checkpoint._checkpoint(record, tensors).state)
     assert torch.equal(back["a"].pop("w/x"), state["a"].pop("w/x"))  # type: ignore[attr-defined]
     assert back == state

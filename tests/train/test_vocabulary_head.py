@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from rlstab.train.policy import Policy, Sequences, load_policy
-from rlstab.train.vocabulary_head import find_head
+from rlstab.signals.vocabulary_head import find_head
 from tests.tolerances import rounding
 
 SIZE = {
