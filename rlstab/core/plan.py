@@ -116,8 +116,8 @@ class Plan:
         for one, length in _lengths(batch).items():
             if one not in self._measured:
                 raise OutOfRange(
-                    f"the sequence with id {one} is in no part that this plan was made from on this rank. Plan with every "
-                    f"sequence of the optimizer step, and give the piece the sequence_ids that they had."
+                    f"the sequence with id {one} is in no part that this plan was made from on this rank. Plan with "
+                    f"every sequence of the optimizer step, and give the piece the sequence_ids that they had."
                 )
             if self._measured[one] != length:
                 raise OutOfRange(

@@ -15,8 +15,8 @@ def dump_state(state: State) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What JSON holds, and what safetensors holds.
 
     Returns:
-        ``{"state": ..., "tensors": ...}``, the state with null for each tensor and the place of each; and the tensors by
-        name, ``state/0`` and so on, contiguous and without gradient.
+        ``{"state": ..., "tensors": ...}``, the state with null for each tensor and the place of each; and the tensors
+        by name, ``state/0`` and so on, contiguous and without gradient.
     """
     places: list[list[str]] = []
     tensors: dict[str, Tensor] = {}

@@ -268,9 +268,7 @@ def zero_advantage(method: TokenObjective, case: Case) -> None:
 
 
 def declared(method: TokenObjective, case: Case) -> None:
-    """It reads the signals of ``needs``, ``reads_policies`` and ``live_needs`` and no other; ``writes`` is checked at every
-    call.
-    """
+    """It reads what ``needs``, ``reads_policies`` and ``live_needs`` name; ``writes`` is checked at every call."""
     without = sorted((SIGNALS.keys() | set(case.first.evidence)) - method.needs - _ALWAYS)
     batch = case.first.batch(without=without)
     try:
@@ -417,7 +415,7 @@ def _check_reads(method: TokenObjective, step: Step) -> None:
             out.loss.backward()
             gradients = {key: leaf.grad for key, leaf in leaves.items() if leaf.grad is not None}
             outcomes.append(Outcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale))
-        close(f"with another '{name}', which its `reads_policies` does not name", *outcomes, 0.0)
+        close(f"with another '{name}', which its `reads_policies` does not name", outcomes[0], outcomes[1], 0.0)
 
 
 def _measured(leaf: TokenObjective, *parts: TokenBatch) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ def test_pieces_cut_after_planning_sum_to_the_whole():
     """Other cuts than the parts that were measured: the loss, its gradient and the metrics are those of the parts."""
     plan = make_plan(OBJECTIVE, [batch for batch, _, _ in pieces()])
     wanted, slopes = 0.0, {}
-    for number, (batch, policy, leaves) in enumerate(pieces()):
+    for number, (_, policy, leaves) in enumerate(pieces()):
         out = plan.loss(number, policy)
         out.loss.backward()
         wanted += out.loss.item()
@@ -82,8 +82,8 @@ def test_pieces_cut_after_planning_sum_to_the_whole():
             found += out.loss.item()
             again |= by_token(rows, leaves)
         assert found == pytest.approx(wanted, rel=1e-12)
-        for token, slope in again.items():
-            assert slope == pytest.approx(slopes[token], rel=1e-9, abs=1e-15)
+        for place, slope in again.items():
+            assert slope == pytest.approx(slopes[place], rel=1e-9, abs=1e-15)
 
 
 def by_token(rows, leaves):
