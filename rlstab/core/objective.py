@@ -251,7 +251,7 @@ def require_signals(
     provides: Set[str],
     live: Set[str],
     host: str,
-    otherwise: str = "use a host that provides it",
+    otherwise: str | Mapping[str, str] = "use a host that provides it",
 ) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
@@ -260,7 +260,7 @@ def require_signals(
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
-        otherwise: what to do about a missing signal, other than to remove the method.
+        otherwise: what to do about a missing signal, other than to remove the method; one text, or one by signal.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -270,7 +270,8 @@ def require_signals(
         for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
             missing = sorted(wanted - given)
             if missing:
+                cure = otherwise if isinstance(otherwise, str) else otherwise[missing[0]]
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or {otherwise}."
+                    f"{', '.join(sorted(given))}. Remove '{key}', or {cure}."
                 )
