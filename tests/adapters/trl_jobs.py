@@ -1,6 +1,6 @@
 """Jobs for TRL's trainer on fixed responses, in this process or over real ranks; each writes down what it did.
 
-``python -m tests.adapters.trl_jobs FOLDER`` under the variables of a launcher runs the job that FOLDER describes.
+``python -m tests.adapters.trl_jobs FOLDER`` under the variables of a launcher runs the jobs that FOLDER describes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def config(folder: Path, **changes: Any) -> Any:
         "num_iterations": 2,
         "max_completion_length": 12,
         "max_steps": 4,
-        "learning_rate": 0.05,
+        "learning_rate": 0.001,
         "lr_scheduler_type": "constant",
         "optim": "sgd",
         "max_grad_norm": 0.0,
@@ -186,10 +186,13 @@ def run(
     return {"steps": steps, "log": trainer.state.log_history, "ranks": int(counted)}
 
 
-def over_ranks(folder: Path, world: int = 2, **job: Any) -> list[dict[str, Any]]:
-    """The same in processes of their own; what each of them wrote down, by rank. ``job`` is plain JSON."""
+def over_ranks(folder: Path, jobs: dict[str, dict[str, Any]], world: int = 2) -> dict[str, list[dict[str, Any]]]:
+    """Jobs one after the other in processes of their own: by name, what each process wrote down.
+
+    Jobs are plain JSON, and what they write is in ``folder/NAME``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.json").write_text(json.dumps(job))
+    (folder / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -197,19 +200,21 @@ def over_ranks(folder: Path, world: int = 2, **job: Any) -> list[dict[str, Any]]
     for rank in range(world):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
         env = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in own.items()}}
-        log = (folder / f"rank-{rank}.log").open("w")
         command = [sys.executable, "-m", "tests.adapters.trl_jobs", str(folder)]
-        started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
-    ended = [one.wait(timeout=300) for one in started]
+        with (folder / f"rank-{rank}.log").open("w") as log:  # the process has a handle of its own
+            started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
+    ended = [one.wait(timeout=1200) for one in started]
     if any(ended):
         raise AssertionError("\n".join((folder / f"rank-{rank}.log").read_text()[-3000:] for rank in range(world)))
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(world)]
+    return {
+        name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(world)] for name in jobs
+    }
 
 
 def main(folder: Path) -> None:
-    job = json.loads((folder / "job.json").read_text())
-    found = run(folder / "out", **job)
-    torch.save(found, folder / f"rank-{os.environ['RANK']}.pt")
+    for name, job in json.loads((folder / "jobs.json").read_text()).items():
+        found = run(folder / name, **job)
+        torch.save(found, folder / f"{name}-{os.environ['RANK']}.pt")
     torch.distributed.destroy_process_group()
 
 

@@ -11,7 +11,8 @@ except ImportError as error:
         "rlstab.adapters.trl needs the package trl, which is not installed. Run: pip install 'rlstab[trl]'"
     ) from error
 
+from rlstab.adapters.trl.release import check_release as check_host
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.adapters.trl.watch import WatchCallback
 
-__all__ = ["RLStabGRPOTrainer", "WatchCallback"]
+__all__ = ["RLStabGRPOTrainer", "WatchCallback", "check_host"]

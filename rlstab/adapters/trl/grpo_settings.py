@@ -54,7 +54,7 @@ def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
             )
     _check_reference(config, objective)
     _check_correction(config, objective)
-    _check_windows(config)
+    check_windows(config)
     _check_engine(config)
 
 
@@ -63,20 +63,20 @@ def _check_reference(config: GRPOConfig, objective: TokenObjective) -> None:
     readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
     if not readers and config.beta != 0.0:
         raise ConfigError(
-            f"GRPOConfig.beta = {config.beta} has no effect: no method of the objective reads the reference model. Leave "
-            f"it at 0.0, or add to the objective: {{name: kl, coefficient: {config.beta}}}."
+            f"GRPOConfig.beta = {config.beta} has no effect: no method of the objective reads the reference model. "
+            f"Leave it at 0.0, or add to the objective: {{name: kl, coefficient: {config.beta}}}."
         )
     if readers and config.beta == 0.0:
         wanted = _coefficients(objective) or {0.001}
         raise ConfigError(
-            f"'{readers[0]}' reads 'ref_logprobs', and TRL loads a reference model only where GRPOConfig.beta is not 0. "
-            f"Write beta={min(wanted)!r}."
+            f"'{readers[0]}' reads 'ref_logprobs', and TRL loads a reference model only where GRPOConfig.beta is not "
+            f"0. Write beta={min(wanted)!r}."
         )
     for coefficient in _coefficients(objective):
         if config.beta != coefficient:
             raise ConfigError(
-                f"GRPOConfig.beta = {config.beta}, and the coefficient of 'kl' is {coefficient}: the objective's counts. "
-                f"Write beta={coefficient!r}, so that the two say the same."
+                f"GRPOConfig.beta = {config.beta}, and the coefficient of 'kl' is {coefficient}: the objective's "
+                f"counts. Write beta={coefficient!r}, so that the two say the same."
             )
 
 
@@ -89,21 +89,22 @@ def _check_correction(config: GRPOConfig, objective: TokenObjective) -> None:
     """TRL's own correction for vLLM stays, unless the objective has one."""
     if not (config.use_vllm and config.vllm_importance_sampling_correction):
         return
-    own = [leaf.name for leaf in walk(objective) if leaf.method.reads_drift & {"sampler", "start"} and leaf.method.writes]
+    acting = [leaf for leaf in walk(objective) if leaf.method.writes - {"lr_scale"}]
+    own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
     if own:
         raise ConfigError(
-            f"'{own[0]}' corrects for the sampler, and so does GRPOConfig.vllm_importance_sampling_correction: together "
-            f"they would do it twice. Write vllm_importance_sampling_correction=False, or remove '{own[0]}'."
+            f"'{own[0]}' corrects for the sampler, and so does GRPOConfig.vllm_importance_sampling_correction: "
+            f"together they would do it twice. Write vllm_importance_sampling_correction=False, or remove '{own[0]}'."
         )
 
 
-def _check_windows(config: GRPOConfig) -> None:
+def check_windows(config: GRPOConfig) -> None:
     """An optimizer step lies in one generation, so that all of it is known before its first backward pass."""
     every = config.steps_per_generation * config.num_iterations
     if every % config.gradient_accumulation_steps:
         raise ConfigError(
-            f"an optimizer step takes gradient_accumulation_steps={config.gradient_accumulation_steps} micro-batches, and "
-            f"one generation gives steps_per_generation={config.steps_per_generation} x num_iterations="
+            f"an optimizer step takes gradient_accumulation_steps={config.gradient_accumulation_steps} micro-batches, "
+            f"and one generation gives steps_per_generation={config.steps_per_generation} x num_iterations="
             f"{config.num_iterations}: a step would span generations, and statistics over it could not be known before "
             f"its first backward pass. Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
         )
@@ -117,13 +118,13 @@ def _check_windows(config: GRPOConfig) -> None:
 def _check_engine(config: GRPOConfig) -> None:
     if config.deepspeed is not None:
         raise ConfigError(
-            "GRPOConfig.deepspeed: DeepSpeed takes the optimizer step inside the backward pass, where it can be neither "
-            "refused nor scaled. Launch with FSDP or DDP."
+            "GRPOConfig.deepspeed: DeepSpeed takes the optimizer step inside the backward pass, where it can be "
+            "neither refused nor scaled. Launch with FSDP or DDP."
         )
     if getattr(config, "parallelism_config", None) is not None:
         raise ConfigError(
-            "GRPOConfig.parallelism_config: tensor, context and sequence parallelism split a sequence or share one over "
-            "ranks, and the adapter counts every rank as data-parallel. Leave it unset; FSDP and DDP work."
+            "GRPOConfig.parallelism_config: tensor, context and sequence parallelism split a sequence or share one "
+            "over ranks, and the adapter counts every rank as data-parallel. Leave it unset; FSDP and DDP work."
         )
     optimizer: Any = getattr(config.optim, "value", config.optim)
     if any(word in str(optimizer) for word in _STEPS_EARLY):

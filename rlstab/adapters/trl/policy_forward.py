@@ -14,9 +14,11 @@ from transformers import PreTrainedModel
 
 from rlstab.adapters.trl.responses import Inputs, response_mask
 from rlstab.core.batch import TokenBatch
+from rlstab.core.objective import TokenObjective, require_signals
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, OutOfRange
+from rlstab.explain.hosts import adapted, provide
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
 from rlstab.signals.vocabulary_head import find_head
 
@@ -30,19 +32,17 @@ class Forward(Protocol):
     Attributes:
         gives: signals of the evidence that it can make.
         live: outputs that it can differentiate beyond the log-probs.
-        always: what it makes of every token whether it is asked or not.
     """
 
     gives: frozenset[str]
     live: frozenset[str]
-    always: frozenset[str]
 
-    def signals(self, model: torch.nn.Module, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+    def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
         """``(B, T)`` signals by name, and the load-balancing loss of a mixture of experts."""
         ...
 
     def outputs(
-        self, model: torch.nn.Module, inputs: Inputs, plan: Plan, which: TokenBatch
+        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         """The live outputs for the tokens of a planned part, with ``(B, T)`` signals that came with them, if any."""
         ...
@@ -53,7 +53,6 @@ class TRLForward:
 
     gives = frozenset({"entropies"})
     live = frozenset({"entropies"})
-    always = frozenset({"logprobs", "entropies"})
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
@@ -61,7 +60,7 @@ class TRLForward:
         #: what TRL hands through from a micro-batch to the model, such as images
         self.passed = [name for name in names if name not in ("self", "model", "input_ids", "attention_mask")]
 
-    def signals(self, model: torch.nn.Module, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+    def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
         trainer = self.trainer
         logprobs, entropies, aux = trainer._get_per_token_logps_and_entropies(
             model,
@@ -75,7 +74,7 @@ class TRLForward:
         return {"logprobs": logprobs, "entropies": entropies}, aux
 
     def outputs(
-        self, model: torch.nn.Module, inputs: Inputs, plan: Plan, which: TokenBatch
+        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         found, aux = self.signals(model, inputs, plan.objective.live_needs)
         asked = {name: found[name] for name in {"logprobs", *plan.objective.live_needs}}
@@ -89,7 +88,6 @@ class OwnForward:
 
     gives = SIGNAL_NAMES - {"logprobs"}
     live = frozenset({"entropies", "log_kept_mass"})
-    always = frozenset({"logprobs"})
 
     def __init__(self, trainer: GRPOTrainer, model: PreTrainedModel, options: Mapping[str, float]) -> None:
         if trainer._is_vlm or trainer.aux_loss_enabled:
@@ -97,17 +95,17 @@ class OwnForward:
             raise ConfigError(f"rlstab's head does not pass on {what}. Write head='trl', or take another model.")
         if not add_signals(model, trainer.temperature, wide=trainer.args.cast_lm_head_to_fp32):
             raise ConfigError(
-                f"the logits of {type(model).__name__} are more than a product of hidden states and a weight, so rlstab's "
-                f"head cannot make its signals. Write head='trl', which has log-probs and entropies, and remove methods "
-                f"that read more; or take another model."
+                f"the logits of {type(model).__name__} are more than a product of hidden states and a weight, so "
+                f"rlstab's head cannot make its signals. Write head='trl', which has log-probs and entropies, and "
+                f"remove methods that read more; or take another model."
             )
         self.trainer, self.options = trainer, dict(options)
 
-    def signals(self, model: torch.nn.Module, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+    def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
         return self._padded(model, inputs, response_mask(inputs).bool(), {"logprobs", *needs}), None
 
     def outputs(
-        self, model: torch.nn.Module, inputs: Inputs, plan: Plan, which: TokenBatch
+        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         rows = plan.live_rows(which)
         wanted = torch.stack(list(rows.values())).any(0)
@@ -127,7 +125,7 @@ class OwnForward:
 
     def _padded(
         self,
-        model: torch.nn.Module,
+        model: Any,
         inputs: Inputs,
         where: Tensor,
         needs: Set[str],
@@ -149,9 +147,54 @@ class OwnForward:
                 },
             )
         return {
-            name: torch.zeros(where.numel(), dtype=one.dtype, device=one.device).index_copy(0, index, one).view(where.shape)
+            name: torch.zeros(where.numel(), dtype=one.dtype, device=one.device)
+            .index_copy(0, index, one)
+            .view(where.shape)
             for name, one in found.items()
         }
+
+
+def _laid_out(values: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    flat = torch.zeros(shape.numel(), dtype=values.dtype, device=values.device)
+    return flat.index_copy(0, index, values).view(shape)
+
+
+def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
+    """Signals that TRL has beside those of a forward, with the settings of this trainer."""
+    found = {"truncated"}
+    found |= {"ref_logprobs"} if trainer.beta != 0.0 else set()
+    found |= {"rollout_logprobs"} if trainer.use_vllm or trainer.rollout_func is not None else set()
+    return frozenset(found)
+
+
+def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[str], head: str = "auto") -> Forward:
+    """The forward that makes what an objective reads and nobody else provides.
+
+    Raises:
+        MissingSignal: names the method, the signal, and what to change.
+        ConfigError: the model's logits do not allow the head that it takes.
+        OutOfRange: there is no such head.
+    """
+    if head not in ("auto", "trl", "rlstab"):
+        raise OutOfRange(f"head = {head!r}, expected 'auto', 'trl' or 'rlstab'.")
+    needs, live = objective.needs - provided, objective.live_needs
+    if head == "auto":
+        enough = needs <= TRLForward.gives and live <= TRLForward.live
+        head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
+    how = adapted("trl").how
+    chosen: type[TRLForward] | type[OwnForward] = TRLForward if head == "trl" else OwnForward
+    require_signals(
+        objective,
+        provides=provided | chosen.gives,
+        live=chosen.live,
+        host=f"TRL with this GRPOConfig and head='{head}'",
+        otherwise={name: how.get(name, provide(name)) for name in objective.needs | objective.live_needs},
+    )
+    if chosen is TRLForward:
+        return TRLForward(trainer)
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return OwnForward(trainer, base, objective.signal_options)
 
 
 def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = False) -> bool:

@@ -32,7 +32,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
     "training_step": ("self", "model", "inputs", "num_items_in_batch"),
 }
-#: What the adapter takes over or relies on line by line, with a checksum of its syntax in the releases that were tested.
+#: What the adapter takes over or relies on line by line, with checksums of its syntax in releases that were tested.
 TESTED: Mapping[str, frozenset[str]] = {
     "_prepare_inputs": frozenset({"b6f38f7a05aa"}),
     "_compute_loss": frozenset({"6b861df63f5a"}),
@@ -55,9 +55,9 @@ def check_release(trainer: type[GRPOTrainer] = GRPOTrainer, version: str = trl._
         )
     if (trainer.__module__, trainer.__qualname__) != ("trl.trainer.grpo_trainer", "GRPOTrainer"):
         raise HostError(
-            f"trl.GRPOTrainer is {trainer.__module__}.{trainer.__qualname__}: somebody replaced it, as Unsloth does when "
-            f"it is imported. The adapter builds on TRL's own. Do not import that package in this process, or train "
-            f"without the adapter."
+            f"trl.GRPOTrainer is {trainer.__module__}.{trainer.__qualname__}: somebody replaced it, as Unsloth does "
+            f"when it is imported. The adapter builds on TRL's own. Do not import that package in this process, or "
+            f"train without the adapter."
         )
     for name, wanted in SIGNATURES.items():
         found = getattr(trainer, name, None)
@@ -66,14 +66,13 @@ def check_release(trainer: type[GRPOTrainer] = GRPOTrainer, version: str = trl._
         home = inspect.unwrap(found).__module__
         if not home.startswith(_HOMES):
             raise HostError(
-                f"GRPOTrainer.{name} was replaced by {home}. The adapter builds on TRL's own. Do not import that package "
-                f"in this process, or train without the adapter."
+                f"GRPOTrainer.{name} was replaced by {home}. The adapter builds on TRL's own. Do not import that "
+                f"package in this process, or train without the adapter."
             )
         given = tuple(inspect.signature(inspect.unwrap(found)).parameters)[: len(wanted)]
         if given != wanted:
-            raise HostError(
-                f"GRPOTrainer.{name} of TRL {version} takes ({', '.join(given)}), expected ({', '.join(wanted)}). {_CURE}"
-            )
+            found, expected = ", ".join(given), ", ".join(wanted)
+            raise HostError(f"GRPOTrainer.{name} of TRL {version} takes ({found}), expected ({expected}). {_CURE}")
     home = inspect.unwrap(Trainer._inner_training_loop).__module__
     if not home.startswith(_HOMES):
         raise HostError(f"the training loop of transformers was replaced by {home}. Do not import that package here.")

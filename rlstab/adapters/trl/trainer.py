@@ -1,7 +1,7 @@
 """TRL's ``GRPOTrainer`` with an objective in place of its loss.
 
-Every decision of an optimizer step is made before its first backward pass, from the evidence of all its micro-batches on
-all ranks. A step with NaN or Inf is refused, one in which nothing has a gradient is skipped: both leave weights and
+Every decision of an optimizer step is made before its first backward pass, from the evidence of all its micro-batches
+on all ranks. A step with NaN or Inf is refused, one in which nothing has a gradient is skipped: both leave weights and
 moments of the optimizer alone.
 """
 
@@ -11,11 +11,11 @@ import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -23,7 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from rlstab.adapters.trl import kept_state
 from rlstab.adapters.trl.grpo_settings import check_settings
 from rlstab.adapters.trl.host_correction import HostCorrection
-from rlstab.adapters.trl.policy_forward import Forward, OwnForward, TRLForward
+from rlstab.adapters.trl.policy_forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_release
 from rlstab.adapters.trl.responses import CORRECTION, Inputs, Provider, batch_of, must_forward, response_mask, stamp
 from rlstab.adapters.trl.trl_names import Tallies
@@ -32,26 +32,16 @@ from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.fit import check_complete
-from rlstab.core.objective import State, TokenObjective, require_signals
+from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
-from rlstab.errors import HostError, NonFinite, OutOfRange
+from rlstab.errors import HostError, NonFinite
 
 logger = logging.get_logger(__name__)
 
-#: What to change in TRL so that it has a signal.
-HOW: Mapping[str, str] = {
-    "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
-    "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
-    "max_logprobs": "write head='rlstab'",
-    "log_kept_mass": "write head='rlstab'",
-    "sum_p_sq": "write head='rlstab'",
-}
-_PROVIDE = "give RLStabGRPOTrainer signals={'NAME': function}, (B, T) values from TRL's batch"
 
-
-class RLStabGRPOTrainer(GRPOTrainer):
+class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is not there
     """``GRPOTrainer`` whose loss is an objective; its other arguments are TRL's.
 
     Args:
@@ -81,8 +71,6 @@ class RLStabGRPOTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         check_release()
-        if head not in ("auto", "trl", "rlstab"):
-            raise OutOfRange(f"head = {head!r}, expected 'auto', 'trl' or 'rlstab'.")
         own = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
         check_complete(own)
         given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
@@ -94,22 +82,12 @@ class RLStabGRPOTrainer(GRPOTrainer):
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         self.objective: Composition = compose(own, HostCorrection()) if corrected else own
         self._rlstab_providers = dict(signals or {})
-        provided = {"truncated", *self._rlstab_providers}
-        provided |= {CORRECTION} if corrected else set()
-        provided |= {"ref_logprobs"} if self.beta != 0.0 else set()
-        provided |= {"rollout_logprobs"} if self.use_vllm or self.rollout_func is not None else set()
-        self._rlstab_forward = self._choose(head, provided)
-        require_signals(
-            self.objective,
-            provides=provided | self._rlstab_forward.gives,
-            live=self._rlstab_forward.live,
-            host=f"TRL with this GRPOConfig and head='{'trl' if type(self._rlstab_forward) is TRLForward else 'rlstab'}'",
-            otherwise={name: HOW.get(name, _PROVIDE) for name in self.objective.needs | self.objective.live_needs},
-        )
+        provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
+        self._rlstab_forward = forward_for(self, self.objective, provided, head)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
             raise HostError(
-                "the model was sharded while it was loaded (tp_plan), and the adapter counts every rank as data-parallel. "
-                "Load it without, and launch with FSDP or DDP."
+                "the model was sharded while it was loaded (tp_plan), and the adapter counts every rank as "
+                "data-parallel. Load it without, and launch with FSDP or DDP."
             )
         ranks = self.accelerator.num_processes
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
@@ -119,16 +97,6 @@ class RLStabGRPOTrainer(GRPOTrainer):
         self.objective_state: State = self.objective.init_state()
         self.last_refusal: str | None = None
         self.add_callback(_AroundTheOptimizer(self))
-
-    def _choose(self, head: str, provided: set[str]) -> Forward:
-        needs, live = self.objective.needs - provided, self.objective.live_needs
-        if head == "auto":
-            head = "trl" if needs <= TRLForward.gives and live <= TRLForward.live else "rlstab"
-        if head == "trl" or not (needs <= OwnForward.gives and live <= OwnForward.live):
-            return TRLForward(self)  # what rlstab's head does not have either is told by name
-        model = self.accelerator.unwrap_model(self.model)
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return OwnForward(self, cast(PreTrainedModel, base), self.objective.signal_options)
 
     # -- the window ------------------------------------------------------------------------------------------------
 
@@ -158,8 +126,8 @@ class RLStabGRPOTrainer(GRPOTrainer):
         if place + count > slices * self.num_iterations or inputs[0] is not first:
             raise HostError(
                 f"an optimizer step of {count} micro-batches begins at micro-batch {place} of a generation that has "
-                f"{slices} x {self.num_iterations}, or TRL keeps its micro-batches elsewhere: not all of the step is known "
-                f"before its first backward pass. Let the data set give whole generations, and drop what is left."
+                f"{slices} x {self.num_iterations}, or TRL keeps its micro-batches elsewhere: not all of the step is "
+                f"known before its first backward pass. Let the data set give whole generations, and drop what is left."
             )
         window = Window(count)
         if count > 1:
@@ -198,9 +166,7 @@ class RLStabGRPOTrainer(GRPOTrainer):
         if window.plan is None and window.refusal is None:  # the step is this micro-batch: its outputs are the evidence
             live, found, aux = self._all_outputs(model, inputs, window)
         elif window.plan is not None:
-            live, found, aux = self._rlstab_forward.outputs(
-                model, inputs, window.plan, window.batches[window.place]
-            )
+            live, found, aux = self._rlstab_forward.outputs(model, inputs, window.plan, window.batches[window.place])
         else:
             found, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
         if window.plan is None or live is None:
@@ -250,8 +216,8 @@ class RLStabGRPOTrainer(GRPOTrainer):
             norm = _norm([one.grad for one in parameters if one.grad is not None])
             if bad or not math.isfinite(norm):
                 window.refusal = (
-                    f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. "
-                    f"The optimizer step was refused; weights and state are those before it."
+                    f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is "
+                    f"{norm}. The optimizer step was refused; weights and state are those before it."
                 )
         if window.refusal is not None or (window.plan is not None and window.plan.silent):
             for one in parameters:
@@ -341,5 +307,3 @@ def _norm(gradients: list[Tensor]) -> float:
 
 def _number(value: float) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
-
-

@@ -1,0 +1,97 @@
+"""Each preset's gradients in TRL are those of float64 on full logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
+
+from rlstab import PolicyOutputs, TokenBatch, make_plan
+from rlstab.presets import PRESETS
+from tests.adapters.trl_jobs import EOS, model, recorder, sampler, trainer_of
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+PAD = 0
+
+
+def full(policy: Any, inputs: dict[str, Tensor], min_p: float | None) -> dict[str, Tensor]:
+    """``(B, T)`` signals by their definitions, from all logits at once."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    length = inputs["completion_ids"].shape[1]
+    logits = policy(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1]
+    logp = logits.log_softmax(-1)
+    p = logp.exp()
+    found = {
+        "logprobs": logp.gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1),
+        "entropies": -(p * logp).sum(-1),
+        "max_logprobs": logp.amax(-1),
+        "sum_p_sq": p.square().sum(-1),
+    }
+    if min_p is not None:
+        kept = (p >= min_p * p.amax(-1, keepdim=True)).detach()
+        found["log_kept_mass"] = (p * kept).sum(-1).log()
+    return found
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
+    objective = PRESETS[name].objective
+    beta = max((one.coefficient for one in objective.members if one.name == "kl"), default=0.0)
+    trainer = trainer_of(
+        tmp_path,
+        objective,
+        sampling=sampler(scored=True),
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": beta, "max_steps": 2},
+    )
+    steps = recorder(trainer)
+    trainer.train()
+    slices, state = trainer._buffered_inputs, None
+    policy, reference = model().double(), model().double()
+    min_p = objective.signal_options.get("min_p")
+    with torch.no_grad():
+        old = [full(policy, one, min_p)["logprobs"] for one in slices]
+        anchor = [full(reference, one, min_p)["logprobs"] for one in slices]
+    for step in steps:
+        live = [full(policy, one, min_p) for one in slices]
+        batches = []
+        for inputs, now, before, ref in zip(slices, live, old, anchor, strict=True):
+            mask = inputs["completion_mask"]
+            last = inputs["completion_ids"].gather(1, mask.sum(-1, keepdim=True) - 1).squeeze(1)
+            every = {
+                **{key: values.detach() for key, values in now.items()},
+                "ref_logprobs": ref,
+                "rollout_logprobs": inputs["sampling_per_token_logps"].double(),
+                "truncated": (last != EOS) & (last != PAD),
+            }
+            batches.append(
+                TokenBatch.from_padded(
+                    response_mask=mask,
+                    advantages=inputs["advantages"].double(),
+                    old_logprobs=before,
+                    sequence_ids=inputs["rlstab_sequence_ids"],
+                    group_ids=inputs["rlstab_group_ids"],
+                    **{key: values for key, values in every.items() if key in {"logprobs", *objective.needs}},
+                )
+            )
+        plan = make_plan(objective, batches, state)
+        policy.zero_grad()
+        for batch, outputs in zip(batches, live, strict=True):
+            asked = {key: outputs[key] for key in {"logprobs", *objective.live_needs}}
+            plan.loss(batch, PolicyOutputs.from_padded(batch, **asked)).loss.backward(retain_graph=True)
+        state = plan.state
+        largest = 0.0
+        for key, parameter in policy.named_parameters():
+            gap = (step["gradients"][key].double() - parameter.grad).abs().max()
+            largest = max(largest, float(parameter.grad.abs().max()))
+            assert float(gap) < 1e-5 * max(1.0, plan.lr_scale), key
+            with torch.no_grad():
+                parameter.copy_(step["weights"][key].double())
+        assert largest > 1e-4
+        assert plan.kept.tokens == step["kept"][0]
