@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,19 @@ def full(policy: Any, inputs: dict[str, Tensor], min_p: float | None) -> dict[st
     return found
 
 
+def scored(asked: list[str], trainer: Any) -> dict[str, Any]:
+    """The fixed responses with log-probs of a sampler that is a little off."""
+    found = sampler()(asked, trainer)
+    policy, draw = model(), random.Random("a little off")
+    found["logprobs"] = []
+    for prompt, completion in zip(found["prompt_ids"], found["completion_ids"], strict=True):
+        with torch.no_grad():
+            logits = policy(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
+        found["logprobs"].append([one + draw.gauss(0.0, 0.2) for one in own.tolist()])
+    return found
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     objective = PRESETS[name].objective
@@ -47,7 +61,7 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     trainer = trainer_of(
         tmp_path,
         objective,
-        sampling=sampler(scored=True),
+        sampling=scored,
         **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": beta, "max_steps": 2},
     )
     steps = recorder(trainer)
@@ -58,7 +72,7 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         old = [full(policy, one, min_p)["logprobs"] for one in slices]
         anchor = [full(reference, one, min_p)["logprobs"] for one in slices]
-    for step in steps:
+    for step, bound in zip(steps, (1e-5, 5e-5), strict=True):  # the ratio adds the rounding of log-probs near -15
         live = [full(policy, one, min_p) for one in slices]
         batches = []
         for inputs, now, before, ref in zip(slices, live, old, anchor, strict=True):
@@ -86,12 +100,12 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
             asked = {key: outputs[key] for key in {"logprobs", *objective.live_needs}}
             plan.loss(batch, PolicyOutputs.from_padded(batch, **asked)).loss.backward(retain_graph=True)
         state = plan.state
-        largest = 0.0
+        exact = {key: parameter.grad.clone() for key, parameter in policy.named_parameters()}
+        largest = max(float(one.abs().max()) for one in exact.values())
+        assert largest > 1e-4
         for key, parameter in policy.named_parameters():
-            gap = (step["gradients"][key].double() - parameter.grad).abs().max()
-            largest = max(largest, float(parameter.grad.abs().max()))
-            assert float(gap) < 1e-5 * max(1.0, plan.lr_scale), key
+            gap = float((step["gradients"][key].double() - exact[key]).abs().max())
+            assert gap < bound * max(1.0, largest), key
             with torch.no_grad():
                 parameter.copy_(step["weights"][key].double())
-        assert largest > 1e-4
         assert plan.kept.tokens == step["kept"][0]

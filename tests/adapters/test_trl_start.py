@@ -75,7 +75,6 @@ def test_every_setting_of_trls_loss_is_known() -> None:
             | {"num_iterations": 1},
             "a step would span generations, .* Write steps_per_generation=4, or a multiple",
         ),
-        ([CLIP], {"auto_find_batch_size": True}, "auto_find_batch_size .* Leave it at False"),
         ([CLIP], {"optim": "lomo"}, "optim = 'lomo' steps inside the backward pass"),
         (
             [CLIP, {"name": "importance_correction"}],
@@ -98,7 +97,7 @@ def test_settings_that_do_not_fit_are_refused(objective: Any, changes: Any, text
         (
             [CLIP, {"name": "lp_reg"}],
             {"head": "trl"},
-            "'lp_reg' reads 'log_kept_mass', which TRL .* does not provide.* head='rlstab'",
+            "'lp_reg' reads 'max_logprobs', which TRL .* does not provide.* head='rlstab'",
         ),
         ([CLIP, {"name": "block_mean"}], {}, r"'block_mean' reads 'block_ids', .* signals=\{'block_ids': function\}"),
         (

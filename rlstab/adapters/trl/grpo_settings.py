@@ -108,11 +108,6 @@ def check_windows(config: GRPOConfig) -> None:
             f"{config.num_iterations}: a step would span generations, and statistics over it could not be known before "
             f"its first backward pass. Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
         )
-    if config.auto_find_batch_size:
-        raise ConfigError(
-            "GRPOConfig.auto_find_batch_size may start an optimizer step again in the middle. Leave it at False, and "
-            "lower per_device_train_batch_size yourself."
-        )
 
 
 def _check_engine(config: GRPOConfig) -> None:
