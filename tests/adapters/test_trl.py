@@ -164,6 +164,37 @@ def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_pat
         same.train(resume_from_checkpoint=str(checkpoint))
 
 
+SHARDED = {**RESUMED, "objective": OBJECTIVES["clip, s2t, stare"]}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("sharded")
+    names = ("clip, s2t, stare", "lp-reg")
+    jobs = {name: {"objective": OBJECTIVES[name], **FOUR_ON_EACH_OF_TWO} for name in names}
+    jobs |= {"whole": SHARDED, "resumed": {**SHARDED, "resume": str(folder / "whole" / "checkpoint-2")}}
+    return over_ranks(folder, jobs, sharded=True)
+
+
+@pytest.mark.parametrize("name", ["clip, s2t, stare", "lp-reg"])
+def test_sharding_changes_nothing(name: str, sharded: Any, tmp_path: Path) -> None:
+    """FSDP2 over two real processes, by TRL's head and by rlstab's."""
+    whole = run(tmp_path, OBJECTIVES[name])
+    for ranked in sharded[name]:
+        assert ranked["ranks"] == 2
+        for one, two in zip(whole["steps"], ranked["steps"], strict=True):
+            assert two["sharded"]
+            assert farthest(one, two) < 1e-5 * max(1.0, largest(one))
+            assert (one["kept"], one["tokens"], one["state"]) == (two["kept"], two["tokens"], two["state"])
+
+
+def test_a_stopped_sharded_run_goes_on_bit_for_bit(sharded: Any) -> None:
+    for whole, resumed in zip(sharded["whole"], sharded["resumed"], strict=True):
+        for one, two in zip(whole["steps"][2:], resumed["steps"], strict=True):
+            assert same_weights(one, two)
+            assert one["settled"] == two["settled"]
+
+
 def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
     """A checkpoint holds them as safetensors beside the plain state."""
     from rlstab import compose

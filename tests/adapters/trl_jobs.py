@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tests.adapters.cpu_fsdp import VARIABLES, shard_on_cpus
+
 ROOT = Path(__file__).parents[2]
 #: Neither a network nor a second thread, and no words between the dots.
 QUIET = {
@@ -133,6 +135,12 @@ def trainer_of(
     )
 
 
+def whole(values: Any) -> torch.Tensor:
+    """A copy of a tensor, put together where it is sharded."""
+    values = values.detach()
+    return (values.full_tensor() if hasattr(values, "full_tensor") else values).clone()
+
+
 def recorder(trainer: Any) -> list[dict[str, Any]]:
     """What each optimizer step of a trainer did, filled in while it trains."""
     from transformers import TrainerCallback
@@ -147,7 +155,7 @@ def recorder(trainer: Any) -> list[dict[str, Any]]:
             steps.append(
                 {
                     "gradients": {
-                        name: one.grad.detach().clone() for name, one in bare.named_parameters() if one.grad is not None
+                        name: whole(one.grad) for name, one in bare.named_parameters() if one.grad is not None
                     },
                     "loss": 0.0 if window is None or window.loss is None else float(window.loss),
                     **(
@@ -164,7 +172,8 @@ def recorder(trainer: Any) -> list[dict[str, Any]]:
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             bare = trainer.accelerator.unwrap_model(trainer.model)
-            steps[-1]["weights"] = {name: one.detach().clone() for name, one in bare.named_parameters()}
+            steps[-1]["weights"] = {name: whole(one) for name, one in bare.named_parameters()}
+            steps[-1]["sharded"] = any(hasattr(one, "full_tensor") for one in bare.parameters())
             steps[-1]["settled"] = getattr(trainer, "objective_state", None)
 
     trainer.add_callback(Recorder())
@@ -186,10 +195,12 @@ def run(
     return {"steps": steps, "log": trainer.state.log_history, "ranks": int(counted)}
 
 
-def over_ranks(folder: Path, jobs: dict[str, dict[str, Any]], world: int = 2) -> dict[str, list[dict[str, Any]]]:
+def over_ranks(
+    folder: Path, jobs: dict[str, dict[str, Any]], *, world: int = 2, sharded: bool = False
+) -> dict[str, list[dict[str, Any]]]:
     """Jobs one after the other in processes of their own: by name, what each process wrote down.
 
-    Jobs are plain JSON, and what they write is in ``folder/NAME``.
+    Jobs are plain JSON, and what they write is in ``folder/NAME``. The model is sharded by FSDP2, or held by all (DDP).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -200,6 +211,7 @@ def over_ranks(folder: Path, jobs: dict[str, dict[str, Any]], world: int = 2) ->
     for rank in range(world):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
         env = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in own.items()}}
+        env |= VARIABLES if sharded else {}
         command = [sys.executable, "-m", "tests.adapters.trl_jobs", str(folder)]
         with (folder / f"rank-{rank}.log").open("w") as log:  # the process has a handle of its own
             started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
@@ -212,6 +224,8 @@ def over_ranks(folder: Path, jobs: dict[str, dict[str, Any]], world: int = 2) ->
 
 
 def main(folder: Path) -> None:
+    if "FSDP_VERSION" in os.environ:
+        shard_on_cpus()
     for name, job in json.loads((folder / "jobs.json").read_text()).items():
         found = run(folder / name, **job)
         torch.save(found, folder / f"{name}-{os.environ['RANK']}.pt")

@@ -87,7 +87,7 @@ def batch_of(
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=mask.device)
     anchor = next(one for one in (old, now, unread) if one is not None)
-    named: dict[str, Any] = {name: values for name, values in evidence.items() if name in needs}
+    named: dict[str, Any] = {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "ref_logprobs" in needs:
         named["ref_logprobs"] = _promised(inputs, "ref_per_token_logps", "ref_logprobs")
     lost = torch.zeros((), dtype=torch.int64, device=mask.device)

@@ -142,7 +142,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             return {}
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             found, _ = self._rlstab_forward.signals(self.model, inputs, needs)
-        return {name: found[name] for name in {"logprobs", *needs}}
+        return {name: found[name] for name in {"logprobs", "entropies", *needs}}
 
     def _plan(self, window: Window, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
         batches = [
@@ -191,7 +191,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         """Plan a step of one micro-batch from its live outputs."""
         evidence, live = must_forward(inputs, self.objective), {"logprobs", *self.objective.live_needs}
         found, aux = self._rlstab_forward.signals(model, inputs, evidence | live)
-        values = {name: found[name].detach() for name in ({"logprobs", *evidence} if evidence else ())}
+        values = {name: found[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}
         self._plan(window, [inputs], [values])
         if window.plan is None:
             return None, found, aux
