@@ -270,6 +270,41 @@ def test_a_step_without_gradient_moves_nothing(tmp_path: Path) -> None:
     assert [one["rlstab/steps/skipped"] for one in trainer.state.log_history[:4]] == [0.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("head", ["trl", "rlstab"])
+def test_a_step_whose_responses_are_all_cut_off_moves_nothing(head: str, tmp_path: Path) -> None:
+    """TRL masks them, so there is no token left."""
+
+    def endless(prompts: list[str], trainer: Any) -> Any:
+        found = sampler()(prompts, trainer)
+        if trainer.state.global_step == 1:
+            found["completion_ids"] = [[*one[:-1], 5] for one in found["completion_ids"]]
+        return found
+
+    extra = {"head": head}
+    cut = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "mask_truncated_completions": True}
+    objective = [CLIP, {"name": "s2t"}]
+    trainer = trainer_of(tmp_path, objective, sampling=endless, num_iterations=1, extra=extra, **ADAM, **cut)
+    steps, kept = recorder(trainer), observed(trainer)
+    trainer.train()
+    assert steps[1]["tokens"] == (0.0, 0.0)
+    assert 0 < steps[0]["tokens"][1] < 8
+    assert unchanged(steps, kept)
+    assert [one["rlstab/steps/skipped"] for one in trainer.state.log_history[:4]] == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_what_a_tool_wrote_is_no_token(tmp_path: Path) -> None:
+    def with_tools(prompts: list[str], trainer: Any) -> Any:
+        found = sampler()(prompts, trainer)
+        found["env_mask"] = [[int(place != 1) for place in range(len(one))] for one in found["completion_ids"]]
+        return found
+
+    plain, masked = run(tmp_path, [CLIP], max_steps=1), run(tmp_path, [CLIP], max_steps=1, sampling=with_tools)
+    assert masked["steps"][0]["tokens"][0] == plain["steps"][0]["tokens"][0] - 8
+    trls = run(tmp_path, max_steps=1, sampling=with_tools)
+    for name, values in trls["steps"][0]["gradients"].items():
+        assert torch.equal(values, masked["steps"][0]["gradients"][name])
+
+
 def test_the_learning_rate_is_scaled_for_one_step(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, Trouble(kind="lr"), lr_scheduler_type="linear", max_steps=3)
     steps = recorder(trainer)

@@ -170,7 +170,8 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         else:
             found, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
         if window.plan is None or live is None:
-            loss = found["logprobs"].sum() * 0.0  # the same backward on every rank; its gradients are thrown away
+            # the same backward on every rank; its gradients are thrown away
+            loss = found["logprobs"].sum() * (0.0 if train else torch.nan)
             window.place += 1
         else:
             out = window.plan.loss(window.place, live)
@@ -260,12 +261,16 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             lost = torch.stack([one.double() for one in window.unscored]).sum()
             tallies.add({"sampler/unscored": Mean(lost, _number(sum(len(batch) for batch in window.batches)))})
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's, with the metrics of the objective since the last line."""
-        mode = "train" if self.model.training else "eval"
+    def _collect(self, mode: str) -> None:
+        """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
         for name, value in self._rlstab_tallies[mode].collect().items():
             self._metrics[mode][name].append(value)
-        super().log(logs, start_time)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with the metrics of the objective over the whole evaluation."""
+        found = super().evaluation_loop(*args, **kwargs)
+        self._collect("eval")
+        return found
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
@@ -297,6 +302,14 @@ class _AroundTheOptimizer(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._after_optimizer_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_log:
+            self.trainer._collect("train")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_log:
+            self.trainer._collect("train")
 
 
 def _norm(gradients: list[Tensor]) -> float:
