@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import types
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -143,8 +145,18 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class UnslothGRPOTrainer(GRPOTrainer):
         pass
 
-    with pytest.raises(HostError, match="UnslothGRPOTrainer: somebody replaced it, as Unsloth does"):
+    text = "UnslothGRPOTrainer takes the place of TRL's GRPOTrainer, and .* Do not import that package"
+    with pytest.raises(HostError, match=text):
         release.check_release(UnslothGRPOTrainer)
+    monkeypatch.setattr(trl, "GRPOTrainer", UnslothGRPOTrainer)
+    with pytest.raises(HostError, match=text):
+        release.check_release()
+
+
+def test_unsloth_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
+    with pytest.raises(HostError, match="Unsloth is imported and patches TRL's GRPOTrainer"):
+        trainer_of(tmp_path, [CLIP])
 
 
 @pytest.mark.parametrize("name", release.SIGNATURES)

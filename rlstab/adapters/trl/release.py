@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping
@@ -42,7 +43,7 @@ TESTED: Mapping[str, frozenset[str]] = {
 _HOMES = ("trl.", "transformers.")
 
 
-def check_release(trainer: type[GRPOTrainer] = GRPOTrainer, version: str = trl.__version__) -> None:
+def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl.__version__) -> None:
     """Refuse a TRL that the adapter does not know.
 
     Raises:
@@ -53,11 +54,13 @@ def check_release(trainer: type[GRPOTrainer] = GRPOTrainer, version: str = trl._
         raise HostError(
             f"TRL {version} is installed, and the adapter needs {OLDEST} or later. Run: pip install 'trl>={OLDEST}'"
         )
-    if (trainer.__module__, trainer.__qualname__) != ("trl.trainer.grpo_trainer", "GRPOTrainer"):
+    trainer = trl.GRPOTrainer if trainer is None else trainer  # looked up now: a package may replace it at any time
+    named = f"{trainer.__module__}.{trainer.__qualname__}"
+    if named != "trl.trainer.grpo_trainer.GRPOTrainer" or "unsloth" in sys.modules:
+        who = "Unsloth is imported and patches" if "unsloth" in sys.modules else f"{named} takes the place of"
         raise HostError(
-            f"trl.GRPOTrainer is {trainer.__module__}.{trainer.__qualname__}: somebody replaced it, as Unsloth does "
-            f"when it is imported. The adapter builds on TRL's own. Do not import that package in this process, or "
-            f"train without the adapter."
+            f"{who} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
+            f"process, or train without the adapter."
         )
     for name, wanted in SIGNATURES.items():
         found = getattr(trainer, name, None)
