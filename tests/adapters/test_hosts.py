@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 import types
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlstab.core.contract import BASICS
 from rlstab.errors import MissingSignal, UnknownName
 from rlstab.explain.host_table import reads, require_host
 from rlstab.explain.hosts import Host, adapted
+from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
 
 
@@ -31,6 +33,16 @@ def test_every_method_says_which_log_probs_it_reads() -> None:
     assert compose(S2TMask(), ClipHigher()).reads_policies == {"logprobs"}
     assert rlstab.observe(S2TMask()).reads_policies == {"logprobs"}
     assert rlstab.within(S2TMask(), rlstab.AR()).reads_policies == {"logprobs", "old_logprobs"}
+
+
+def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
+    page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "trl.md").read_text(encoding="utf-8")
+    found = re.search(r"reads nothing of the evidence \((.*?) and others", page)
+    assert found is not None
+    for name in re.findall(r"`(\w+)`", found[1]):
+        for method in EXAMPLES[name]:
+            assert not method.reads_policies
+            assert not method.needs & SIGNAL_NAMES
 
 
 def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str) -> tuple[int, str, str]:

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
 
 from rlstab.adapters.trl import WatchCallback
+from rlstab.adapters.trl.grpo_settings import REPLACED
 from rlstab.errors import ConfigError, MissingSignal
 from tests.adapters.trl_jobs import QUIET, ROOT, recorder, run, trainer_of
 
@@ -34,6 +35,13 @@ def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "runs" / "trl" / "checkpoint-2" / "rlstab.json").exists()
     seen = {key for line in namespace["watched"].state.log_history for key in line}
     assert "rlstab/observe_s2t/would_drop" in seen
+
+
+def test_the_page_names_every_setting_that_is_replaced() -> None:
+    text = PAGE.partition("## What the objective replaces")[2].partition("## What is exact")[0]
+    summed = ("entropy_coef", "use_adaptive_entropy", "entropy_target", "sapo_", "vespo_")  # "and the rest of ..."
+    for name in REPLACED:
+        assert f"`{name}`" in text or name.startswith(summed), name
 
 
 def test_the_example_trains(tmp_path: Path) -> None:
