@@ -64,6 +64,7 @@ def evidence(rows: int, length: int) -> dict[str, Tensor]:
         "log_kept_mass": top * 0.1,
         "sum_p_sq": top.exp().square(),
         "truncated": (torch.rand(rows, 1, generator=draw) < 0.1).expand(rows, length),
+        "branch": (torch.rand(rows, 1, generator=draw) < 0.5).expand(rows, length),
         "block_ids": (torch.arange(length) * 3 // length).expand(rows, length),
     }
 

@@ -22,7 +22,7 @@ from rlstab.stages.advantages import grpo
 from rlstab.tasks import Countdown
 from rlstab.train.policy import load_policy
 from rlstab.train.reward import score
-from rlstab.train.rollout import Rollout, grouped, sample
+from rlstab.train.sampling import Sampled, grouped, sample
 
 PARTS = (2, 4, 8, 16, 32)
 METHODS: dict[str, TokenObjective] = {
@@ -32,7 +32,7 @@ METHODS: dict[str, TokenObjective] = {
 }
 
 
-def rollout() -> tuple[Rollout, torch.Tensor]:
+def rollout() -> tuple[Sampled, torch.Tensor]:
     policy, task = load_policy("countdown-tiny"), Countdown()
     examples = [task.example("train", index) for index in range(16) for _ in range(8)]
     prompts = grouped([task.example("train", index).prompt for index in range(16)], 8)
@@ -50,7 +50,7 @@ def rollout() -> tuple[Rollout, torch.Tensor]:
 
 
 def gradient(
-    method: TokenObjective, drawn: Rollout, advantages: torch.Tensor, parts: int, scope: Scope
+    method: TokenObjective, drawn: Sampled, advantages: torch.Tensor, parts: int, scope: Scope
 ) -> torch.Tensor:
     live = drawn.signals["logprobs"].double().requires_grad_()
     rows = torch.arange(128).chunk(parts)

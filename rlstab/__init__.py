@@ -56,6 +56,7 @@ from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.steer import STEER
+from rlstab.zoo.stream_weight import StreamWeight
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 from rlstab.zoo.truncated_mask import TruncatedMask
@@ -119,6 +120,7 @@ __all__ = [
     "SignWeights",
     "Stat",
     "State",
+    "StreamWeight",
     "Terms",
     "Threshold",
     "TokenBatch",

@@ -1,28 +1,43 @@
-"""The command line: ``rlstab train | check | doctor | explain | bench | report | view | schema | list | cards``."""
+# PYTHON_ARGCOMPLETE_OK
+"""The command line: ``rlstab train | check | explain | bench | report | view`` and the rest that ``--help`` lists."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.visible import visible
+
+_OUT_OF_MEMORY = (
+    "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
+    "optimisation.micro_batch_size, evaluation.prompts."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
+        complete(parser)
+    options = parser.parse_args(arguments)
     try:
         return int(options.command(options) or 0)
     except RlstabError as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(_OUT_OF_MEMORY.format(error=str(error) or "no more can be had"), file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
@@ -31,8 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + int(getattr(stop, "number", signal.SIGINT))
 
 
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell by argcomplete, where it is installed."""
+    with suppress(ImportError):
+        importlib.import_module("argcomplete").autocomplete(parser)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
+    parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a policy as a YAML file says")
@@ -99,11 +121,18 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not each bench's own baseline")
     report.set_defaults(command=_report)
 
-    listing = commands.add_parser("list", help="list methods and presets")
+    runs = commands.add_parser("runs", help="list runs: what ran, how far it is, the best that it reached")
+    runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
+    runs.set_defaults(command=_runs)
+
+    listing = commands.add_parser("list", help="list methods, stages and presets")
     listing.set_defaults(command=_list)
 
-    cards = commands.add_parser("cards", help="write a page and a picture of each method, a gallery, a map, an index")
-    cards.add_argument("--out", default="docs/methods", help="folder of the pages (docs/methods)")
+    cards = commands.add_parser(
+        "cards", help="write a page of each method and stage, pictures, a gallery, a map, indexes"
+    )
+    cards.add_argument("--out", default="docs/methods", help="folder of the methods (docs/methods)")
+    cards.add_argument("--stages", help="folder of the stages (stages, beside the folder of the methods)")
     cards.add_argument("--check", action="store_true", help="write nothing; fail if a page or picture is stale")
     cards.set_defaults(command=_cards)
     return parser
@@ -149,8 +178,15 @@ def _train(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
+    from rlstab.explain.table import read
+    from rlstab.tasks.from_settings import require_settings
+    from rlstab.tasks.rewards import require_functions
 
     with no_fit_warnings():
+        _, run = read(options.file, _overrides(options.set))
+        if run is not None and options.host is None:
+            require_settings(run.task)
+            require_functions(run.reward)
         check(options.file, _overrides(options.set), host=options.host)
     return 0
 
@@ -185,7 +221,7 @@ def _explain(options: argparse.Namespace) -> int:
 
     with no_fit_warnings():
         if options.preset is not None:
-            explain_preset(options.preset, markdown=options.markdown)
+            explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
         elif Path(options.file).exists() and is_bench(options.file):
             show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
         else:
@@ -243,6 +279,14 @@ def _schema(options: argparse.Namespace) -> int:
     return 0
 
 
+def _runs(options: argparse.Namespace) -> int:
+    from rlstab.console import Terminal
+    from rlstab.report.listing import listing
+
+    Terminal().print(listing(options.paths or ["runs"]))
+    return 0
+
+
 def _list(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
     from rlstab.explain import listing
@@ -255,13 +299,20 @@ def _cards(options: argparse.Namespace) -> int:
     from rlstab.atlas import written
     from rlstab.explain.card_sections import CardError
 
-    if options.check:
-        found = written.stale(options.out)
-        if found:
-            listed = "".join(f"  {line}\n" for line in found)
-            raise CardError(f"{options.out} is stale.\n{listed}Run: rlstab cards --out {options.out}")
-    else:
-        written.write(options.out)
+    methods = Path(options.out)
+    stages = Path(options.stages) if options.stages else methods.parent / "stages"
+    seen_from_stages = Path(os.path.relpath(methods, stages)).as_posix()
+    folders = {methods: written.files(), stages: written.stage_files(seen_from_stages)}
+    if not options.check:
+        for folder, wanted in folders.items():
+            written.write(folder, wanted)
+        return 0
+    found = {folder: lines for folder, wanted in folders.items() if (lines := written.stale(folder, wanted))}
+    if found:
+        stale = f"{' and '.join(map(str, found))} {'is' if len(found) == 1 else 'are'} stale."
+        listed = "".join(f"  {line}\n" for lines in found.values() for line in lines)
+        again = f" --stages {stages}" if options.stages else ""
+        raise CardError(f"{stale}\n{listed}Run: rlstab cards --out {options.out}{again}")
     return 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +23,9 @@ from rlstab.config import json_schema, load_objective, load_run, objective_hash,
 from rlstab.core.facts import SOURCES
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Range
+from rlstab.explain.stage_cards import KINDS
 from rlstab.presets import PRESETS
+from rlstab.stages import STAGES
 
 FOLDER = Path(rlstab.__file__).parents[1] / "examples"
 EXAMPLES = sorted({*FOLDER.glob("*.yaml")} - {*FOLDER.glob("bench_*.yaml")})
@@ -48,7 +52,8 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_check_takes_every_example(rlstab_command, path):
+def test_check_takes_every_example(rlstab_command, monkeypatch, path):
+    monkeypatch.chdir(path.parent.parent)  # from where the documents start them
     code, out, err = rlstab_command("check", str(path))
     assert (code, err) == (0, "")
     assert out.endswith(": no conflict ")
@@ -85,6 +90,34 @@ def test_check_says_of_a_run_how_it_learns(rlstab_command):
     assert "advantage: dr_grpo; ratio against: recompute; 2 optimizer step(s) per rollout of 16 x 8 responses" in out
     loaded = load_run("f.yaml")
     assert f"objective {objective_hash(loaded.composition)}, run {run_hash(loaded)}: no conflict" in out
+
+
+def test_check_says_what_the_stages_of_a_run_do_need_and_expect(rlstab_command):
+    _, out, _ = rlstab_command(
+        "check", "f.yaml", f="objective: clip_higher\nstages: [{name: overlong, buffer: 4}, opob, deep_grpo]\n"
+    )
+    order = [out.index(f" {name} ") for name in ("in_order", "overlong", "deep_grpo", "opob")]
+    assert order == sorted(order)
+    for text in (
+        "overlong rewards Take reward from an answer for each of its last 4 tokens before the limit",
+        "place, success, seen",
+        "needs squared_gradient, for opob: one backward for each response, before the rollout is learnt",
+        "note: 'deep_grpo' expects 'stream_weight' beside it, which is missing: the loss of the paper",
+        "advantage: opob; ratio against: ",
+    ):
+        assert text in out
+
+
+def test_check_of_an_objective_alone_has_no_stages(rlstab_command):
+    assert " in_order " not in rlstab_command("check", "f.yaml", f="clip_higher")[1]
+
+
+def test_stages_that_exclude_each_other_are_refused_by_check_and_explain(rlstab_command):
+    text = "objective: clip_higher\nstages: [max_rl, {name: overlong, buffer: 4}]\n"
+    for command in ("check", "explain"):
+        code, _, error = rlstab_command(command, "f.yaml", f=text)
+        assert code == 2
+        assert "the stage 'max_rl' and the stage 'overlong' exclude each other: " in error
 
 
 BOTH = "s2t and stare act in opposite directions"
@@ -161,7 +194,19 @@ def test_list_fits_into_100_columns(capsys, monkeypatch):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert len(lines) < 3 * len([*zoo.METHODS.names(), *PRESETS])
+    assert len(lines) < 3 * len([*zoo.METHODS.names(), *STAGES.names(), *PRESETS, *KINDS])
+
+
+def test_list_groups_stages_by_kind_in_the_order_of_a_rollout(rlstab_command):
+    _, out, _ = rlstab_command("list")
+    heads = {kind: out.index(f"stages: {kind.kind}: ") for kind in KINDS}
+    assert list(heads.values()) == sorted(heads.values())
+    ends = [*heads.values(), out.index(" presets ")]
+    for name in STAGES.names():
+        start = heads[next(kind for kind in KINDS if issubclass(STAGES.get(name), kind))]
+        assert f" {name} " in out[start : ends[ends.index(start) + 1]]
+    assert "reads raw_rewards · state: right, wrong · arXiv 2602.14868" in out
+    assert "squared_gradient: one backward for each response, before the rollout is learnt · arXiv 2602.17616" in out
 
 
 @final
@@ -238,6 +283,36 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
          "lists and mappings.\n"),
         (["check", "good.yaml", "--set", "optimisation.lr=-1"],
          "ConfigError: --set optimisation.lr: expected a number of at least 0, not -1.\n"),
+        (["check", "good.yaml", "--set", "rollout.prompts=100000000000"],
+         "ConfigError: --set rollout.prompts: 100000000000 x 8 responses at once, with rollout.group; at most 10000000 "
+         "are allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "rollout.group=100000000000"],
+         "ConfigError: good.yaml:1: rollout.prompts: 16 x 100000000000 responses at once, with rollout.group; at most "
+         "10000000 are allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "evaluation.samples=100000000000"],
+         "ConfigError: good.yaml:1: evaluation.prompts: 256 x 100000000000 responses at once, with evaluation.samples; "
+         "at most 10000000 are allowed. Lower one of them.\n"),
+        (["train", "good.yaml", "--set", "rollout.stop=''"],
+         "ConfigError: --set rollout.stop: an empty text is in every response, so each would end after its first "
+         "token. Write null for no stop text.\n"),
+        (["check", "task.yaml"],
+         "ConfigError: task: `answer_pattern` is not a valid regular expression: '(' (missing ), unterminated "
+         "subpattern at position 0). For example, `#### (.+)` takes what follows the last `####`.\n"),
+        (["check", "task.yaml", "--set", "task.answer_pattern=x"],
+         "ConfigError: task: `answer_pattern` has no group: 'x'. Put round brackets around the answer: `#### (.+)` "
+         "takes what follows the last `####`.\n"),
+        (["check", "task.yaml", "--set", "task.answer_pattern=null", "--set", "task.prompt_template=Q"],
+         "ConfigError: task: `prompt_template` has no {prompt}, so every prompt would be the same: 'Q'. Write "
+         "{prompt} where the text of the example belongs.\n"),
+        (["check", "gym.yaml"],
+         "ConfigError: task: `prompt_template` has no {question}, so every prompt would be the same: '{prompt}'. "
+         "Write {question} where the text of the example belongs.\n"),
+        (["explain", "--preset", "dapo", "--set", "nonsense"],
+         "ConfigError: --set nonsense: expected KEY=VALUE, for example --set optimisation.lr=1e-4.\n"),
+        (["explain", "--preset", "dapo", "--set", "optimisation.lrr=1"],
+         "ConfigError: --set optimisation.lrr: unknown key 'lrr'. Did you mean 'lr'?\n"),
+        (["explain", "s2t,stare", "--set", "optimisation.lrr=1"],
+         "ConfigError: --set optimisation.lrr: unknown key 'lrr'. Did you mean 'lr'?\n"),
         (["check", "good.yaml", "--set", "seed.a=1"],
          "ConfigError: --set seed.a: seed is not a mapping.\n"),
     ],
@@ -250,8 +325,50 @@ def test_an_error_ends_with_code_2_and_its_text_alone(rlstab_command, arguments,
         two="objective: [token_mean, sequence_mean]\n",
         typo="objectve: s2t\n",
         section="objective: s2t\nrolout: {group: 2}\n",
+        task="objective: s2t\ntask: {name: jsonl, path: none.jsonl, answer_pattern: '('}\n",
+        gym="objective: s2t\ntask: {name: reasoning_gym, dataset: x, prompt_template: '{prompt}'}\n",
     )
     assert (code, out, err) == (2, "", expected)
+
+
+@pytest.mark.parametrize("source", [["s2t,stare"], ["--preset", "dapo"]])
+def test_explain_takes_settings_of_a_run_with_names_and_presets(rlstab_command, source):
+    code, out, _ = rlstab_command("explain", *source, "--markdown")
+    assert (code, ", run `" in out) == (0, False)
+    code, out, _ = rlstab_command("explain", *source, "--markdown", "--set", "optimisation.epochs=2")
+    assert (code, ", run `" in out) == (0, True)
+    assert "by one more forward of the trainer" in out
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("[s2t, s2t, clip_higher]", "s2t is listed 2 times with the same settings, and each acts. Remove one if"),
+        (
+            "[kl, {name: kl, estimator: k1}, kl, clip_higher]",
+            "kl is listed 3 times with different settings, and each acts. Remove one if that is not meant.",
+        ),
+        ("[s2t, clip_higher, {preset: stapo, drop: [clip_higher]}]", "s2t is listed 2 times with the same settings"),
+        ("[s2t, {name: observe, method: s2t}, clip_higher]", ""),
+    ],
+)
+def test_a_method_that_is_listed_twice_is_noted(rlstab_command, listed, said):
+    code, out, _ = rlstab_command("check", "f.yaml", f=f"objective: {listed}\n")
+    assert code == 0
+    assert said in " ".join(out.split())
+    assert ("times with" in out) == bool(said)
+    _, page, _ = rlstab_command("explain", "f.yaml", "--markdown", f=f"objective: {listed}\n")
+    assert said in page
+
+
+def test_memory_that_cannot_be_had_is_no_traceback(rlstab_command, monkeypatch):
+    def fails(*_, **options):
+        raise MemoryError
+
+    monkeypatch.setattr("rlstab.train.loop.train", fails)
+    code, _, err = rlstab_command("train", "f.yaml", f="objective: s2t\n")
+    assert code == 2
+    assert err.startswith("MemoryError: no more can be had. Lower what a run holds at once: rollout.prompts, ")
 
 
 @pytest.mark.parametrize(
@@ -335,3 +452,27 @@ def test_python_without_docstrings_says_the_same(tmp_path):
     assert pages[0] == pages[1]
     assert len(re.findall(r"(?m)^(explain|check|list|cards) ?.* 0$", printed[1])) == 4
     assert "act in opposite directions" in printed[1]
+
+
+@pytest.mark.parametrize("command", [["-m", "rlstab"], ["-m", "rlstab.cli"]])
+def test_the_version_is_told_by_every_way_in(command):
+    ran = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"rlstab {rlstab.__version__}\n"
+
+
+def test_the_shell_is_answered_where_argcomplete_is_there(tmp_path):
+    """By a stand-in that prints the commands; without it nothing happens."""
+    asked = {**os.environ, "_ARGCOMPLETE": "1", "PYTHONPATH": f"{tmp_path}:{FOLDER.parent}"}
+    command = [sys.executable, "-m", "rlstab", "--version"]
+    if importlib.util.find_spec("argcomplete") is None:
+        assert subprocess.run(command, capture_output=True, text=True, check=True, env=asked).stdout.startswith(
+            "rlstab "
+        )
+    (tmp_path / "argcomplete.py").write_text(
+        "import os\n"
+        "def autocomplete(parser):\n"
+        "    print(*parser._subparsers._group_actions[0].choices, flush=True)\n"
+        "    os._exit(0)\n"
+    )
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=asked)
+    assert {"train", "check", "runs", "report"} <= set(ran.stdout.split())

@@ -12,10 +12,12 @@ import yaml
 from pydantic import BaseModel
 
 import rlstab
-from rlstab import zoo
+from rlstab import stages, zoo
 from rlstab.bench.file import load_bench
 from rlstab.config import RunConfig, json_schema, load_objective, load_run
 from rlstab.core.registry import Registry
+from rlstab.stages.stage import Stage
+from rlstab.testing import STAGE_LAWS
 from tests.train.runs import go, small
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,7 @@ def test_python_in_the_documents_runs(page: Path, monkeypatch: pytest.MonkeyPatc
     fresh = Registry({"s2t": "rlstab.zoo.s2t:S2TMask"})
     monkeypatch.setattr(zoo, "METHODS", fresh)
     monkeypatch.setattr(rlstab, "register", fresh.register)
+    monkeypatch.setattr(stages, "STAGES", Registry({}, "rlstab.stages", Stage, "stage"))
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec", dont_inherit=True), namespace)
@@ -44,7 +47,11 @@ def test_python_in_the_documents_runs(page: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_yaml_in_the_documents_loads(page: Path) -> None:
     for block in blocks(page, "yaml"):
-        load_objective(yaml.safe_load(block))
+        data = yaml.safe_load(block)
+        if isinstance(data, dict) and "stages" in data:
+            load_run({"objective": "clip_higher", **data})
+        else:
+            load_objective(data)
 
 
 def test_the_first_code_of_the_readme_is_about_ten_lines() -> None:
@@ -95,6 +102,18 @@ def test_every_metric_is_explained(tmp_path: Path) -> None:
     logged = {name for record in go(small(tmp_path, objective, **changes)).records for name in record}
     general = {re.sub(r"@\d+", "@k", name) for name in logged if not name.startswith("seconds/")}
     assert {name for name in general if f"`{name}`" not in text} == set()
+
+
+def test_every_law_of_stages_is_explained() -> None:
+    text = (ROOT / "docs" / "stages.md").read_text()
+    told = re.findall(r"(?m)^\| `([\w ]+)` \| ", text)
+    assert told == [law.name for law in STAGE_LAWS]
+
+
+def test_a_stage_of_ones_own_takes_about_twenty_lines() -> None:
+    (own, _) = blocks(ROOT / "docs" / "stages.md", "python")
+    below = own.partition("@STAGES.register\n")[2]
+    assert len([line for line in below.splitlines() if line.strip()]) <= 20
 
 
 def test_every_method_and_preset_is_in_the_readme() -> None:

@@ -50,6 +50,7 @@ from rlstab import (
     S2TMask,
     SequenceMean,
     SignWeights,
+    StreamWeight,
     Terms,
     TokenBatch,
     TokenMean,
@@ -66,6 +67,8 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.facts import MASK
 from rlstab.core.settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
+from rlstab.errors import MissingSignal
+from rlstab.explain import stage_words
 from rlstab.explain.costs import costs, everywhere
 from rlstab.explain.hosts import HOSTS, hosts
 from rlstab.explain.idle import idle, idle_in_run, unsafe
@@ -74,6 +77,17 @@ from rlstab.explain.page import explain, page
 from rlstab.explain.recipes import recipes
 from rlstab.explain.story import STAGES, story
 from rlstab.presets import PRESETS
+from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.in_order import InOrder
+from rlstab.stages.overlong import Overlong
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
+from rlstab.stages.rloo import RLOO
+from rlstab.stages.stage import RewardShaper, Stage
+from rlstab.stages.uniform import Uniform
+from rlstab.testing.stage_examples import STAGE_EXAMPLES
+from rlstab.train.stage_evidence import given_to, require_evidence
 from rlstab.zoo import METHODS
 from tests.zoo.watch import evidence, examples, live
 
@@ -736,6 +750,52 @@ def the_ratio_to_the_sampler(batch: TokenBatch) -> None:
         torch.testing.assert_close(pulled(published, other, weights, at=now), expected)
 
 
+def in_streams(batch: TokenBatch) -> TokenBatch:
+    """Half of the responses are branches, a tenth as long as the others."""
+    branch = batch.sequence % 4 < 2
+    keep = ~branch | (batch.position < 4)
+    per_token = {name: values[keep] for name, values in batch.per_token()}
+    shorter = dataclasses.replace(
+        batch, **per_token, sequence=batch.sequence[keep], position=batch.position[keep], index=None, padded_shape=None
+    )
+    return dataclasses.replace(shorter, branch=branch[keep].double())
+
+
+def share_of_branches(batch: TokenBatch, *methods: TokenObjective) -> float:
+    """Of the pull on all tokens, those of branches, relative to the others."""
+    branch, pull = batch.signal("branch") > 0, pulled(batch, StreamWeight(coefficient=0.5), *methods).abs()
+    return float(pull[branch].sum() / pull[~branch].sum())
+
+
+def counts_what_is_dropped(batch: TokenBatch) -> None:
+    """The rare tokens of branches alone are dropped."""
+    streams = in_streams(batch)
+    branch = streams.signal("branch") > 0
+    streams = dataclasses.replace(streams, entropies=torch.where(branch & (streams.position > 1), 0.0, 1.0))
+    mask = TopEntropyMask(share=0.5)
+    assert (dropped(mask, streams) == (branch & (streams.position > 1))).all()
+    assert torch.equal(weights(compose(mask, StreamWeight()), streams), weights(StreamWeight(), streams))
+    assert share_of_branches(streams) == pytest.approx(0.5)
+    assert share_of_branches(streams, mask) == pytest.approx(0.25)
+    pull = pulled(streams, within(mask, StreamWeight(coefficient=0.5))).abs()
+    assert float(pull[branch].sum() / pull[~branch].sum()) == pytest.approx(0.5)
+
+
+def out_of_proportion(batch: TokenBatch) -> None:
+    streams = dataclasses.replace(in_streams(batch), block_ids=torch.zeros_like(in_streams(batch).old_logprobs))
+    assert share_of_branches(streams, TokenMean()) == pytest.approx(0.5)
+    for other in (SequenceMean(), BlockMean()):
+        assert share_of_branches(streams, other) == pytest.approx(5.0)  # ten times shorter: each token ten times more
+
+
+def one_penalty_for_both(batch: TokenBatch) -> None:
+    streams = in_streams(batch)
+    for penalty in (KLPenalty(), EntropyBonus()):
+        alone = pulled(streams, penalty) - pulled(streams)
+        beside = pulled(streams, StreamWeight(), penalty) - pulled(streams, StreamWeight())
+        torch.testing.assert_close(beside, alone)
+
+
 ALWAYS_PAYS = AdaptiveEntropy(target_entropy=1.0, initial=0.001)
 
 SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
@@ -821,6 +881,11 @@ SHOWN: dict[tuple[str, str], list[Callable[[TokenBatch], None]]] = {
     ("steer", "clip_cov"): [few_of_the_rare],
     ("steer", "kl_cov"): [few_of_the_rare],
     ("steer", "stare"): [damped_and_boosted],
+    ("stream_weight", MASK): [counts_what_is_dropped],
+    ("stream_weight", "sequence_mean"): [out_of_proportion],
+    ("stream_weight", "block_mean"): [out_of_proportion],
+    ("stream_weight", "kl"): [one_penalty_for_both],
+    ("stream_weight", "entropy_bonus"): [one_penalty_for_both],
     ("wapo", MASK): [fixed],
     ("wapo", "kl"): [stronger_with_fewer_winners],
     ("wapo", "sign_weights"): [only_positive_acts],
@@ -892,7 +957,9 @@ def test_who_drops_tokens_is_found(method: TokenObjective, expected: str) -> Non
 
 def test_the_story_is_told_in_the_order_of_the_loss() -> None:
     told = story(
-        compose(KLPenalty(), STARE(), S2TMask(), ClipHigher(), TopEntropyMask(denominator="all")), None, "rloo"
+        compose(KLPenalty(), STARE(), S2TMask(), ClipHigher(), TopEntropyMask(denominator="all")),
+        None,
+        Pipeline.of(RLOO()),
     )
     heads = [re.fullmatch(r"(\d+)\. \*\*([\w ]+)\.\*\* (?:`(\w+)`)?.*", line) for line in told]
     assert [one.groups() for one in heads if one] == [
@@ -981,8 +1048,9 @@ def test_inside_within_it_is_said_among_which_tokens() -> None:
 def test_every_preset_equals_itself(name: str) -> None:
     recipe = PRESETS[name]
     objective = compose(recipe.objective)
-    assert recipes(objective, recipe.estimator)[0] == f"- Equals `{name}`: {recipe.about}"
-    assert f"takes the advantage `rloo` instead of `{recipe.estimator}`" in recipes(objective, "rloo")[0]
+    assert recipes(objective, recipe.pipeline)[0] == f"- Equals `{name}`: {recipe.about}"
+    other = Pipeline.of(*recipe.stages, RLOO())
+    assert f"takes the advantage `rloo` instead of `{recipe.estimator}`" in recipes(objective, other)[0]
 
 
 @pytest.mark.parametrize(
@@ -1001,7 +1069,31 @@ def test_every_preset_equals_itself(name: str) -> None:
     ids=lambda one: one if isinstance(one, str) else repr(one),
 )
 def test_an_objective_is_compared_with_the_recipes(objective: Any, expected: str) -> None:
-    assert expected in recipes(objective, "grpo")[0]
+    assert expected in recipes(objective, Pipeline.of(GRPO()))[0]
+
+
+@pytest.mark.parametrize(
+    ("several", "expected"),
+    [
+        ([InOrder(shuffle=False)], "sets `in_order.shuffle` to False instead of True."),
+        ([Overlong(buffer=4)], "adds the stage `overlong`."),
+        ([Uniform(pool=9), DrGRPO()],
+         "takes the advantage `dr_grpo` instead of `grpo`; takes the prompts of `uniform` instead of `in_order`."),
+        ([GRPO(ddof=0)], "sets `grpo.ddof` to 0 instead of 1."),
+        ([GRPO(std=False)], "takes the advantage `dr_grpo` instead of `grpo`."),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_stages_are_compared_with_the_recipes(several: list[Stage], expected: str) -> None:
+    first = recipes(compose(ClipHigher()), Pipeline.of(*several))[0]
+    assert first.startswith("- Nearest: `dapo`")
+    assert first.endswith(f"This one {expected}")
+
+
+def test_what_a_recipe_brings_and_a_run_lacks() -> None:
+    recipe = PRESETS["stack"]
+    (first, *_) = recipes(compose(recipe.objective), Pipeline.of(recipe.pipeline.selector, recipe.pipeline.estimator))
+    assert first.endswith("This one lacks the stage `deep_grpo`.")
 
 
 def run_of(objective: Any, **parts: Any) -> Any:
@@ -1012,8 +1104,8 @@ def test_of_an_advantage_without_its_deviation_it_is_dr_grpo_that_is_told() -> N
     run = run_of(["clip_higher"], advantage={"std": False, "epsilon": 0.1})
     text = page("x", run.composition, run)
     assert "takes the advantage `dr_grpo` instead of `grpo`" in text
-    assert "`dr_grpo`: the reward of its response minus the mean of the group." in text
-    assert "advantage.epsilon: nothing is divided by a standard deviation, so it is not read." in text
+    assert "**Advantages.** `grpo`: Take the reward less the mean over the answers to the prompt.\n" in text
+    assert "grpo.epsilon: nothing is divided by a standard deviation, so it is not read." in text
 
 
 @pytest.mark.parametrize(
@@ -1036,10 +1128,102 @@ def test_what_is_idle_in_a_run(objective: Any, optimisation: Any, expected: list
 
 
 def test_a_group_of_one_and_settings_that_are_not_read() -> None:
-    run = run_of(["s2t"], rollout={"group": 1}, advantage={"estimator": "rloo", "ddof": 0, "std": False})
+    run = run_of(["s2t"], rollout={"group": 1}, advantage={"ddof": 0, "std": False})
     first, *rest = idle_in_run(run.composition, run)
     assert first.startswith("rollout.group = 1: ")
-    assert [text.partition(":")[0] for text in rest] == ["advantage.std", "advantage.ddof"]
+    assert [text.partition(":")[0] for text in rest] == ["grpo.ddof"]
+    of_the_whole_rollout = run_of(["s2t"], rollout={"group": 1}, stages=["reinforce_pp"])
+    assert idle_in_run(of_the_whole_rollout.composition, of_the_whole_rollout) == []
+
+
+STAGES_OF_A_RUN = [
+    "dynamic_sampling",
+    {"name": "opob"},
+    {"name": "overlong", "buffer": 4},
+    {"name": "goldilocks", "pool": 64},
+    "deep_grpo",
+]
+
+
+def test_a_rollout_is_told_in_its_order() -> None:
+    run = run_of(["clip_higher"], stages=STAGES_OF_A_RUN, rollout={"staleness": 2, "precision": "fp8"})
+    told = stage_words.rollout(run.pipeline, run)
+    heads = [re.fullmatch(r"(\d+)\. \*\*(\w+)\.\*\* (?:`(\w+)`: )?.*\.", line) for line in told]
+    assert [one.groups() for one in heads if one] == [
+        ("1", "Prompts", "goldilocks"),
+        ("2", "Responses", None),
+        ("3", "Rewards", "overlong"),
+        ("4", "Rollout", "dynamic_sampling"),
+        ("5", "Rollout", "deep_grpo"),
+        ("6", "Advantages", "opob"),
+    ]
+    assert told[1] == (
+        "2. **Responses.** 8 to each of 16 prompts, of at most 24 tokens, by weights that are 2 updates old, by "
+        "weights rounded to fp8; the task `countdown` scores them."
+    )
+    assert "`in_order`, the default: Take prompts one after another" in stage_words.rollout(Pipeline.of(), None)[0]
+    assert [line for line in stage_words.rollout(Pipeline.of(), None) if "Responses" in line] == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads(RewardShaper):
+    """Reads all kinds of evidence"""
+
+    name: ClassVar[str] = "reads"
+    needs = frozenset({"entropies", "squared_gradient", "my_signal", "prompt_features"})
+
+    def shape(self, responses: ResponseBatch, stat: Any, state: Any) -> Tensor:
+        return responses.rewards
+
+
+def test_what_stages_need_and_whose_it_is() -> None:
+    lines = stage_words.needs(Pipeline.of(*(STAGE_EXAMPLES[name][0] for name in ("opob", "deep_grpo", "goldilocks"))))
+    assert [line.partition(":")[0] for line in lines] == [
+        "- `logprobs`, for the stage `opob`",
+        "- `raw_rewards`, for the stages `goldilocks`, `deep_grpo`",
+        "- `rollout_logprobs`, for the stage `opob`",
+        "- `squared_gradient`, for the stage `opob`",
+        "- State of stages, saved with the checkpoint",
+    ]
+    assert lines[1].endswith("Free: the scorer gave them.")
+    assert lines[-1].endswith("`goldilocks` (right, wrong); `deep_grpo` (place, success, seen).")
+    assert {name: stage_words.has(Reads(), name) for name in sorted(Reads.needs)} == {
+        "entropies": "free: the sampler has the logits",
+        "my_signal": "the trainer does not have it",
+        "prompt_features": "the trainer does not have it for a stage of this kind, only for selectors",
+        "squared_gradient": "the trainer does not have it for a stage of this kind, only for estimators",
+    }
+    assert stage_words.rollout(Pipeline.of(Reads()), None)[1] == "2. **Rewards.** `reads`: Reads all kinds of evidence."
+    assert stage_words.needs(Pipeline.of()) == []
+
+
+@pytest.mark.parametrize("name", sorted({*EVIDENCE, *SIGNALS, "logprobs", "prompt_features", "my_signal"}))
+def test_what_the_trainer_has_is_what_it_gives(name: str) -> None:
+    for one in (InOrder(), Overlong(buffer=4), STAGE_EXAMPLES["deep_grpo"][0], GRPO()):
+        assert ("does not have it" in stage_words.has(one, name)) == (name not in given_to(one)), one.name
+
+
+def test_evidence_that_the_trainer_does_not_have_is_a_warning() -> None:
+    assert [told for one in STAGE_EXAMPLES.values() for told in stage_words.lacking(Pipeline.of(*one[:1]))] == []
+    told = stage_words.lacking(Pipeline.of(Reads()))
+    assert told[0] == "the stage reads needs my_signal: the trainer does not have it."
+    assert len(told) == 3
+    with pytest.raises(MissingSignal):
+        require_evidence(Pipeline.of(Reads()))
+
+
+def test_what_a_stage_expects_and_excludes_is_told() -> None:
+    run = run_of(["clip_higher"], stages=["deep_grpo", "max_rl"])
+    told = pairs(run.composition, run.pipeline)
+    assert (
+        "- **Not as published:** `deep_grpo` expects `stream_weight` beside it, which is missing: the loss of the"
+        in (" ".join(told))
+    )
+    assert any(line.startswith("- **Excluded:** `max_rl` cannot act beside `laconic`, `overlong`: ") for line in told)
+    there = run_of(["clip_higher", "stream_weight"], stages=["deep_grpo"])
+    assert stage_words.unmet(there.pipeline, there.composition) == []
+    observed = run_of(["clip_higher", {"name": "observe", "method": "stream_weight"}], stages=["deep_grpo"])
+    assert len(stage_words.unmet(observed.pipeline, observed.composition)) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import yaml
 import rlstab
 from rlstab.core.registry import Registry
 from rlstab.explain.card_sections import card
+from rlstab.testing import LAWS
 from rlstab.zoo import METHODS
 from tests.zoo.watch import differences
 
@@ -62,6 +63,11 @@ def test_the_page_runs_and_its_yaml_loads(folder: Path, capsys: pytest.CaptureFi
     (text,) = blocks("yaml")
     objective = rlstab.load_objective(yaml.safe_load(text))
     assert repr(objective.keyed["spare_forks"]) == "SpareForks(share=0.1, factor=0.5)"
+
+
+def test_the_page_says_what_each_law_says_and_what_breaks_it() -> None:
+    listed = re.findall(r"^\| `([a-z -]+)` \| .+ \| .+ \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert listed == [*(law.name for law in LAWS), "oracle"]
 
 
 def test_the_registry_is_as_it_was() -> None:

@@ -25,6 +25,21 @@ STARE = {
     "stare.min_damp": 0.5,
 }
 
+#: Goldilocks and DEEP-GRPO: arXiv 2602.14169 and the configuration of AgentCombo/DEEP-GRPO.
+STREAMS = {
+    "stream_weight.coefficient": 1.0,
+    "goldilocks.pool": 256,
+    "goldilocks.discount": 0.98,
+    "goldilocks.random_share": 0.2,
+    "deep_grpo.branches": 8,
+    "deep_grpo.gamma": 2.0,
+    "deep_grpo.threshold": 0.0,
+    "deep_grpo.groups": "all",
+    "deep_grpo.max_parents": None,
+    "deep_grpo.window": 10000,
+    "deep_grpo.warmup": 10,
+}
+
 
 def clip(low: float, high: float, dual: float | None) -> dict[str, float | None]:
     return {"clip_higher.low": low, "clip_higher.high": high, "clip_higher.dual_clip": dual}
@@ -171,6 +186,17 @@ PUBLISHED = {
         "ess_scale.power": 0.5,
         "ess_scale.anchor": "rollout",
     },
+    # a method for each place
+    "stack": {**clip(0.2, 0.28, None), **S2T, **STREAMS},
+    "stack_stale": {
+        **clip(0.2, 0.28, None),
+        **S2T,
+        **STREAMS,
+        **corrected(level="sequence", max_weight=8.0),
+        "ess_scale.base": 1.0,
+        "ess_scale.power": 0.5,
+        "ess_scale.anchor": "rollout",
+    },
     # our own: JustRL, S2T, and STARE among the tokens that S2T leaves
     "recommended": {**clip(0.2, 0.28, 10.0), **S2T, **STARE},
 }
@@ -179,17 +205,21 @@ AVERAGE = {
     **dict.fromkeys(("dr_grpo", "dppo", "cppo", "drpo"), "constant_length"),
     "wapo": "wapo",
 }
-ESTIMATOR = dict.fromkeys(("dr_grpo", "dppo", "cppo", "drpo", "wapo"), "dr_grpo")
+ESTIMATOR = {
+    **dict.fromkeys(("dr_grpo", "dppo", "cppo", "drpo", "wapo"), "dr_grpo"),
+    **dict.fromkeys(("vcpo", "stack_stale"), "opob"),
+}
 
 every = pytest.mark.parametrize("name", sorted(PRESETS))
 
 
 def settings(name: str) -> dict[str, object]:
-    """``method.setting`` to value, those inside ``within`` too."""
+    """``method.setting`` to value, those inside ``within`` and those of stages too."""
+    methods = [leaf.method for leaf in walk(PRESETS[name].objective)]
     return {
-        f"{leaf.name}.{one.name}": getattr(leaf.method, one.name)
-        for leaf in walk(PRESETS[name].objective)
-        for one in settings_of(type(leaf.method))
+        f"{one.name}.{setting.name}": getattr(one, setting.name)
+        for one in (*methods, *PRESETS[name].stages)
+        for setting in settings_of(type(one))
     }
 
 
@@ -234,7 +264,10 @@ def test_it_survives_yaml(name):
 
 @every
 def test_it_makes_a_run(name):
-    assert load_run({"objective": {"preset": name}}).composition == PRESETS[name].objective
+    run = load_run({"objective": {"preset": name}})
+    assert run.composition == PRESETS[name].objective
+    assert set(PRESETS[name].stages) <= set(run.pipeline)
+    assert run.pipeline.estimator.name == PRESETS[name].estimator
 
 
 def test_the_recommended_one_boosts_among_the_tokens_that_are_left():

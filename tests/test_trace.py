@@ -66,7 +66,11 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
     )
     # in the middle of a rollout, with a sampler of its own
     packed = {"logprobs": logprobs + noise(0.3), "rollout_logprobs": logprobs + noise(0.3)}
-    marks = {"truncated": batch.sequence % 3 == 0, "block_ids": batch.position // 4 - 1}
+    marks = {
+        "truncated": batch.sequence % 3 == 0,
+        "branch": batch.sequence % 4 == 3,
+        "block_ids": batch.position // 4 - 1,
+    }
     moved = {name: values.reshape(-1)[batch.index] for name, values in packed.items()}
     return replace(batch, **moved, **{name: values.float() for name, values in marks.items()}), live
 
@@ -149,6 +153,7 @@ ACTS = {
     "sign_weights": ({}, {"damped"}),
     "stare": ({"variant": "C2", "target_entropy": 2.0}, {"boosted", "damped"}),
     "steer": ({"form": "linear"}, {"boosted", "damped"}),
+    "stream_weight": ({}, {"boosted"}),
     "token_mean": ({}, set()),
     "top_entropy": ({"denominator": "all"}, {"damped"}),
     "truncated_mask": ({}, {"dropped"}),
@@ -401,7 +406,7 @@ def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     batch, live = part(1)
     ids = batch.sequence_ids
     rewards = torch.full((6,), torch.nan)
-    tracer.begin(1, ["p"] * 3, ids, rewards, torch.zeros(6), 2)
+    tracer.begin(1, lambda place: "p", ids, ids // 2, rewards, torch.zeros(6))
     computed = torch.ones(len(batch), dtype=torch.bool)
     computed[0] = False
     response_ids = torch.zeros((6, 12), dtype=torch.int64)
@@ -417,7 +422,9 @@ def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
     tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
-    tracer.begin(1, ["p"] * 3, batch.sequence_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3), 2)
+    tracer.begin(
+        1, lambda place: "p", batch.sequence_ids, batch.group_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3)
+    )
     plan = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch])
     tracer.part(plan, batch, live, torch.ones(len(batch), dtype=torch.bool), torch.zeros((6, 12), dtype=torch.int64), 1)
     found = trace(plan, batch, live)

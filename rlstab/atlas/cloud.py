@@ -80,6 +80,7 @@ def cloud(min_p: float = MIN_P) -> TokenBatch:
         log_kept_mass=torch.where(kept, logits, -torch.inf).logsumexp(1),
         sum_p_sq=(2 * logits).exp().sum(1),
         truncated=(lengths == LIMIT).double()[sequence],
+        branch=(number // GROUP % 4 == 3).double()[sequence],
         block_ids=_blocks(position.double(), lengths[sequence].double()),
     )
 

@@ -125,6 +125,7 @@ def _responses(case: Case, moved: str, advantage: float) -> tuple[TokenBatch, Po
         log_kept_mass=torch.full_like(old, 0.95).log(),
         sum_p_sq=torch.full_like(old, 0.4),
         truncated=torch.zeros_like(old),
+        branch=torch.zeros_like(old),
         block_ids=(position // 8).double(),
     )
     live = PolicyOutputs(old + shift if moved == "live" else old, entropies, batch.log_kept_mass)

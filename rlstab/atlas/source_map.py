@@ -49,7 +49,7 @@ def source_map(methods: Sequence[TokenObjective]) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
-def _cell(place: str, methods: Sequence[TokenObjective], cards: Mapping[str, Card]) -> str:
+def _cell(place: str, methods: Sequence[TokenObjective], cards: Mapping[str, Card[TokenObjective]]) -> str:
     here = []
     for one in methods:
         fills = set(cards[one.name].heads("Writes"))
@@ -58,7 +58,7 @@ def _cell(place: str, methods: Sequence[TokenObjective], cards: Mapping[str, Car
     return "<br>".join(here)
 
 
-def _row(method: TokenObjective, known: Card) -> list[str]:
+def _row(method: TokenObjective, known: Card[TokenObjective]) -> list[str]:
     beyond = [name for name in known.heads("Reads") if name not in BASICS]
     numbers = dict.fromkeys(re.findall(r"arXiv (\d{4}\.\d{5})", known.sections["Source"]))
     return [

@@ -1,10 +1,10 @@
-"""All that `rlstab cards` writes into a folder: pages, pictures, gallery and map; and whether it is fresh."""
+"""All that `rlstab cards` writes: pages, pictures, gallery and map of methods, pages of stages; whether it is fresh."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rlstab.atlas.drawing import NOTE, large, small
@@ -14,7 +14,7 @@ from rlstab.atlas.source_map import source_map
 from rlstab.atlas.svg import same_drawing
 from rlstab.atlas.views import method_of, picture
 from rlstab.core.objective import TokenObjective
-from rlstab.explain import cards
+from rlstab.explain import cards, stage_cards
 from rlstab.explain.card_page import MARK
 from rlstab.explain.card_sections import CardError
 from rlstab.explain.exclusions import shipped
@@ -32,6 +32,15 @@ def files() -> dict[str, str]:
     return found
 
 
+def stage_files(methods_at: str = "../methods") -> dict[str, str]:
+    """Name within the folder to text: a page per stage, and ``index``.
+
+    Args:
+        methods_at: the folder of the pages of methods, as seen from this one.
+    """
+    return stage_cards.pages(methods_at)
+
+
 @functools.cache
 def _drawn(method: TokenObjective) -> tuple[Picture, dict[str, str]]:
     """A method is drawn once in a process."""
@@ -43,16 +52,21 @@ def _shown(one: Picture) -> str:
     return f"![What {one.name} does](pictures/{one.name}.svg)\n\n*Made with {one.settings}. {one.caption}*"
 
 
-def write(folder: str | Path) -> None:
+def write(folder: str | Path, wanted: Mapping[str, str] | None = None) -> None:
     """Write all files, and remove those that this function wrote before and that no method has any more.
+
+    Args:
+        folder: where to.
+        wanted: text by name; None is :func:`files`.
 
     Raises:
         CardError: a class has no card, or the folder cannot be written.
     """
-    folder, wanted = Path(folder), files()
+    folder, wanted = Path(folder), files() if wanted is None else wanted
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "pictures").mkdir(exist_ok=True)
+        if any(name.startswith("pictures/") for name in wanted):
+            (folder / "pictures").mkdir(exist_ok=True)
         for name, text in wanted.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
         for name in _orphans(folder, wanted):
@@ -62,15 +76,19 @@ def write(folder: str | Path) -> None:
         raise CardError(f"{folder}: cannot be written: {reason}. Give another folder.") from error
 
 
-def stale(folder: str | Path) -> list[str]:
+def stale(folder: str | Path, wanted: Mapping[str, str] | None = None) -> list[str]:
     """What is wrong with the files in a folder, a line each; nothing when they say what the classes say.
 
     A picture is fresh where it differs by rounding alone: processors and versions of torch differ in the last bits.
 
+    Args:
+        folder: where they are.
+        wanted: text by name; None is :func:`files`.
+
     Raises:
         CardError: a class has no card.
     """
-    folder, wanted = Path(folder), files()
+    folder, wanted = Path(folder), files() if wanted is None else wanted
     found = []
     for name, text in wanted.items():
         page = folder / name

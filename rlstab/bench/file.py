@@ -33,12 +33,17 @@ from rlstab.config.document import Document, Place, shown
 from rlstab.config.objectives import digest
 from rlstab.config.runs import Positive, RunConfig, Settings, build_run, run_hash
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
+from rlstab.tasks.from_settings import require_settings
+from rlstab.tasks.rewards import require_functions
 
 #: A name is a folder too.
 NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
 
 #: The setting of a bench without settings.
 DEFAULT = "default"
+
+#: Runs of one bench: each is loaded and kept in memory before the first one starts.
+MAX_RUNS = 100_000
 
 #: What an error lists of the runs in which it happens.
 SHOWN = 4
@@ -48,7 +53,7 @@ Seeds = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "minimum": 1},
+                {"type": "integer", "minimum": 1, "maximum": MAX_RUNS},
                 {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "uniqueItems": True},
             ]
         }
@@ -171,7 +176,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         for name in getattr(file, kind):
             _check_name(document, (kind, name), name)
     _check_name(document, ("name",), file.name)
-    seeds = _seeds(document, file.seeds)
+    seeds = _seeds(document, file.seeds, len(methods) * len(settings))
     baseline = file.baseline or next(iter(methods))
     if baseline not in methods:
         raise document.error(("baseline",), f"no method is called '{baseline}'. {did_you_mean(baseline, methods)}")
@@ -281,7 +286,7 @@ def _free(document: Document, key: str, place: Place) -> str:
         raise document.error(place, "the bench decides where its runs are kept. Set tracking in the base.")
     if head == "model" and rest != "reference":
         raise document.error(place, "all runs of a bench start from one model. Set it in the base.")
-    if not rest and head in RunConfig.model_fields.keys() - {"task"}:
+    if not rest and head in RunConfig.model_fields.keys() - {"task", "stages"}:
         raise document.error(place, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")
     return key
 
@@ -292,17 +297,25 @@ def _check_name(document: Document, place: Place, name: str) -> None:
         raise document.error(place, text)
 
 
-def _seeds(document: Document, seeds: Any) -> tuple[int, ...]:
-    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
-        return tuple(range(seeds))
-    if not isinstance(seeds, list | tuple) or not seeds:
+def _seeds(document: Document, seeds: Any, each: int) -> tuple[int, ...]:
+    """The seeds of a bench that makes so many runs with each."""
+    counted = isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1
+    if not counted and (not isinstance(seeds, list | tuple) or not seeds):
         raise document.error(("seeds",), f"expected how many, at least 1, or a list of seeds, not {shown(seeds)}.")
+    many = seeds if counted else len(seeds)
+    if many > MAX_RUNS // each:
+        text = f"{shown(many)} seeds x {each} runs are too many: a bench has at most {MAX_RUNS} runs. Take fewer seeds."
+        raise document.error(("seeds",), text)
+    if counted:
+        return tuple(range(seeds))
+    before: set[int] = set()
     for index, seed in enumerate(seeds):
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
             text = f"expected a whole number of at least 0 and below 2^32, not {shown(seed)}."
             raise document.error(("seeds", index), text)
-        if seed in seeds[:index]:
+        if seed in before:
             raise document.error(("seeds", index), f"the seed {seed} appears twice. Remove one of them.")
+        before.add(seed)
     return tuple(seeds)
 
 
@@ -326,6 +339,8 @@ def _load_all(
                 for key, value in {**method.set, **values}.items():
                     run = placed(run, key, value)
                 loaded[setting, name] = build_run(run)
+                require_settings(loaded[setting, name].task)
+                require_functions(loaded[setting, name].reward)
             except RlstabError as error:
                 problems.setdefault(str(error), []).append(f"{setting}/{name}")
     if problems:

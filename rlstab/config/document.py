@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -283,5 +283,14 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], 
             place.append(step)
             fields = getattr(current, "model_fields", {})
             known = list(fields)
-            current = fields[step].annotation if step in fields else None
+            current = fields[step].annotation if step in fields else _item(current) if isinstance(step, int) else None
     return known, tuple(place)
+
+
+def _item(annotation: Any) -> Any:
+    """The model of the items where an annotation is of a list of them, or None."""
+    for one in get_args(annotation):
+        found = one if hasattr(one, "model_fields") else _item(one)
+        if found is not None:
+            return found
+    return None

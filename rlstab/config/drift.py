@@ -26,10 +26,18 @@ class Schedule(Protocol):
     def optimizer_steps_per_rollout(self) -> int: ...
 
 
-def old_logprobs_for(drift: Set[str], optimizer_steps_per_rollout: int) -> OldLogprobs:
-    """What the ratio divides by where nobody says: the cheapest with which every method acts that can."""
+def old_logprobs_for(drift: Set[str], optimizer_steps_per_rollout: int, *, off_policy: bool = False) -> OldLogprobs:
+    """What the ratio divides by where nobody says: the cheapest with which every method acts that can.
+
+    Args:
+        drift: what the methods that act compare.
+        optimizer_steps_per_rollout: of the run.
+        off_policy: the sampler is another policy by intention, stale or rounded; then the ratio is to it.
+    """
     if drift & {"sampler", "start"}:
         return "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
+    if off_policy:
+        return "rollout"
     return "live" if optimizer_steps_per_rollout == 1 else "recompute"
 
 

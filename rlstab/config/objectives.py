@@ -24,15 +24,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
-from rlstab.config.methods import method_model
+from rlstab.config.methods import made, settings_as_yaml
 from rlstab.core.compose import Composition, Within, compose, within
 from rlstab.core.fit import check_complete
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe, observe
-from rlstab.core.settings import Setting, settings_of
 from rlstab.core.walk import walk
-from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
+from rlstab.errors import Conflict, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
+from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
 
@@ -161,13 +161,13 @@ def _method(document: Document, name: Any, settings: Mapping[Any, Any], place: P
     try:
         cls = METHODS.get(name)
     except UnknownName as error:
-        preset_of_it = f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
-        raise document.error((*place, "name"), preset_of_it if name in PRESETS else str(error)) from error
-    checked = document.validate(method_model(cls), {"name": name, **settings}, place)
-    try:
-        return cls(**{one.name: getattr(checked, one.name) for one in settings_of(cls)})
-    except RlstabError as error:
-        raise document.error(place, str(error)) from error
+        told = str(error)
+        if name in PRESETS:
+            told = f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
+        elif name in STAGES.names():
+            told = f"no method is called '{name}', it is a stage: list it under `stages`."
+        raise document.error((*place, "name"), told) from error
+    return made(document, cls, settings, place)
 
 
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
@@ -205,7 +205,7 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
         return None
     if method.name not in item.set:
         return method
-    settings = {**_settings(method), **item.set[method.name]}
+    settings = {**settings_as_yaml(method), **item.set[method.name]}
     return _method(document, method.name, settings, (*place, "set", method.name))
 
 
@@ -220,25 +220,11 @@ def _dump(method: TokenObjective) -> dict[str, Any]:
         return {"name": method.name, "outer": _part(method.outer), "inner": _part(method.inner)}
     if isinstance(method, Observe):
         return {"name": method.name, "method": _part(method.method)}
-    return {"name": method.name, **_settings(method)}
+    return {"name": method.name, **settings_as_yaml(method)}
 
 
 def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
     return dump_objective(method) if isinstance(method, Composition) else _dump(method)
-
-
-def _settings(method: TokenObjective) -> dict[str, Any]:
-    """Settings by name, as YAML has them."""
-    return {one.name: _plain(one, getattr(method, one.name)) for one in settings_of(type(method))}
-
-
-def _plain(setting: Setting, value: Any) -> Any:
-    """A tuple as a list. Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
-    if setting.items is not None and isinstance(value, tuple):
-        return [_plain(setting.items, one) for one in value]
-    if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
-        return float(value) + 0.0
-    return value
 
 
 def objective_hash(objective: TokenObjective) -> str:

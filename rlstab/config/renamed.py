@@ -34,8 +34,20 @@ def _new_key(key: str) -> str:
     return f"{place}/{LAST_PARTS[last]}" if slash and last in LAST_PARTS else RECORDS.get(key, key)
 
 
+def with_stages(config: Any) -> Any:
+    """A resolved run of before there were stages, with the one that its ``advantage`` described."""
+    if not isinstance(config, Mapping) or "stages" in config or not isinstance(config.get("advantage"), Mapping):
+        return config
+    advantage = config["advantage"]
+    name = advantage.get("estimator")
+    settings = {key: advantage[key] for key in ("std", "epsilon", "ddof") if name == "grpo" and key in advantage}
+    stages = [{"name": "in_order", "shuffle": True}, {"name": name, **settings}]
+    return {"stages" if key == "advantage" else key: stages if key == "advantage" else config[key] for key in config}
+
+
 def new_settings(config: Any, owner: str = "") -> Any:
     """A resolved run, or a part of one that belongs to ``owner``, under its current names."""
+    config = with_stages(config)
     if isinstance(config, list):
         return [new_settings(one, owner) for one in config]
     if not isinstance(config, Mapping):

@@ -1,4 +1,4 @@
-"""A run in YAML: model, task, rollout, advantage, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, evaluation, tracking."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.config.reward_settings import Rewards
+from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
-from rlstab.errors import Conflict
+from rlstab.core.walk import walk
+from rlstab.stages.pipeline import Pipeline
+
+#: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
+MOST_RESPONSES = 10_000_000
 
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
@@ -83,12 +89,12 @@ class JsonlSettings(ScoredInWorkers):
     path: str
     eval_path: str | None = Field(None, description="held-out file; null holds out the last eval_size lines")
     eval_size: Positive = 64
-    prompt_field: str = "prompt"
+    prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
     answer_field: str = "answer"
     scorer: Literal["exact", "math_verify"] = "exact"
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
-    prompt_template: str = Field("{prompt}", description="must contain {prompt}")
-    seed: Seed = 0
+    prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
+    system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
 TaskSettings = Annotated[
@@ -106,17 +112,14 @@ class RolloutSettings(Settings):
         1.0, description="divides logits everywhere: sampling, loss, signals"
     )
     batch_size: Positive = Field(128, description="responses sampled at a time on one rank")
+    staleness: int = Field(
+        0, ge=0, description="updates by which the sampler's weights are behind; the first rollouts are less stale"
+    )
+    precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(
+        None, description="to which the sampler's weights are rounded; null samples from the trainer's own"
+    )
     stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
-
-
-class AdvantageSettings(Settings):
-    """Group-relative advantage."""
-
-    estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    std: bool = Field(True, description="grpo: divide by the group's standard deviation")
-    epsilon: Annotated[float, Field(gt=0)] = Field(1e-4, description="grpo: added to it")
-    ddof: Literal[0, 1] = Field(1, description="grpo: 1 divides squares by n - 1")
 
 
 class OptimisationSettings(Settings):
@@ -139,8 +142,8 @@ class OptimisationSettings(Settings):
     old_logprobs: OldLogprobs | None = Field(
         None,
         description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
-        "null is live with one optimizer step per rollout and no method that compares it with the sampler, else "
-        "recompute",
+        "null is recompute with a method that compares it with the sampler, else rollout with a stale or rounded "
+        "sampler, else live with one optimizer step per rollout, else recompute",
     )
     refresh: Refresh | None = Field(
         None,
@@ -192,12 +195,16 @@ class TrackingSettings(Settings):
 
 
 class RunConfig(Settings):
-    """A whole run. The objective is kept in canonical form; :attr:`composition` is the object."""
+    """A whole run. Objective and stages are kept in canonical form; the objects are composition and pipeline."""
 
     model: ModelSettings = ModelSettings()
     task: TaskSettings = CountdownSettings()
+    reward: Rewards | None = Field(
+        None,
+        description="functions of your own, or a weighted sum with the task's; null is the task's own scorer alone",
+    )
     rollout: RolloutSettings = RolloutSettings()
-    advantage: AdvantageSettings = AdvantageSettings()
+    stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -205,11 +212,17 @@ class RunConfig(Settings):
     seed: Seed = 0
 
     _composition: Composition = PrivateAttr()
+    _pipeline: Pipeline = PrivateAttr()
 
     @property
     def composition(self) -> Composition:
         """The objective as an object."""
         return self._composition
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The stages as an object."""
+        return self._pipeline
 
     @model_validator(mode="after")
     def _fit(self) -> RunConfig:
@@ -220,6 +233,12 @@ class RunConfig(Settings):
                 f"{optimisation.mini_batches} mini-batches do not divide the {prompts} prompts of a rollout. Choose "
                 f"another number here, or another rollout.prompts.",
             )
+        if optimisation.old_logprobs == "live" and self.rollout.staleness:
+            raise _unfit(
+                ("optimisation", "old_logprobs"),
+                f"live takes the sampler for the live policy, and rollout.staleness is {self.rollout.staleness}: the "
+                f"ratio would stay 1 on stale responses. Use rollout or recompute.",
+            )
         if optimisation.old_logprobs == "live" and optimisation.optimizer_steps_per_rollout > 1:
             raise _unfit(
                 ("optimisation", "old_logprobs"),
@@ -227,6 +246,15 @@ class RunConfig(Settings):
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
+        if self.rollout.stop == "":
+            raise _unfit(
+                ("rollout", "stop"),
+                "an empty text is in every response, so each would end after its first token. Write null for no stop "
+                "text.",
+            )
+        self._require_memory("rollout", prompts, "group", self.rollout.group)
+        if self.evaluation.every:
+            self._require_memory("evaluation", self.evaluation.prompts, "samples", most)
         for place, k in enumerate(self.evaluation.pass_at):
             if k > most:
                 raise _unfit(
@@ -236,7 +264,22 @@ class RunConfig(Settings):
                 )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
             raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
+        if isinstance(self.task, JsonlSettings) and self.task.system is not None and not self.rollout.chat:
+            raise _unfit(
+                ("task", "system"),
+                "a system message needs a chat template, and rollout.chat is false. Set that to true, or put the text "
+                "into prompt_template.",
+            )
         return self
+
+    def _require_memory(self, part: str, prompts: int, name: str, each: int) -> None:
+        """Refuse what would fill the memory until the system ends something."""
+        if prompts * each > MOST_RESPONSES:
+            raise _unfit(
+                (part, "prompts"),
+                f"{prompts} x {each} responses at once, with {part}.{name}; at most {MOST_RESPONSES} are "
+                f"allowed. Lower one of them.",
+            )
 
 
 def _unfit(place: Place, text: str) -> PydanticCustomError:
@@ -266,25 +309,23 @@ def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
     data = dict(document.data)
     composition = build_objective(document)
-    estimators = sorted({recipe.estimator for recipe in presets_of(data["objective"])})
-    advantage = data.get("advantage", {})
-    if estimators and isinstance(advantage, Mapping) and "estimator" not in advantage:
-        if len(estimators) > 1:
-            text = f"the presets use different advantage estimators: {', '.join(estimators)}."
-            raise Conflict(document.text(("objective",), f"{text}\n  Say which with advantage: {{estimator: ...}}."))
-        data["advantage"] = {"estimator": estimators[0], **advantage}
+    pipeline = build_stages(document, presets_of(data["objective"]), [one.name for one in walk(composition)])
+    data.pop("advantage", None)
+    data["stages"] = dump_stages(pipeline)
     data["objective"] = dump_objective(composition)
     run = document.validate(RunConfig, data)
     assert isinstance(run, RunConfig)
     optimisation = run.optimisation
     # of what acts: a method that is observed, or only reports, would change the run by moving its policies
     drift = frozenset[str]().union(*(one.reads_drift for one in composition.acting() if one.writes))
+    off_policy = run.rollout.staleness > 0 or run.rollout.precision is not None
+    steps = optimisation.optimizer_steps_per_rollout
     unset = {
-        "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, optimisation.optimizer_steps_per_rollout),
-        "refresh": optimisation.refresh or refresh_for(drift, optimisation.optimizer_steps_per_rollout),
+        "old_logprobs": optimisation.old_logprobs or old_logprobs_for(drift, steps, off_policy=off_policy),
+        "refresh": optimisation.refresh or refresh_for(drift, steps),
     }
     run = run.model_copy(update={"optimisation": optimisation.model_copy(update=unset)})
-    run._composition = composition
+    run._composition, run._pipeline = composition, pipeline
     return run
 
 

@@ -8,7 +8,9 @@ from pydantic import TypeAdapter
 
 from rlstab.config.methods import method_model
 from rlstab.config.runs import RunConfig
+from rlstab.config.stages import AdvantageSettings
 from rlstab.presets import PRESETS
+from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
 
@@ -63,7 +65,20 @@ def json_schema() -> dict[str, Any]:
             key: value for key, value in definitions[f"method.{name}"].items() if key != "required"
         }
     schema["properties"]["objective"] = methods
+    schema["properties"]["stages"] = _stages(definitions)
+    schema["properties"]["advantage"] = AdvantageSettings.model_json_schema()
+    schema["required"].remove("stages")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlstab run", **schema}
+
+
+def _stages(definitions: dict[str, Any]) -> dict[str, Any]:
+    """What ``stages`` may hold; the definition of each stage joins the others."""
+    names = STAGES.names()
+    for name in names:
+        definitions[f"stage.{name}"] = _needs_name(TypeAdapter(method_model(STAGES.get(name))).json_schema())
+    definitions["stage_item"] = {"anyOf": [{"enum": names}, *({"$ref": f"#/$defs/stage.{name}"} for name in names)]}
+    item = {"$ref": "#/$defs/stage_item"}
+    return {"description": "what acts outside the loss", "anyOf": [{"type": "array", "items": item}, item]}
 
 
 def _needs_name(definition: dict[str, Any]) -> dict[str, Any]:

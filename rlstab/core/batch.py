@@ -23,10 +23,11 @@ SIGNALS: Mapping[str, str] = {
     "log_kept_mass": "log of the mass that a min-p filter keeps, nats",
     "sum_p_sq": "sum of the squared probabilities of the vocabulary",
     "truncated": "1 on the tokens of a response that was cut off at the limit of its length, else 0",
+    "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
-MARKS = ("truncated", "block_ids")
+MARKS = ("truncated", "branch", "block_ids")
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -96,6 +97,7 @@ class TokenBatch(SequenceArithmetic):
     log_kept_mass: Tensor | None = None
     sum_p_sq: Tensor | None = None
     truncated: Tensor | None = None
+    branch: Tensor | None = None
     block_ids: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     live_ratio: bool = False
@@ -115,16 +117,39 @@ class TokenBatch(SequenceArithmetic):
                     f"TokenBatch: '{name}' requires grad. A batch holds evidence; what is differentiated goes into "
                     f"PolicyOutputs."
                 )
-        if self.sequence_ids.shape != self.group_ids.shape:
+        for name in ("sequence", "position", "index"):
+            values = getattr(self, name)
+            if values is not None and values.shape != self.old_logprobs.shape:
+                raise ShapeError(
+                    f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has "
+                    f"{tuple(self.old_logprobs.shape)}. Both are (n,), one entry per token."
+                )
+        if self.sequence_ids.shape != self.group_ids.shape or self.sequence_ids.ndim != 1:
             raise ShapeError(
                 f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
                 f"{tuple(self.group_ids.shape)}. Both are (S,), one entry per sequence."
             )
+        for name in ("sequence", "position", "sequence_ids", "group_ids", "index"):
+            values = getattr(self, name)
+            if values is not None and values.dtype != torch.int64:
+                raise ShapeError(f"TokenBatch: '{name}' is {values.dtype}, expected torch.int64. Write {name}.long().")
         for one in fields(self):
             values = getattr(self, one.name)
             _require_device(one.name, values, self.old_logprobs)
         for name, values in self.extra.items():
             _require_device(name, values, self.old_logprobs)
+        self._require_in_range()
+
+    def _require_in_range(self) -> None:
+        """Reads the device once, as a batch is made: there an index out of range would end the process later."""
+        if not len(self) or self.sequence.is_meta:
+            return
+        low, high = torch.stack(self.sequence.aminmax()).tolist()
+        if low < 0 or high >= self.num_sequences:
+            raise ShapeError(
+                f"TokenBatch: 'sequence' holds {low if low < 0 else high}, 'sequence_ids' has {self.num_sequences} "
+                f"entries. Number the sequences of a batch from 0; what is stable over batches goes into sequence_ids."
+            )
 
     # -- making one ------------------------------------------------------------------------------------------------
 
@@ -143,6 +168,7 @@ class TokenBatch(SequenceArithmetic):
         log_kept_mass: Tensor | None = None,
         sum_p_sq: Tensor | None = None,
         truncated: Tensor | None = None,
+        branch: Tensor | None = None,
         block_ids: Tensor | None = None,
         extra: Mapping[str, Tensor] | None = None,
         sequence_ids: Tensor | None = None,
@@ -163,6 +189,7 @@ class TokenBatch(SequenceArithmetic):
             log_kept_mass: ``(B, T)``.
             sum_p_sq: ``(B, T)``.
             truncated: ``(B,)`` or ``(B, T)``, of any dtype.
+            branch: ``(B,)`` or ``(B, T)``, of any dtype.
             block_ids: ``(B, T)``, of any dtype.
             extra: further ``(B, T)`` signals by name, for your own methods.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
@@ -184,6 +211,7 @@ class TokenBatch(SequenceArithmetic):
             "log_kept_mass": log_kept_mass,
             "sum_p_sq": sum_p_sq,
             "truncated": truncated,
+            "branch": branch,
             "block_ids": block_ids,
             "sequence_ids": sequence_ids,
             "group_ids": group_ids,

@@ -43,7 +43,7 @@ REASONS = ("exceptions", "excludes", "requires", "expects")
 COMBINATORS = ("composition", "observe", "within")
 #: First parts of metrics that the loss and the trainer report, which no method can have as a name either.
 METRICS = (
-    *("eval", "gradient", "head", "loss", "lr", "optimizer_steps", "ratio", "response", "reward", "rollout"),
+    *("blocks", "eval", "gradient", "head", "loss", "lr", "optimizer_steps", "ratio", "response", "reward", "rollout"),
     *("sampler", "scorer", "seconds", "tokens"),
 )
 
@@ -66,11 +66,11 @@ def check_class(cls: type) -> None:
         kind = "a combinator is" if name in COMBINATORS else "metrics of the loss or the trainer are"
         raise MethodError(f"{who} is named '{name}', as {kind}. Give the class another `name`.")
     for attribute in SETS:
-        value = getattr(cls, attribute)
+        value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
             check_declared(who, attribute, value)
     for attribute in REASONS:
-        value = getattr(cls, attribute)
+        value = getattr(cls, attribute, {})
         if isinstance(value, property):
             continue
         if not isinstance(value, Mapping) or not all(isinstance(one, str) for pair in value.items() for one in pair):

@@ -2,109 +2,48 @@
 
 from __future__ import annotations
 
-import functools
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
-
-import torch
+from typing import ClassVar
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.checked_terms import checked_terms
-from rlstab.core.comm import Comm
-from rlstab.core.contract import (
-    BASICS,
-    check_class,
-    check_made,
-    check_mapping,
-    check_names,
-    check_same,
-    checked_stat,
-    checked_state,
-)
+from rlstab.core.contract import BASICS
 from rlstab.core.docstring import summary
 from rlstab.core.facts import Interaction, Limit
+from rlstab.core.method import Method, State
 from rlstab.core.settings import settings_of
-from rlstab.core.stats import NOTHING, Settled, Stat, settle
+from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms
-from rlstab.errors import MethodError, MissingSignal
+from rlstab.errors import MissingSignal
 
-#: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
-State: TypeAlias = Mapping[str, Any]
+__all__ = ["Member", "State", "TokenObjective", "ask", "require_signals"]
 
 
-class TokenObjective(ABC):
+class TokenObjective(Method[TokenBatch]):
     """A method: what it asks for, given the evidence, the statistics of the optimizer step and its state.
 
     A method is a final frozen dataclass; its fields are its settings. Only :meth:`terms` is required. Everything runs
     without gradient: what a method returns are decisions, and gradients live only in the functions inside
     :class:`~rlstab.core.terms.Terms`.
 
+    Its state advances before its terms are made: the state of an optimizer step is the one with which it is made.
+
     Attributes:
-        name: the name in YAML and in metrics.
-        exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
-        addresses: the sources of instability that it is meant against, of :data:`rlstab.core.facts.SOURCES`.
         excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
             with the reason; a property where it depends on a setting.
         requires: methods by name, or fields of Terms that some method has to fill, without which it is not itself,
             each with the reason. Checked when a loss is made, for a composition may grow until then.
-        expects: likewise, what it was published with. It composes without, and a warning says that it is then not what
-            its source describes.
         limits: settings at which it is the identity.
         interacts: what it and other methods do to each other, where the other one does not say so already.
     """
 
-    name: ClassVar[str]
-    exceptions: ClassVar[Mapping[str, str]] = {}
-    addresses: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[Mapping[str, str]] = {}
-    expects: ClassVar[Mapping[str, str]] = {}
     limits: ClassVar[tuple[Limit, ...]] = ()
     interacts: ClassVar[tuple[Interaction, ...]] = ()
 
-    def __init_subclass__(cls, *, combinator: bool = False, **kwargs: Any) -> None:
-        """Check the class; settings are checked also where a ``__post_init__`` does not call this one.
-
-        Raises:
-            MethodError: see :func:`rlstab.core.contract.check_class`.
-        """
-        super().__init_subclass__(**kwargs)
-        if combinator:
-            return
-        if not getattr(cls.terms, "__isabstractmethod__", False):
-            check_class(cls)
-        own = cls.__dict__.get("__post_init__")
-        if own is not None:
-
-            @functools.wraps(own)
-            def checked(self: TokenObjective) -> None:
-                check_made(self, self.name)
-                own(self)
-
-            cls.__post_init__ = checked  # type: ignore[method-assign]  # the class is still being made
-
-    def __init__(self, *settings: object, **named: object) -> None:
-        raise MethodError(
-            f"{type(self).__qualname__} is no dataclass, so it has no settings. Write @dataclass(frozen=True) above "
-            f"the "
-            f"class."
-        )
-
-    def __post_init__(self) -> None:
-        check_made(self, self.name)
-
-    @property
-    def label(self) -> str:
-        """What it is called in metrics and in the state of a composition."""
-        return self.name
-
-    # A class attribute in most methods; a property where it depends on a setting.
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Signals of the evidence that it reads beyond the basic ones."""
-        return frozenset()
+    acts_by = "terms"
 
     @property
     def live_needs(self) -> frozenset[str]:
@@ -157,63 +96,13 @@ class TokenObjective(ABC):
         text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
         return dict.fromkeys(sorted(self.writes)[:1] or ["report"], text)
 
-    def init_state(self) -> State:
-        """State before the first optimizer step; its keys are those of every later one."""
-        return {}
-
-    def measure(self, batch: TokenBatch) -> Stat:
-        """Mergeable summaries of one part of the optimizer step; those of an empty batch have the same names."""
-        return NOTHING
-
-    def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
-        """Summaries of what can be computed only once those of ``measure`` are settled: a covariance after its means.
-
-        Under other names than those of ``measure``; ``advance`` and ``terms`` see both.
-        """
-        return NOTHING
-
-    def advance(self, state: State, stat: Settled) -> State:
-        """The state with which this step is made, from the last one; pure, called once per optimizer step."""
-        return state
+    def empty_part(self) -> TokenBatch:
+        """A batch without tokens."""
+        return TokenBatch.empty(self.needs)
 
     @abstractmethod
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         """What this method asks for on one part of the step."""
-
-    def settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        """Statistics of the whole optimizer step and the state with which it is made.
-
-        Methods leave this alone; combinators override it, because what they contain may need several rounds of
-        measuring. The empty batch makes a rank without parts know the names, so that all join the same collectives.
-        """
-        with torch.no_grad():
-            stat = self._measured("measure", parts, comm)
-            stat = Settled({**stat, **self._measured("measure_again", parts, comm, stat)})
-            check_mapping(self.name, "init_state", state)
-            return stat, checked_state(self.name, state, self.advance(state, stat))
-
-    def _measured(self, method: str, parts: Sequence[TokenBatch], comm: Comm, *first: Settled) -> Settled:
-        """What ``measure`` or ``measure_again`` found over the whole step; nothing where the class does not have it.
-
-        A batch without tokens is measured on every rank, for some rank may have no other.
-        """
-        if getattr(type(self), method) is getattr(TokenObjective, method):
-            return Settled()
-        measure = getattr(self, method)
-        stats = [checked_stat(self.name, method, measure(part, *first)) for part in parts]
-        try:
-            without = measure(TokenBatch.empty(self.needs), *first)
-        except Exception as error:
-            raise MethodError(
-                f"'{self.name}': {method} failed on a batch without tokens, which a rank may have: "
-                f"{type(error).__name__}: {str(error).rstrip('.')}. "
-                f"Return empty summaries, such as Mean.of of no values."
-            ) from error
-        without = checked_stat(self.name, method, without)
-        check_same(self.name, method, stats, without)
-        for one in first:
-            check_names(self.name, one, without)
-        return settle(stats or [without], comm)
 
     def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         """What it asks for on one part, before it is merged with others: by the prefix of its metrics.

@@ -5,24 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
 
 from rlstab.core.contract import check_dataclass
+from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict, MethodError, UnknownName, did_you_mean, kind_of
 
+Kind = TypeVar("Kind", bound=Method[Any])
 
-class Registry:
-    """Looks a method up by name, importing it only then.
+
+class Registry(Generic[Kind]):
+    """Looks a method, or a stage, up by name, importing it only then.
 
     Args:
-        table: name to ``module:Class``, the methods that rlstab ships.
+        table: name to ``module:Class``, those that rlstab ships.
         group: entry point group through which other packages add theirs.
+        base: what the classes inherit from.
+        noun: what one of them is, in errors.
     """
 
-    def __init__(self, table: Mapping[str, str], group: str = "rlstab.methods") -> None:
+    def __init__(
+        self,
+        table: Mapping[str, str],
+        group: str = "rlstab.methods",
+        base: type[Kind] = TokenObjective,  # type: ignore[assignment]  # the kind that most registries have
+        noun: str = "method",
+    ) -> None:
         self._where = dict(table)
-        self._group = group
-        self._classes: dict[str, type[TokenObjective]] = {}
+        self._base, self._group, self._noun = base, group, noun
+        self._classes: dict[str, type[Kind]] = {}
         self._looked = False
 
     def names(self) -> list[str]:
@@ -30,7 +42,7 @@ class Registry:
         self._look_outside()
         return sorted(self._where.keys() | self._classes.keys())
 
-    def get(self, name: str) -> type[TokenObjective]:
+    def get(self, name: str) -> type[Kind]:
         """The class of this name.
 
         Raises:
@@ -39,20 +51,23 @@ class Registry:
         if name not in self._classes:
             self._look_outside()
             if name not in self._where:
-                raise UnknownName(f"no method is called '{name}'. {did_you_mean(name, self.names())}")
+                raise UnknownName(f"no {self._noun} is called '{name}'. {did_you_mean(name, self.names())}")
             module, _, attribute = self._where[name].partition(":")
             self._classes[name] = getattr(import_module(module), attribute)
         return self._classes[name]
 
-    def register(self, cls: type[TokenObjective]) -> type[TokenObjective]:
-        """Make a method of your own usable by its ``name``, in YAML too; works as a decorator.
+    def register(self, cls: type[Kind]) -> type[Kind]:
+        """Make one of your own usable by its ``name``, in YAML too; works as a decorator.
 
         Raises:
             Conflict: another class has that name.
-            MethodError: it is no class of a method.
+            MethodError: it is no such class.
         """
-        if not (isinstance(cls, type) and issubclass(cls, TokenObjective)):
-            raise MethodError(f"register was given {kind_of(cls)}. Pass the class of a method: register(MyMethod).")
+        if not (isinstance(cls, type) and issubclass(cls, self._base)):
+            example = f"My{self._noun.capitalize()}"
+            raise MethodError(
+                f"register was given {kind_of(cls)}. Pass the class of a {self._noun}: register({example})."
+            )
         known = self._classes.get(cls.name)
         # a class may be decorated and named by an entry point as well
         where = self._where.get(cls.name, f"{cls.__module__}:{cls.__qualname__}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable
-from typing import get_args
+from typing import Any, get_args
 
 from rlstab.core.facts import MASK, Kind, Limit
+from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS
@@ -27,7 +28,7 @@ _RUN_SETTINGS = (
 )
 
 
-def markdown(card: Card, beside: Collection[str] = (), picture: str = "") -> str:
+def markdown(card: Card[TokenObjective], beside: Collection[str] = (), picture: str = "") -> str:
     """The page of a card, in the Markdown of GitHub.
 
     Args:
@@ -45,38 +46,28 @@ def markdown(card: Card, beside: Collection[str] = (), picture: str = "") -> str
         f"**{inline(card.summary, beside)}**",
         table(
             ["in Python", "in YAML", "in the presets"],
-            [[f"`from {module} import {cls.__qualname__}`", f"`{_yaml(cls)}`", ", ".join(recipes) or "none"]],
+            [[f"`from {module} import {cls.__qualname__}`", f"`{yaml_of(cls)}`", ", ".join(recipes) or "none"]],
         ),
         *([picture] if picture else []),
     ]
     for name, text in card.sections.items():
         pieces.append(f"## {name}")
         if name == "Parameters" and card.parameters:
-            rows = [
-                [
-                    f"`{one.name}`",
-                    inline(one.symbol),
-                    f"`{one.range}`",
-                    _default_cell(one),
-                    inline(one.source, beside),
-                ]
-                for one in card.parameters
-            ]
-            pieces.append(table(["name", "symbol", "range", "default", "meaning, and source of the default"], rows))
+            pieces.append(parameters(card, beside))
         else:
             pieces += body(text, beside)
         if name == "Reads" and cls.measure is not TokenObjective.measure:
             pieces.append(_RUN_SETTINGS)
         if name == "Deviations":  # what the class declares stands between the sections of its docstring
-            pieces += ["## Interacts", _listed(_interacts(card, beside))]
-            pieces += ["## Limits", _listed(inline(_limit(cls, one), beside) for one in cls.limits)]
+            pieces += ["## Interacts", listed(_interacts(card, beside))]
+            pieces += ["## Limits", listed(inline(_limit(cls, one), beside) for one in cls.limits)]
             if cls.exceptions:
                 pieces.append("Laws of `rlstab.testing` that it does not obey:")
-                pieces.append(_listed(f"*{law}*: {inline(why, beside)}" for law, why in cls.exceptions.items()))
+                pieces.append(listed(f"*{law}*: {inline(why, beside)}" for law, why in cls.exceptions.items()))
     return "\n\n".join(pieces) + "\n"
 
 
-def _interacts(card: Card, beside: Collection[str]) -> list[str]:
+def _interacts(card: Card[TokenObjective], beside: Collection[str]) -> list[str]:
     """Who has a slot that it has too, what it declares of others and others of it; what matters most first."""
     cls, writes = card.cls, set(card.heads("Writes"))
     mask = MASK if "keep" in writes else None
@@ -116,11 +107,22 @@ def _limit(cls: type[TokenObjective], limit: Limit) -> str:
     return f"``{cls.__name__}({settings})``: {limit.why}" if settings else limit.why
 
 
-def _listed(items: Iterable[str]) -> str:
+def listed(items: Iterable[str]) -> str:
+    """Items as a list, or that there is none."""
     return "\n".join(f"- {one}" for one in items) or "none"
 
 
-def _yaml(cls: type[TokenObjective]) -> str:
+def parameters(card: Card[Any], beside: Collection[str]) -> str:
+    """The settings as a table."""
+    rows = [
+        [f"`{one.name}`", inline(one.symbol), f"`{one.range}`", _default_cell(one), inline(one.source, beside)]
+        for one in card.parameters
+    ]
+    return table(["name", "symbol", "range", "default", "meaning, and source of the default"], rows)
+
+
+def yaml_of(cls: type[Method[Any]]) -> str:
+    """How it is listed in a run file, with what has no default."""
     required = [one.name for one in settings_of(cls) if one.default is dataclasses.MISSING]
     return "{" + ", ".join([f"name: {cls.name}", *(f"{name}: ..." for name in required)]) + "}"
 

@@ -1,4 +1,4 @@
-"""A card: the docstring of a method, read as sections and checked against its fields."""
+"""A card: the docstring of a method or a stage, read as sections and checked against its fields."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from rlstab.core.docstring import docstring
-from rlstab.core.objective import TokenObjective
+from rlstab.core.method import Method
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import RlstabError, did_you_mean
+from rlstab.stages.stage import Stage
 
-#: The sections of a card, in order.
+Kind = TypeVar("Kind", bound=Method[Any])
+
+#: The sections of the card of a method, in order.
 SECTIONS = (
     "Problem",
     "Equation",
@@ -24,6 +28,21 @@ SECTIONS = (
     "State",
     "Deviations",
     "Surprises",
+    "Example",
+    "Source",
+)
+#: The sections of the card of a stage, in order. What it does to others, and where it does nothing, stands in them: the
+#: classes of methods declare both.
+STAGE_SECTIONS = (
+    "Problem",
+    "Equation",
+    "Reads",
+    "Gives",
+    "Parameters",
+    "State",
+    "Deviations",
+    "Interacts",
+    "Limits",
     "Example",
     "Source",
 )
@@ -57,17 +76,17 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Card:
+class Card(Generic[Kind]):
     """A docstring, read. Make one with :func:`card`.
 
     Attributes:
-        cls: the method.
-        summary: what it does to tokens, one line.
-        sections: text by name, dedented, in the order of :data:`SECTIONS`.
+        cls: the method, or the stage.
+        summary: what it does, one line.
+        sections: text by name, dedented, in the order of :func:`sections_of`.
         parameters: the section of that name, one per field.
     """
 
-    cls: type[TokenObjective]
+    cls: type[Kind]
     summary: str
     sections: Mapping[str, str]
     parameters: tuple[Parameter, ...]
@@ -81,14 +100,23 @@ class Card:
         found = (re.match(r"((?:live )?)``([^`]+)``", item) for item in self.items(section))
         return [one[1] + one[2] for one in found if one]
 
+    def named(self, section: str) -> list[str]:
+        """All names in double backticks at the starts of items, before the colon: ``- `right`, `wrong` (n,): ...``."""
+        return [name for item in self.items(section) for name in re.findall(r"``(\w+)``", item.partition(":")[0])]
+
     @property
     def denominators(self) -> list[str]:
         """What happens to the denominator: ``kept``, ``all``, ``untouched``, or two of them by a setting."""
         return self.sections["Denominator"].partition(":")[0].split(" or ")
 
 
-def card(cls: type[TokenObjective]) -> Card:
-    """The card of a method.
+def sections_of(cls: type[Method[Any]]) -> tuple[str, ...]:
+    """The sections that the card of a class has, in order."""
+    return STAGE_SECTIONS if issubclass(cls, Stage) else SECTIONS
+
+
+def card(cls: type[Kind]) -> Card[Kind]:
+    """The card of a method or a stage.
 
     Raises:
         CardError: a section is missing, unknown, empty or out of order, the Parameters are not the fields, or there is
@@ -103,16 +131,16 @@ def card(cls: type[TokenObjective]) -> Card:
 
 
 @functools.cache  # the page of a method looks at the cards of all others
-def _read(cls: type[TokenObjective], docstring: str) -> Card:
-    who, lines = cls.__qualname__, docstring.splitlines()
+def _read(cls: type[Any], docstring: str) -> Card[Any]:
+    who, lines, known = cls.__qualname__, docstring.splitlines(), sections_of(cls)
     texts: dict[str, list[str]] = {"": []}
     current = ""
     for line in lines:
         if header := re.fullmatch(r"([A-Z]\w+):", line):
             current = header[1]
-            if current not in SECTIONS:
+            if current not in known:
                 raise CardError(
-                    f"{who}: the card has a section '{current}', which no card has. {did_you_mean(current, SECTIONS)}"
+                    f"{who}: the card has a section '{current}', which no card has. {did_you_mean(current, known)}"
                 )
             if current in texts:
                 raise CardError(f"{who}: the card has two sections '{current}'. Merge them.")
@@ -123,9 +151,12 @@ def _read(cls: type[TokenObjective], docstring: str) -> Card:
             texts[current].append(line[4:] if current else line)
     sections = {name: "\n".join(text).strip("\n") for name, text in texts.items()}
     summary = sections.pop("")
-    _check_sections(who, summary, list(sections), [name for name, text in sections.items() if not text])
+    _check_sections(who, known, list(sections), [name for name, text in sections.items() if not text])
+    if not summary or "\n" in summary:
+        to_tokens = "" if issubclass(cls, Stage) else " to tokens"
+        raise CardError(f"{who}: the card does not begin with one line, and an empty one, on what it does{to_tokens}.")
     found = Card(cls, summary, sections, _parameters(cls, sections["Parameters"]))
-    if not set(found.denominators) <= {"kept", "all", "untouched"}:
+    if "Denominator" in known and not set(found.denominators) <= {"kept", "all", "untouched"}:
         raise CardError(
             f"{who}: Denominator begins with '{found.sections['Denominator'].split()[0]}'. Begin it with 'kept:', "
             f"'all:' or 'untouched:', or with two of them and 'or' between."
@@ -133,30 +164,23 @@ def _read(cls: type[TokenObjective], docstring: str) -> Card:
     return found
 
 
-def _check_sections(who: str, summary: str, present: list[str], empty: list[str]) -> None:
-    missing = [name for name in SECTIONS if name not in present]
+def _check_sections(who: str, known: tuple[str, ...], present: list[str], empty: list[str]) -> None:
+    listed = ", ".join(known)
+    missing = [name for name in known if name not in present]
     if missing:
-        raise CardError(
-            f"{who}: the card lacks the section '{missing[0]}'. Its sections are, in this order: {_listed()}."
-        )
-    for stands, belongs in zip(present, SECTIONS, strict=True):
+        raise CardError(f"{who}: the card lacks the section '{missing[0]}'. Its sections are, in this order: {listed}.")
+    for stands, belongs in zip(present, known, strict=True):
         if stands != belongs:
-            raise CardError(f"{who}: the section '{stands}' is where '{belongs}' belongs. Order: {_listed()}.")
+            raise CardError(f"{who}: the section '{stands}' is where '{belongs}' belongs. Order: {listed}.")
     if empty:
         raise CardError(f"{who}: the section '{empty[0]}' of the card is empty. Write 'none' if there is nothing.")
-    if not summary or "\n" in summary:
-        raise CardError(f"{who}: the card does not begin with one line, and an empty one, on what it does to tokens.")
-
-
-def _listed() -> str:
-    return ", ".join(SECTIONS)
 
 
 def _items(text: str) -> list[str]:
     return [" ".join(item.split()) for item in re.split(r"^- ", text, flags=re.MULTILINE)[1:]]
 
 
-def _parameters(cls: type[TokenObjective], text: str) -> tuple[Parameter, ...]:
+def _parameters(cls: type[Method[Any]], text: str) -> tuple[Parameter, ...]:
     """The section Parameters, which has to say of each field what the code says, and more."""
     who = f"{cls.__qualname__}: Parameters"
     settings = {one.name: one for one in settings_of(cls)}

@@ -1,4 +1,4 @@
-"""``rlstab list``: every method by the source of instability that it is against, and the presets."""
+"""``rlstab list``: every method by the source of instability that it is against, every stage by kind, the presets."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from rlstab.core.facts import SOURCES
 from rlstab.core.objective import TokenObjective
 from rlstab.explain.costs import beyond_free
 from rlstab.explain.sample import sample
+from rlstab.explain.stage_cards import KINDS
+from rlstab.explain.stage_words import has
 from rlstab.presets import PRESETS
+from rlstab.stages import STAGES
+from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 
 
 def listing() -> RenderableType:
-    """What each method does, reads, keeps and costs at its defaults, and where it is from; then the presets."""
+    """What each method and stage does, reads, keeps and costs at its defaults, and where it is from; the presets."""
     presets = Table.grid(padding=(0, 2))
     for name, one in PRESETS.items():
         assert isinstance(one.objective, Composition)
-        presets.add_row(name, escape(f"{one.about} {', '.join(one.objective.keyed)}"))
-    return Group(*_groups(), "[bold]presets[/]", Padding(presets, (0, 0, 0, 2)))
+        names = [*one.objective.keyed, *(stage.name for stage in one.stages)]
+        presets.add_row(name, escape(f"{one.about} {', '.join(names)}"))
+    return Group(*_groups(), *_stages(), "[bold]presets[/]", Padding(presets, (0, 0, 0, 2)))
 
 
 def _groups() -> Iterator[RenderableType]:
@@ -41,6 +46,40 @@ def _groups() -> Iterator[RenderableType]:
                 rows.add_row(cls.name, f"{escape(summary(cls))}\n[dim]{escape(_facts(cls))}[/]")
             yield f"[bold]{source}[/]: {about}" if source else f"[bold]others[/]: {about}"
             yield Padding(rows, (0, 0, 1, 2))
+
+
+def _stages() -> Iterator[RenderableType]:
+    """The stages in the order in which a rollout runs through their kinds."""
+    classes = [STAGES.get(name) for name in STAGES.names()]
+    width = max(map(len, STAGES.names()), default=0)
+    for kind, (head, _) in KINDS.items():
+        here = [cls for cls in classes if issubclass(cls, kind)]
+        if here:
+            rows = Table.grid(padding=(0, 2))
+            rows.add_column(min_width=width, no_wrap=True)
+            for cls in here:
+                rows.add_row(cls.name, f"{escape(summary(cls))}\n[dim]{escape(_stage_facts(cls))}[/]")
+            yield f"[bold]stages: {kind.kind}[/]: {head[0].lower()}{head[1:]}"
+            yield Padding(rows, (0, 0, 1, 2))
+
+
+def _stage_facts(cls: type[Stage]) -> str:
+    """One line; of a stage that cannot be made without knowing its settings, only what the class says."""
+    told = []
+    stage = sample(cls)
+    if stage is not None:
+        told.append(f"reads {', '.join(sorted(stage.needs)) or 'the basics'}")
+        told.append(f"state: {', '.join(stage.init_state())}" if stage.init_state() else "no state")
+        costs: dict[str, list[str]] = {}
+        for name in sorted(stage.needs):
+            costs.setdefault(has(stage, name), []).append(name)
+        told += [f"{', '.join(names)}: {cost}" for cost, names in costs.items() if not cost.startswith("free")]
+    return " · ".join(told + _arxiv(cls))
+
+
+def _arxiv(cls: type) -> list[str]:
+    numbers = re.findall(r"arXiv (\d{4}\.\d{5})", docstring(cls).rpartition("Source:")[2])
+    return [f"arXiv {', '.join(dict.fromkeys(numbers))}"] if numbers else []
 
 
 def _first(cls: type[TokenObjective]) -> str:
@@ -59,6 +98,4 @@ def _facts(cls: type[TokenObjective]) -> str:
         told.append("; ".join(beyond_free(method)) or "free")
     others = [source for source in SOURCES if source in cls.addresses and source != _first(cls)]
     told += [f"also {', '.join(others)}"] if others else []
-    numbers = re.findall(r"arXiv (\d{4}\.\d{5})", docstring(cls).rpartition("Source:")[2])
-    told += [f"arXiv {', '.join(dict.fromkeys(numbers))}"] if numbers else []
-    return " · ".join(told)
+    return " · ".join(told + _arxiv(cls))

@@ -25,7 +25,8 @@ COSTS = {
     "sum_p_sq": "one more reduction over the vocabulary",
     "rollout_logprobs": "free: the sampler has it",
     "truncated": "free: the sampler knows it",
-    "block_ids": "yours to provide: the task knows its blocks",
+    "branch": "free: the sampler knows it",
+    "block_ids": "free where the task tells its blocks; else yours to provide",
     "ref_logprobs": "a second model in memory and one more forward per rollout",
 }
 #: What it costs the trainer that ships to differentiate an output of the live policy.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rlstab.config import RunConfig
 from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
+from rlstab.explain.stage_words import lacking
+from rlstab.stages.grpo import GRPO
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
 _REGION = frozenset({"bounds", "gates", "pull", "ratio"})
@@ -14,15 +18,27 @@ _REGION = frozenset({"bounds", "gates", "pull", "ratio"})
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """Methods that do nothing at their settings or in the run, and what makes the run unsafe."""
-    found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) if run else [])]
+    found = [f"- **Warning:** {text}" for text in (unsafe(objective, run) + lacking(run.pipeline) if run else [])]
     if run:
         found += [f"- {text}" for text in idle_in_run(objective, run)]
     else:
         found += _with_several_steps(objective)
+    found += [f"- {text}" for text in repeated(objective)]
     for leaf in walk(objective):
         reached = [one for one in leaf.method.limits if one.settings and one.reached(leaf.method)]
         found += [f"- {leaf.method!r} does nothing: {one.why}" for one in reached[:1]]
     return found or ["Nothing is known to be idle or unsafe."]
+
+
+def repeated(objective: Composition) -> list[str]:
+    """Methods that are listed several times beside each other, each with what that means."""
+    counts, found = Counter(one.name for one in objective.members), []
+    for name, count in counts.items():
+        if count > 1 and name != "within":
+            own = [one for one in objective.members if one.name == name]
+            same = "with the same settings" if all(one == own[0] for one in own) else "with different settings"
+            found.append(f"{name} is listed {count} times {same}, and each acts. Remove one if that is not meant.")
+    return found
 
 
 def _with_several_steps(objective: Composition) -> list[str]:
@@ -50,7 +66,7 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
         for drift in sorted(one.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None
     ]
-    if run.rollout.group == 1:
+    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.exceptions:
         found.append(
             "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
             "penalty moves the policy."
@@ -60,15 +76,14 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
             "optimisation.refresh = step: with one optimizer step per rollout the policy has not moved, and one more "
             "forward makes the same evidence again."
         )
-    advantage = run.advantage
-    unread: tuple[str, ...] = () if advantage.std else ("epsilon", "ddof")
-    if advantage.estimator != "grpo":
-        unread = ("std", "epsilon", "ddof")
-    return found + [
-        f"advantage.{name}: nothing is divided by a standard deviation, so it is not read."
-        for name in unread
-        if getattr(advantage, name) != type(advantage).model_fields[name].default
-    ]
+    estimator = run.pipeline.estimator
+    if isinstance(estimator, GRPO) and not estimator.std:
+        found += [
+            f"grpo.{name}: nothing is divided by a standard deviation, so it is not read."
+            for name in ("epsilon", "ddof")
+            if getattr(estimator, name) != getattr(GRPO(), name)
+        ]
+    return found
 
 
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:

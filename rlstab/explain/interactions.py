@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
+from rlstab.core.compose import Composition
 from rlstab.core.facts import Kind
 from rlstab.core.fit import unmet
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
+from rlstab.explain import stage_words
+from rlstab.stages.pipeline import Pipeline
 
 #: What a kind is called, on a card and by ``rlstab explain``.
 TITLES: Mapping[Kind, str] = {
@@ -33,9 +36,11 @@ def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
     return sorted(found, key=lambda item: get_args(Kind).index(item[0]))
 
 
-def pairs(objective: TokenObjective) -> list[str]:
-    """The same as lines of Markdown."""
-    found = [f"- **Not as published:** {text}" for text in map(_in_backticks, unmet(objective))]
+def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]:
+    """The same as lines of Markdown, and what the stages of a run say of methods and of each other."""
+    missing = unmet(objective) + (stage_words.unmet(pipeline, objective) if pipeline else [])
+    found = [f"- **Not as published:** {text}" for text in map(_in_backticks, missing)]
+    found += [f"- **Excluded:** {text}" for text in (stage_words.excluded(pipeline) if pipeline else [])]
     found += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]
     return found or ["Nothing is known."]
 

@@ -7,7 +7,7 @@ import doctest
 import inspect
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 #: What Markdown would take for emphasis, a tag or an escape; in ``2 * 3``, ``a_t`` and ``a < b`` it takes nothing.
 _MISREAD = re.compile(r"\\|\*(?! )|(?<! )\*|(?<![^\W_])_|_(?![^\W_])|<(?=[\w/!?])")
@@ -84,12 +84,18 @@ def _prints(statement: ast.Expr) -> bool:
 
 
 def inline(text: str, beside: Collection[str] = ()) -> str:
-    """Text on one line: code spans, links to arXiv and to other methods, nothing that Markdown would misread."""
+    """Text on one line: code spans, links to arXiv and to other pages, nothing that Markdown would misread.
+
+    Args:
+        text: of a docstring.
+        beside: names that become links, to pages in the same folder, or to those that a mapping gives.
+    """
     words = " ".join(text.split())
     pieces = []
     for place, piece in enumerate(re.split("``?", words)):
         if place % 2:
-            pieces.append(f"[`{piece}`]({piece}.md)" if piece in beside else f"`{piece}`")
+            page = beside.get(piece) if isinstance(beside, Mapping) else f"{piece}.md"
+            pieces.append(f"[`{piece}`]({page})" if piece in beside else f"`{piece}`")
         else:
             plain = re.sub(_MISREAD, r"\\\g<0>", piece)
             pieces.append(re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", plain))

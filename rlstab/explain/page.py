@@ -14,10 +14,11 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from rlstab.config import Document, RunConfig, objective_hash, run_hash
+from rlstab.config import Document, RunConfig, load_run, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
 from rlstab.console import Terminal
 from rlstab.core.compose import Composition
+from rlstab.explain import stage_words
 from rlstab.explain.costs import costs
 from rlstab.explain.hosts import hosts
 from rlstab.explain.idle import idle
@@ -44,22 +45,25 @@ def explain(
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
-    if _are_names(source) and not overrides:
-        text = page(source, _named(source), None, note=_also_presets(source))
+    if _are_names(source):
+        text = page(source, *_with(_named(source), overrides), note=_also_presets(source))
     else:
         text = page(source, *read(source, overrides))
     show(text, console, markdown=markdown)
 
 
-def explain_preset(name: str, console: Console | None = None, *, markdown: bool = False) -> None:
+def explain_preset(
+    name: str, overrides: Mapping[str, Any], console: Console | None = None, *, markdown: bool = False
+) -> None:
     """Print what a preset means; see :func:`explain`.
 
     Raises:
         UnknownName: no preset has this name.
+        ConfigError: a run has no such setting.
     """
     recipe = preset(name)
-    assert isinstance(recipe.objective, Composition)
-    show(page(f"preset {name}", recipe.objective, None, about=recipe), console, markdown=markdown)
+    composed, run = _with([{"preset": name}], overrides)
+    show(page(f"preset {name}", composed, run, about=recipe), console, markdown=markdown)
 
 
 def show(text: str, console: Console | None = None, *, markdown: bool = False) -> None:
@@ -73,12 +77,13 @@ def show(text: str, console: Console | None = None, *, markdown: bool = False) -
 
 def page(title: str, objective: Composition, run: RunConfig | None, about: Preset | None = None, note: str = "") -> str:
     """All sections as Markdown, after a note where there is one."""
-    estimator = _estimator(run) if run else about.estimator if about else None
+    pipeline = run.pipeline if run else about.pipeline if about else None
     sections = {
-        "What happens to a token": story(objective, run, estimator),
-        "What it needs and costs": costs(objective, run),
-        "Which recipe it is": recipes(objective, estimator),
-        "What its methods do to each other": pairs(objective),
+        "What happens in a rollout": stage_words.rollout(pipeline, run) if pipeline else [],
+        "What happens to a token": story(objective, run, pipeline),
+        "What it needs and costs": costs(objective, run) + (stage_words.needs(pipeline) if pipeline else []),
+        "Which recipe it is": recipes(objective, pipeline),
+        "What its methods do to each other": pairs(objective, pipeline),
         "What does nothing, and warnings": idle(objective, run),
         "Where it can run": hosts(objective),
     }
@@ -92,12 +97,19 @@ def _are_names(source: str) -> bool:
     return not Path(source).exists() and all(re.fullmatch(r"\w+", name.strip()) for name in source.split(","))
 
 
-def _named(source: str) -> Composition:
-    items = [
+def _named(source: str) -> list[dict[str, str]]:
+    return [
         {"preset": name} if name in PRESETS and name not in METHODS.names() else {"name": name}
         for name in _names(source)
     ]
-    return build_objective(Document.of({"objective": items}))
+
+
+def _with(items: list[dict[str, str]], overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
+    """An objective, and where settings of a run are given the run of them and of defaults."""
+    if not overrides:
+        return build_objective(Document.of({"objective": items})), None
+    run = load_run({"objective": items}, overrides)
+    return run.composition, run
 
 
 def _names(source: str) -> list[str]:
@@ -108,8 +120,3 @@ def _also_presets(source: str) -> str:
     """A name that a method and a preset share means the method; this says where the preset is."""
     both = [name for name in _names(source) if name in PRESETS and name in METHODS.names()]
     return "".join(f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in both)
-
-
-def _estimator(run: RunConfig) -> str:
-    """`grpo` without the standard deviation is `dr_grpo`."""
-    return "dr_grpo" if run.advantage.estimator == "grpo" and not run.advantage.std else run.advantage.estimator

@@ -10,14 +10,16 @@ from rlstab.core.walk import Leaf
 from rlstab.explain.costs import listed
 from rlstab.explain.parts import parts
 from rlstab.presets import PRESETS, Preset
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.pipeline import Pipeline
 
 #: Presets that nobody published.
 _OURS = ("recommended",)
 
 
-def recipes(objective: Composition, estimator: str | None) -> list[str]:
+def recipes(objective: Composition, pipeline: Pipeline | None) -> list[str]:
     """Whether it is a preset, else the nearest ones and every difference."""
-    found = {name: differences(objective, estimator, one) for name, one in PRESETS.items()}
+    found = {name: differences(objective, pipeline, one) for name, one in PRESETS.items()}
     name, *others = _nearest(found)
     if found[name]:
         lines = [f"- Nearest: `{name}` ({PRESETS[name].about.rstrip('.')}). This one {'; '.join(found[name])}."]
@@ -31,11 +33,11 @@ def recipes(objective: Composition, estimator: str | None) -> list[str]:
         as_near = f" As near: {listed(others)}." if others else ""
         told = "; ".join(found[published])
         lines.append(f"- Nearest that is published: `{published}` ({about}). This one {told}.{as_near}")
-    alone = f" An objective alone has no advantage estimator; `{name}` takes `{PRESETS[name].estimator}`."
+    alone = f" An objective alone has no stages; for the advantage `{name}` takes `{PRESETS[name].estimator}`."
     return [
         *lines,
-        f"- Compared are the loss and the advantage estimator; a preset records no model, data or schedule."
-        f"{alone if estimator is None else ''}",
+        f"- Compared are the loss and the stages; a preset records no model, data or schedule."
+        f"{alone if pipeline is None else ''}",
     ]
 
 
@@ -44,7 +46,7 @@ def _nearest(found: Mapping[str, list[str]]) -> list[str]:
     return [name for name, one in found.items() if _distance(one) == least]
 
 
-def differences(objective: Composition, estimator: str | None, recipe: Preset) -> list[str]:
+def differences(objective: Composition, pipeline: Pipeline | None, recipe: Preset) -> list[str]:
     """What an objective lacks, adds and sets otherwise, as ends of a sentence; only settings that have an effect."""
     mine, theirs = parts(objective), parts(recipe.objective)
     found = [f"lacks `{name}`" for name in theirs if name not in mine]
@@ -57,9 +59,37 @@ def differences(objective: Composition, estimator: str | None, recipe: Preset) -
         place, other_place = _place(mine[name]), _place(theirs[name])
         if place != other_place:
             found.append(f"has `{name}` {place} instead of {other_place}")
-    if estimator not in (None, recipe.estimator):
-        found.append(f"takes the advantage `{estimator}` instead of `{recipe.estimator}`")
-    return sorted(found)
+    return sorted(found + (_other_stages(pipeline, recipe.pipeline) if pipeline else []))
+
+
+def _other_stages(pipeline: Pipeline, theirs: Pipeline) -> list[str]:
+    """What a run does outside the loss and a recipe does not, or otherwise; only settings that have an effect."""
+    mine = {one.name: one for one in pipeline}
+    wanted = {one.name: one for one in theirs}
+    # of a kind that a run has once, one stands for the other
+    found = [
+        f"takes {what} `{one}` instead of `{other}`"
+        for what, one, other in (
+            ("the prompts of", pipeline.selector.name, theirs.selector.name),
+            ("the advantage", estimator_of(pipeline), estimator_of(theirs)),
+        )
+        if one != other
+    ]
+    once = {pipeline.selector.name, pipeline.estimator.name, theirs.selector.name, theirs.estimator.name}
+    found += [f"lacks the stage `{name}`" for name in wanted.keys() - mine.keys() - once]
+    found += [f"adds the stage `{name}`" for name in mine.keys() - wanted.keys() - once]
+    for name in mine.keys() & wanted.keys():
+        one, other = mine[name], wanted[name]
+        if one.in_words() != other.in_words() and not (name == "grpo" and estimator_of(pipeline) == "dr_grpo"):
+            settings = [(key.name, getattr(one, key.name), getattr(other, key.name)) for key in settings_of(type(one))]
+            found += [f"sets `{name}.{key}` to {new} instead of {old}" for key, new, old in settings if new != old]
+    return found
+
+
+def estimator_of(pipeline: Pipeline) -> str:
+    """`grpo` without the standard deviation is `dr_grpo`."""
+    estimator = pipeline.estimator
+    return "dr_grpo" if isinstance(estimator, GRPO) and not estimator.std else estimator.name
 
 
 def _place(leaf: Leaf) -> str:

@@ -8,6 +8,7 @@ from rlstab.config import RunConfig
 from rlstab.core.compose import Composition
 from rlstab.core.walk import Leaf, walk
 from rlstab.explain.parts import parts
+from rlstab.stages.pipeline import Pipeline
 
 #: Fields of Terms in the order in which the loss uses them, and what happens to a token there.
 STAGES: Mapping[str, str] = {
@@ -24,11 +25,6 @@ STAGES: Mapping[str, str] = {
     "lr_scale": "Learning rate",
     "report": "Only observed",
 }
-_ADVANTAGES = {
-    "grpo": "the reward of its response minus the mean of the group, divided by the group's standard deviation",
-    "dr_grpo": "the reward of its response minus the mean of the group",
-    "rloo": "the reward of its response minus the mean of the others in the group",
-}
 _RATIOS = {
     "live": "the live policy itself, so it is exactly 1 and only its gradient counts",
     "rollout": "the policy that sampled, as the sampler reported it",
@@ -36,14 +32,13 @@ _RATIOS = {
 }
 
 
-def story(objective: Composition, run: RunConfig | None, estimator: str | None) -> list[str]:
+def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | None) -> list[str]:
     """One numbered line for each thing that happens, in the order of the loss."""
     lines = []
-    if estimator:
-        epsilon = f" plus {run.advantage.epsilon}" if run and estimator == "grpo" else ""
-        lines.append(
-            f"**Advantage.** `{estimator}`: {_ADVANTAGES[estimator]}{epsilon}. All tokens of a response share it."
-        )
+    if pipeline:
+        estimator = pipeline.estimator
+        share = "block" if "block_ids" in estimator.needs else "response"
+        lines.append(f"**Advantage.** `{estimator.name}`: that of its {share}, all tokens of which share it.")
     if run:
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}

@@ -19,11 +19,13 @@ from rlstab.core.fit import unmet
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
+from rlstab.explain import stage_words
 from rlstab.explain.costs import COSTS
 from rlstab.explain.host_table import host_table, require_host
 from rlstab.explain.hosts import adapted
-from rlstab.explain.idle import idle_in_run, unsafe
+from rlstab.explain.idle import idle_in_run, repeated, unsafe
 from rlstab.explain.interactions import interactions
+from rlstab.stages.pipeline import Pipeline
 
 
 def check(path: str, overrides: Mapping[str, Any], console: Console | None = None, *, host: str | None = None) -> None:
@@ -43,9 +45,10 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         return
     console.print(describe(objective))
     if run is not None:
+        console.print(describe_stages(run.pipeline))
         optimisation = run.optimisation
         console.print(
-            f"advantage: {run.advantage.estimator}; ratio against: {optimisation.old_logprobs}; "
+            f"advantage: {run.pipeline.estimator.name}; ratio against: {optimisation.old_logprobs}; "
             f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) per rollout of {run.rollout.prompts} x "
             f"{run.rollout.group} responses"
         )
@@ -84,11 +87,28 @@ def describe(objective: Composition) -> RenderableType:
     return Group(table, *lines)
 
 
+def describe_stages(pipeline: Pipeline) -> RenderableType:
+    """A table: one row per stage in the order of a rollout, with what it does and needs; then whose that is."""
+    table = Table(show_lines=True)
+    for column in ("stage", "acts on", "what it does", "needs", "keeps"):
+        table.add_column(column, overflow="fold")
+    for one in pipeline:
+        cells = (one.kind, one.in_words(), ", ".join(sorted(one.needs)) or "basics only", ", ".join(one.init_state()))
+        table.add_row(one.name, *map(escape, cells))
+    lines = [
+        f"needs {name}, for {one.name}: {escape(stage_words.has(one, name))}"
+        for one in pipeline
+        for name in sorted(one.needs)
+    ]
+    return Group(table, *lines)
+
+
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
-    of_run = [*unsafe(objective, run), *idle_in_run(objective, run)] if run else []
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stage_words.lacking(run.pipeline)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
-    return of_run + unmet(objective) + [text.replace("`", "") for text in pulling]
+    published = unmet(objective) + (stage_words.unmet(run.pipeline, objective) if run else [])
+    return of_run + repeated(objective) + published + [text.replace("`", "") for text in pulling]
 
 
 def _effect(method: TokenObjective) -> str:

@@ -10,6 +10,7 @@ from rlstab.presets.grpo_family import GRPO_FAMILY, JUSTRL_DUAL
 from rlstab.presets.off_policy import OFF_POLICY
 from rlstab.presets.ratios import RATIOS
 from rlstab.presets.recipe import Preset, clip
+from rlstab.presets.stacks import STACKS
 from rlstab.presets.token_recipes import S2T_SOURCES, STARE_SOURCES, TOKENS
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.s2t import S2TMask
@@ -29,8 +30,15 @@ _RECOMMENDED = Preset(
     },
 )
 
-#: Name to recipe: the family of GRPO, tokens treated otherwise, other ratios, other policies, and our own.
-PRESETS: Mapping[str, Preset] = {**GRPO_FAMILY, **TOKENS, **RATIOS, **OFF_POLICY, "recommended": _RECOMMENDED}
+#: Name to recipe: the family of GRPO, tokens treated otherwise, other ratios, other policies, our own, and stacks.
+PRESETS: Mapping[str, Preset] = {
+    **GRPO_FAMILY,
+    **TOKENS,
+    **RATIOS,
+    **OFF_POLICY,
+    "recommended": _RECOMMENDED,
+    **STACKS,
+}
 
 
 def preset(name: str) -> Preset:

@@ -35,6 +35,13 @@ def _correction(**known: str) -> Mapping[str, str]:
     return {f"importance_correction.{key}": source for key, source in rest.items()}
 
 
+VCPO_SOURCES: Mapping[str, str] = {
+    **_correction(level=f"{_VCPO}: rollout_is sequence", max_weight=f"{_VCPO}: 8.0"),
+    "ess_scale.base": f"{_VCPO}: 1.0",
+    "ess_scale.power": f"{_VCPO}: the rule sqrt, so 0.5",
+    "ess_scale.anchor": f"{_VCPO}: use_rollout_log_probs",
+}
+
 OFF_POLICY: Mapping[str, Preset] = {
     "vespo": Preset(
         compose(
@@ -130,13 +137,8 @@ OFF_POLICY: Mapping[str, Preset] = {
             ESSScale(base=1.0, power=0.5, anchor="rollout"),
             SequenceMean(),
         ),
-        "grpo",
-        "VCPO less its gradient-norm baseline: responses weighed, steps scaled by sample size.",
-        {
-            **_correction(level=f"{_VCPO}: rollout_is sequence", max_weight=f"{_VCPO}: 8.0"),
-            "ess_scale.base": f"{_VCPO}: 1.0",
-            "ess_scale.power": f"{_VCPO}: the rule sqrt, so 0.5",
-            "ess_scale.anchor": f"{_VCPO}: use_rollout_log_probs",
-        },
+        "opob",
+        "VCPO: responses weighed, steps scaled by sample size, and the baseline of least variance.",
+        VCPO_SOURCES,
     ),
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rlstab.core.objective import TokenObjective
+from rlstab.stages import STAGES
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -15,15 +17,22 @@ class Preset:
 
     Attributes:
         objective: its loss.
-        estimator: advantage estimator, see :mod:`rlstab.stages.advantages`.
+        estimator: the stage that makes the advantages, with its defaults.
         about: what it is, one sentence.
-        sources: ``method.setting`` to where the value comes from, for every setting of the objective.
+        sources: ``method.setting`` to where the value comes from, for every setting of the objective and the stages.
+        stages: what it does outside the loss, beside the estimator.
     """
 
     objective: TokenObjective
-    estimator: Literal["grpo", "dr_grpo", "rloo"]
+    estimator: str
     about: str
     sources: Mapping[str, str] = field(repr=False)
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What it does outside the loss."""
+        return Pipeline.of(*self.stages, STAGES.get(self.estimator)())
 
 
 def clip(low: str, high: str, dual_clip: str = "not in the paper's objective") -> Mapping[str, str]:

@@ -270,7 +270,7 @@ def _configs(table: Table, look_of: Mapping[str, Look]) -> list[dict[str, Any]]:
 
 
 def _sweeps(comparison: Comparison, keys: Mapping[str, str]) -> list[dict[str, Any]]:
-    tables = {(table.bench, table.setting): table for table in comparison.tables}
+    tables = {(table.bench or "", table.setting): table for table in comparison.tables}
     found = []
     for one in comparison.sweeps:
         methods: dict[str, Any] = {}

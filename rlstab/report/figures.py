@@ -275,7 +275,7 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
 
 def _sweep(comparison: Comparison, one: Sweep, methods: _Methods) -> Figure:
     """The main outcome over the swept key; open markers where not stable, a ring at the highest stable value."""
-    tables = {(table.bench, table.setting): table for table in comparison.tables}
+    tables = {(table.bench or "", table.setting): table for table in comparison.tables}
     outcome = comparison.outcomes[0] if comparison.outcomes else None
     figure = Figure(figsize=(6.8, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -144,7 +144,7 @@ def _sweep(sweep: Sweep) -> list[str]:
             row.append("" if one is None else f"{one.collapsed}, {one.below_start}, {one.unknown} of {one.runs}")
         rows.append(row)
     return [
-        f"## {_text(sweep.bench)}: highest stable {_text(sweep.key)}",
+        f"## {_text(f'{sweep.bench}: highest' if sweep.bench else 'Highest')} stable {_text(sweep.key)}",
         "Stable: no seed collapsed, none ended below the reward it began with, all finished; there and at every lower "
         "value tried. Counts: collapsed, ended below the start, not to be judged, of how many seeds.",
         _grid(["method", "highest stable", *(f"{value:g}" for value in sweep.values)], rows),

@@ -14,6 +14,7 @@ from rlstab.config.document import Document
 from rlstab.errors import ReportError
 from rlstab.report.folder import is_run, read_folder, read_json
 from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status
+from rlstab.report.names import told_apart
 from rlstab.report.numbers import counted, ranges
 from rlstab.report.plain import read_text
 from rlstab.report.results import read_results
@@ -45,11 +46,36 @@ def load_runs(*paths: str | Path) -> Loaded:
     Raises:
         ReportError: a path does not exist, or nothing usable is there at all.
     """
+    planned: dict[str, tuple[int, int]] = {}
+    sources: dict[RunRecord, str] = {}
+    found, left_out = _read(paths, planned, sources)
+    runs, doubles = _without_doubles(found, sources)
+    behind = [
+        f"{name}: {lacking} of the {counted(total, 'run')} that its bench.yaml names "
+        f"{'has' if lacking == 1 else 'have'} not begun."
+        for name, (lacking, total) in planned.items()
+    ]
+    lacking = sum(one for one, _ in planned.values())
+    return Loaded(runs, [*left_out, *doubles], [*behind, *_notes(runs)], lacking)
+
+
+def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
+    """Every run under some paths as it lies there, by path and under its own name, and what is left out.
+
+    Raises:
+        ReportError: see :func:`load_runs`.
+    """
+    found, left_out = _read(paths, {}, {})
+    return sorted({one.path: one for one in found}.values(), key=lambda one: _natural(one.path)), left_out
+
+
+def _read(
+    paths: Sequence[str | Path], planned: dict[str, tuple[int, int]], sources: dict[RunRecord, str]
+) -> tuple[list[RunRecord], list[LeftOut]]:
+    """What is there; ``planned`` is as in :func:`_walk`, ``sources`` takes the path under which a run was found."""
     if not paths:
         raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
     found: list[RunRecord | LeftOut] = []
-    sources: dict[RunRecord, str] = {}
-    planned: dict[str, tuple[int, int]] = {}
     for path in [Path(one) for one in paths]:
         before = len(found)
         if path.is_dir():
@@ -60,18 +86,12 @@ def load_runs(*paths: str | Path) -> Loaded:
         else:
             raise ReportError(f"{path}: no such file or folder. Give bench folders, run folders or results files.")
         sources |= {one: str(path) for one in found[before:] if isinstance(one, RunRecord)}
+    runs = [one for one in found if isinstance(one, RunRecord)]
     left_out = [one for one in found if isinstance(one, LeftOut)]
-    runs, doubles = _without_doubles([one for one in found if isinstance(one, RunRecord)], sources)
-    left_out += doubles
     if not runs:
         reasons = "\n".join(f"  {one.path}: {one.why}" for one in left_out)
         raise ReportError(f"no usable run.\n{reasons}\nGive folders written by `rlstab train` or `rlstab bench`.")
-    behind = [
-        f"{name}: {lacking} of the {counted(total, 'run')} that its bench.yaml names "
-        f"{'has' if lacking == 1 else 'have'} not begun."
-        for name, (lacking, total) in planned.items()
-    ]
-    return Loaded(runs, left_out, [*behind, *_notes(runs)], sum(lacking for lacking, _ in planned.values()))
+    return runs, left_out
 
 
 def _walk(
@@ -109,35 +129,44 @@ def _named(folder: Path) -> list[Path]:
 
 
 def _without_doubles(runs: list[RunRecord], sources: Mapping[RunRecord, str]) -> tuple[list[RunRecord], list[LeftOut]]:
-    """By name; of several with one name the first by path stays. Those of one source are told together."""
-    kept: dict[tuple[str, str, str, int], RunRecord] = {}
-    doubles: dict[tuple[str, bool], list[tuple[RunRecord, RunRecord]]] = {}
+    """Of what was read of one run from several places the first by path stays; those of one source are told together.
+
+    Runs that only have one name are several runs, and their names are made different.
+    """
+    kept: list[RunRecord] = []
+    known: dict[tuple[object, ...], RunRecord] = {}
+    doubles: dict[str, list[tuple[RunRecord, RunRecord]]] = {}
     for run in sorted(runs, key=lambda one: _natural(one.path)):
-        name = (run.bench or "", run.setting, run.method, run.seed)
-        first = kept.setdefault(name, run)
-        if first is not run and first.path != run.path:
-            same = bool(_hash(first)) and _hash(first) == _hash(run)
-            doubles.setdefault((sources[run], same), []).append((first, run))
-    return [kept[name] for name in sorted(kept)], [
-        _double(source, same, pairs) for (source, same), pairs in doubles.items()
-    ]
+        ids = list(_ids(run))
+        first = next((known[one] for one in ids if one in known), None)
+        if first is None:
+            kept.append(run)
+        elif first.path != run.path:
+            doubles.setdefault(sources[run], []).append((first, run))
+        known |= dict.fromkeys(ids, first or run)
+    left = sorted(told_apart(kept), key=lambda run: (run.bench or "", run.setting, run.method, run.seed))
+    return left, [_double(source, pairs) for source, pairs in doubles.items()]
 
 
-def _double(source: str, same: bool, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> LeftOut:
+def _ids(run: RunRecord) -> Iterator[tuple[object, ...]]:
+    """What no other run has: its place; its id; where a version that drew no ids wrote it, its name and settings."""
+    yield (run.path,)
+    if "run_id" in run.about:
+        yield run.bench, run.seed, str(run.about["run_id"])
+    elif "run_hash" in run.about:
+        yield run.bench, run.setting, run.method, run.seed, str(run.about["run_hash"])
+
+
+def _double(source: str, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> LeftOut:
     if len(pairs) == 1:
         first, run = pairs[0]
-        hashed = " and so is its hash" if same else ""
-        return LeftOut(run.path, f"its name ({run.title}) is that of {first.path}{hashed}; the first by path is kept")
+        return LeftOut(run.path, f"this run ({run.title}) is also in {first.path}; the first by path is kept")
     seeds: dict[str, list[int]] = {}
     for _, run in pairs:
         seeds.setdefault(" ".join([*([run.bench] if run.bench else []), run.setting, run.method]), []).append(run.seed)
     told = "; ".join(f"{name} seed{'s' * (len(own) > 1)} {ranges(own)}" for name, own in seeds.items())
     where = _common([first.path for first, _ in pairs])
-    return LeftOut(
-        source,
-        f"{len(pairs)} runs have the names of runs in {where}{' and their hashes' if same else ''}; the first by path "
-        f"are kept: {told}",
-    )
+    return LeftOut(source, f"{len(pairs)} runs are also in {where}; the first by path are kept: {told}")
 
 
 def _common(paths: Sequence[str]) -> str:
@@ -150,10 +179,6 @@ def _common(paths: Sequence[str]) -> str:
 def _natural(path: str) -> list[str | int]:
     """Line 2 before line 10."""
     return [int(one) if one.isdecimal() else one for one in re.split(r"([0-9]+)", path)]
-
-
-def _hash(run: RunRecord) -> object:
-    return run.about.get("run_hash")
 
 
 def _notes(runs: list[RunRecord]) -> list[str]:

@@ -10,7 +10,7 @@ from rlstab.report.collapse import below_start, collapsed
 from rlstab.report.model import RunRecord, setting_of
 
 #: Differ between the runs of one bench without being swept.
-IGNORED = ("seed", "tracking", "objective", "advantage")
+IGNORED = ("seed", "tracking", "objective", "stages", "advantage")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sweep:
     """A bench whose settings differ in one number.
 
     Attributes:
-        bench: its name.
+        bench: its name; empty for runs made by ``rlstab train``.
         key: dotted path, such as ``optimisation.lr``.
         values: ascending.
         points: by method and value.
@@ -58,11 +58,10 @@ class Sweep:
 
 
 def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
-    """Of each bench whose settings differ in exactly one number."""
+    """Of each bench, and of the runs without one, whose settings differ in exactly one number."""
     benches: dict[str, list[RunRecord]] = {}
     for run in runs:
-        if run.bench is not None:
-            benches.setdefault(run.bench, []).append(run)
+        benches.setdefault(run.bench or "", []).append(run)
     found = []
     for bench, mine in benches.items():
         key = swept_key(mine)

@@ -16,6 +16,8 @@ from rlstab.trace.token_texts import token_texts
 
 #: A value of a token, far from overflow; None where it was not finite, or was not given.
 Number = Annotated[float, Field(ge=-1e30, le=1e30)] | None
+#: What tokenizers take for the number of a token.
+_Id = Annotated[int, Field(ge=0, lt=2**32)]
 #: Values by token.
 Numbers = list[Number]
 
@@ -280,7 +282,7 @@ class _PrimeLine(_Line):
     rank: int = 0
     export_sequence_idx: int = 0
     env_name: str | None = None
-    token_ids: list[int]
+    token_ids: list[_Id]
     loss_mask: list[bool]
     advantages: Numbers = []
     inference_logprobs: Numbers = []

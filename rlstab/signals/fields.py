@@ -26,7 +26,7 @@ class TokenSignals:
 ORDER = tuple(one.name for one in fields(TokenSignals))
 SIGNAL_NAMES = frozenset(ORDER)
 #: All that the trainer that ships makes for a method: these, what its sampler knows, and a reference model's.
-TRAINER_SIGNALS = SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs", "truncated"}
+TRAINER_SIGNALS = SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,34 @@
-"""What acts outside the loss, before it is computed."""
+"""What acts outside the loss, one stage per file; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from rlstab.core.registry import Registry
+from rlstab.stages.stage import Stage
+
+#: The static table of what ships. A stage missing here does not exist for YAML.
+STAGES: Registry[Stage] = Registry(
+    {
+        "blockwise": "rlstab.stages.blockwise:Blockwise",
+        "bnpo": "rlstab.stages.bnpo:BNPO",
+        "deep_grpo": "rlstab.stages.deep_grpo:DeepGRPO",
+        "dr_grpo": "rlstab.stages.dr_grpo:DrGRPO",
+        "dynamic_sampling": "rlstab.stages.dynamic_sampling:DynamicSampling",
+        "goldilocks": "rlstab.stages.goldilocks:Goldilocks",
+        "goldilocks_teacher": "rlstab.stages.goldilocks_teacher:GoldilocksTeacher",
+        "grpo": "rlstab.stages.grpo:GRPO",
+        "in_order": "rlstab.stages.in_order:InOrder",
+        "laconic": "rlstab.stages.laconic:Laconic",
+        "max_rl": "rlstab.stages.max_rl:MaxRL",
+        "opo": "rlstab.stages.opo:OPO",
+        "opob": "rlstab.stages.opob:OPOB",
+        "opob_proxy": "rlstab.stages.opob_proxy:OPOBProxy",
+        "overlong": "rlstab.stages.overlong:Overlong",
+        "paced": "rlstab.stages.paced:Paced",
+        "reinforce_pp": "rlstab.stages.reinforce_pp:ReinforcePP",
+        "rloo": "rlstab.stages.rloo:RLOO",
+        "uniform": "rlstab.stages.uniform:Uniform",
+    },
+    "rlstab.stages",
+    Stage,
+    "stage",
+)

@@ -1,9 +1,24 @@
 """Tasks: prompts with a reward that can be checked."""
 
+from rlstab.tasks.block import Block, HasBlocks
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
 from rlstab.tasks.jsonl import Jsonl
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.task import Example, Split, Task
+from rlstab.tasks.task import Example, Message, Prompt, Split, Task
 
-__all__ = ["ALPHABET", "JUNK", "Chain", "Countdown", "Example", "Jsonl", "ReasoningGym", "Split", "Task"]
+__all__ = [
+    "ALPHABET",
+    "JUNK",
+    "Block",
+    "Chain",
+    "Countdown",
+    "Example",
+    "HasBlocks",
+    "Jsonl",
+    "Message",
+    "Prompt",
+    "ReasoningGym",
+    "Split",
+    "Task",
+]

@@ -6,6 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 from rlstab.errors import OutOfRange
+from rlstab.tasks.block import Block
 from rlstab.tasks.task import Example, Split
 
 # Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
@@ -15,6 +16,7 @@ EVAL_SHARE = 8
 
 # One line, ASCII digits without leading zero; at most 18, which int() takes at any setting.
 _ANSWER = re.compile("[^A]*A(0|-?[1-9][0-9]{0,17})")
+_STEP = re.compile("(-?[0-9]{1,18})([+-][0-9]{1,18})=(-?[0-9]{1,18});")
 _WITHOUT_JUNK = str.maketrans("", "", JUNK)
 
 
@@ -74,6 +76,33 @@ class Chain:
         match = _ANSWER.fullmatch(body.translate(_WITHOUT_JUNK))
         return float(bool(end) and match is not None and int(match[1]) == sum(problem.terms))
 
+    def blocks(self, example: Example, completion: str) -> list[Block]:
+        """Each step up to its `;`, then the answer up to its `$`. Text after the first `$` is in no block.
+
+        A block earns 1 if it is right given what stands before it, else 0: a step that takes the next term, adds it to
+        the result written before or subtracts it, and writes down what comes of it; an answer that is the result
+        written last, with the terms that are left. So what follows a mistake can still be right. The outcome is 1 while
+        everything is right and 0 from the first mistake on; an answer of outcome 1 scores 1. Never raises, whatever
+        the text.
+        """
+        problem: Sum = example.answer
+        total, *rest = problem.terms
+        body, end, _ = completion.partition("$")
+        *steps, answer = body.split(";")
+        found: list[Block] = []
+        start = outcome = 0
+        for place, step in enumerate(steps):
+            right, written = _followed(f"{step};".translate(_WITHOUT_JUNK), total, rest[place : place + 1])
+            total = written
+            outcome = int(right and (outcome == 1 or place == 0))
+            found.append(Block(start, start + len(step) + 1, float(right), outcome))
+            start += len(step) + 1
+        match = _ANSWER.fullmatch(answer.translate(_WITHOUT_JUNK))
+        right = bool(end) and match is not None and int(match[1]) == total + sum(rest[len(steps) :])
+        if start < len(body + end):
+            found.append(Block(start, len(body + end), float(right), int(right and (outcome == 1 or not steps))))
+        return found
+
     def demonstration(
         self, example: Example, rng: random.Random, wrong: float = 0.15, commuted: float = 0.35, junk: float = 0.0015
     ) -> str:
@@ -101,6 +130,20 @@ class Chain:
                 total += rng.choice((-10, -1, 1, 10))
             text += f"{left}={total};"
         return _littered(f"{text}A{total}", rng, junk) + "$"
+
+
+def _followed(step: str, total: int, term: list[int]) -> tuple[bool, int]:
+    """Whether a step without junk goes on from the total by the term, if there is one; and the result written in it.
+
+    One that cannot be read leaves the result where it would be after a right one.
+    """
+    right = total + sum(term)
+    match = _STEP.fullmatch(step)
+    if match is None:
+        return False, right
+    left, change, written = (int(one) for one in match.groups())
+    orders = [(total, one) for one in term] + [(one, total) for one in term if one > 0]
+    return (left, change) in orders and written == right, written
 
 
 def _littered(text: str, rng: random.Random, share: float) -> str:

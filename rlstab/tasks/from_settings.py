@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from rlstab.config.runs import ChainSettings, CountdownSettings, ReasoningGymSettings, TaskSettings
+from rlstab.errors import ConfigError, OutOfRange
 from rlstab.tasks import Chain, Countdown, Jsonl, ReasoningGym, Task
+from rlstab.tasks.answer_pattern import AnswerPattern
+from rlstab.tasks.prompt_template import PromptTemplate
 
 
 def build_task(settings: TaskSettings) -> Task:
@@ -18,3 +21,18 @@ def build_task(settings: TaskSettings) -> Task:
     if isinstance(settings, ChainSettings):
         return Chain(**options)
     return ReasoningGym(**options) if isinstance(settings, ReasoningGymSettings) else Jsonl(**options)
+
+
+def require_settings(settings: TaskSettings) -> None:
+    """Check what can be checked of a task without its data and packages.
+
+    Raises:
+        ConfigError: a pattern does not compile or has no group, or a template lacks its placeholder.
+    """
+    if isinstance(settings, CountdownSettings | ChainSettings):
+        return
+    try:
+        AnswerPattern(settings.answer_pattern)
+        PromptTemplate(settings.prompt_template, "question" if isinstance(settings, ReasoningGymSettings) else "prompt")
+    except OutOfRange as error:
+        raise ConfigError(f"task: {error}") from error

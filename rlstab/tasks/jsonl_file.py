@@ -1,15 +1,41 @@
 """Read a JSON Lines file of prompts and answers, or say which line is wrong and how to put it right."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlstab.errors import DataError
 from rlstab.tasks.prompt_template import PromptTemplate
-from rlstab.tasks.task import Example
+from rlstab.tasks.task import Example, Message
+
+#: A message as it should be.
+MESSAGE = json.dumps({"role": "user", "content": "2+3="})
 
 
-def read_examples(path: Path, prompt_field: str, answer_field: str, template: PromptTemplate) -> list[Example]:
+@dataclass(frozen=True)
+class Fields:
+    """How a line becomes an example.
+
+    Attributes:
+        prompt: name of the field with the prompt, text or a list of messages.
+        answer: name of the field with the right answer.
+        template: what surrounds a prompt that is text.
+        system: content of a system message before each prompt; None for none.
+    """
+
+    prompt: str
+    answer: str
+    template: PromptTemplate
+    system: str | None = None
+
+    @property
+    def sample(self) -> str:
+        """A line as it should be."""
+        return json.dumps({self.prompt: "2+3=", self.answer: "5"})
+
+
+def read_examples(path: Path, fields: Fields) -> list[Example]:
     """Return the examples of a file, in its order; blank lines do not count.
 
     Raises:
@@ -23,21 +49,19 @@ def read_examples(path: Path, prompt_field: str, answer_field: str, template: Pr
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    examples.append(_example(f"{path}, line {number}", line, prompt_field, answer_field, template))
+                    examples.append(_example(f"{path}, line {number}", line, fields))
     except OSError as error:
         raise DataError(
             f"{path}: cannot be opened ({error.strerror}). Check `path` and `eval_path`; a relative path starts at the "
             "current folder."
         ) from error
     if not examples:
-        raise DataError(
-            f"{path}: has no examples. Write one JSON object per line, such as {_sample(prompt_field, answer_field)}."
-        )
+        raise DataError(f"{path}: has no examples. Write one JSON object per line, such as {fields.sample}.")
     return examples
 
 
-def _example(where: str, line: bytes, prompt_field: str, answer_field: str, template: PromptTemplate) -> Example:
-    sample = _sample(prompt_field, answer_field)
+def _example(where: str, line: bytes, fields: Fields) -> Example:
+    sample = fields.sample
     try:
         # utf-8-sig: some editors put a byte order mark before the first line
         row = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
@@ -51,25 +75,60 @@ def _example(where: str, line: bytes, prompt_field: str, answer_field: str, temp
         raise DataError(
             f"{where}: is a JSON {_kind(row)}, not an object. Each line must be one JSON object, such as {sample}."
         )
-    for field, setting in ((prompt_field, "prompt_field"), (answer_field, "answer_field")):
+    for field, setting in ((fields.prompt, "prompt_field"), (fields.answer, "answer_field")):
         if field not in row:
             has = ", ".join(map(repr, row)) or "none"
             raise DataError(
                 f"{where}: has no field {field!r}; its fields: {has}. Add the field, or set `{setting}` to the one "
                 "that is meant."
             )
-    prompt, answer = row[prompt_field], row[answer_field]
-    if not isinstance(prompt, str):
-        raise DataError(
-            f"{where}: the field {prompt_field!r} is a JSON {_kind(prompt)}, not a string. Write the prompt as one "
-            "string in double quotes."
-        )
+    prompt, answer = row[fields.prompt], row[fields.answer]
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise DataError(
-            f"{where}: the field {answer_field!r} is a JSON {_kind(answer)}, neither a string nor a number. Write the "
+            f"{where}: the field {fields.answer!r} is a JSON {_kind(answer)}, neither a string nor a number. Write the "
             "right answer as one string in double quotes."
         )
-    return Example(template.fill(prompt), str(answer))
+    if isinstance(prompt, list):
+        return Example.chat(_messages(f"{where}: the field {fields.prompt!r}", prompt, fields), str(answer))
+    if not isinstance(prompt, str):
+        raise DataError(
+            f"{where}: the field {fields.prompt!r} is a JSON {_kind(prompt)}, not a string. Write the prompt as one "
+            "string in double quotes, or as a list of messages."
+        )
+    text = fields.template.fill(prompt)
+    if fields.system is None:
+        return Example(text, str(answer))
+    return Example.chat([Message("system", fields.system), Message("user", text)], str(answer))
+
+
+def _messages(where: str, turns: list[Any], fields: Fields) -> list[Message]:
+    if not fields.template.plain:
+        raise DataError(
+            f"{where} is a list of messages, which `prompt_template` cannot surround. Write its text into the "
+            "messages, or into `system`, and remove `prompt_template`."
+        )
+    found = [Message("system", fields.system)] if fields.system is not None else []
+    for number, turn in enumerate(turns, start=1):
+        if not isinstance(turn, dict) or {*turn} != {"role", "content"} or not all(map(_text, turn.values())):
+            raise DataError(
+                f"{where}: message {number} is not an object with the texts `role` and `content` alone. Write it like "
+                f"{MESSAGE}."
+            )
+        found.append(Message(**turn))
+    if not turns:
+        raise DataError(f"{where} is an empty list. Put a message into it, such as {MESSAGE}.")
+    if fields.system is not None and turns[0]["role"] == "system":
+        raise DataError(f"{where} begins with a system message, and so does the setting `system`. Remove one of them.")
+    if turns[-1]["role"] == "assistant":
+        raise DataError(
+            f"{where} ends with a message of the assistant, which is for the policy to write. Remove it, or put it "
+            "before the last message of the user."
+        )
+    return found
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -79,7 +138,3 @@ def _no_constant(name: str) -> NoReturn:
 def _kind(value: Any) -> str:
     names: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
-
-
-def _sample(prompt_field: str, answer_field: str) -> str:
-    return json.dumps({prompt_field: "2+3=", answer_field: "5"})

@@ -22,6 +22,11 @@ class PromptTemplate:
                 f"Write {self._mark} where the text of the example belongs."
             )
 
+    @property
+    def plain(self) -> bool:
+        """Whether it adds nothing."""
+        return self._template == self._mark
+
     def fill(self, text: str) -> str:
         """Return the template with the text in it."""
         # replace, not format: templates hold braces of their own, as in \boxed{}

@@ -42,7 +42,7 @@ def die_with(parent: int) -> None:
 
 
 def limit() -> None:
-    """From now on: no more memory than MEMORY, no byte written to a file, no core dump, no new process or thread.
+    """From now on: no more memory than MEMORY, no file made longer, no core dump, no new process or thread.
 
     The last does not hold for root outside a sandbox, which the kernel exempts.
     """

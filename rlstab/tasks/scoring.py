@@ -173,7 +173,8 @@ class Workers:
                 if not one.ready:
                     _end(self._workers)
                     why = answer.get("failed") or answer.get("error")
-                    raise ScorerError(visible(f"No process can be started that scores. {why}", spaces=False))
+                    said = answer.get("refused") or f"No process can be started that scores. {why}"
+                    raise ScorerError(visible(said, spaces=False))
             else:
                 found[one.place], one.place = _outcome(answer), None
         return found
@@ -242,7 +243,11 @@ class _Worker:
 
     def _understood(self, line: bytes) -> dict[str, Any]:
         """The answer in a line, from a process that may be in the hands of a completion."""
-        kinds = {"score": float, "error": str, "late": bool} if self.ready else {"ready": bool, "failed": str}
+        kinds = (
+            {"score": float, "error": str, "late": bool}
+            if self.ready
+            else {"ready": bool, "failed": str, "refused": str}
+        )
         with suppress(ValueError, RecursionError):
             answer = json.loads(line)
             if isinstance(answer, dict) and [kinds.get(one) for one in answer] == [*map(type, answer.values())]:

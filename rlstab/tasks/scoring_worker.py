@@ -63,7 +63,11 @@ def main() -> None:
         sandbox.die_with(order.parent)
         if order.sandboxed:
             _enter_sandbox(order)
-        order.scorer.prepare()
+        try:
+            order.scorer.prepare()
+        except ScorerError as error:  # it says all there is to say
+            _answer(answers, {"refused": _words(error)})
+            return
         if not order.sandboxed:
             sandbox.limit()
     except BaseException as error:  # whatever it is, the one who waits is told

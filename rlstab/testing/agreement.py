@@ -28,9 +28,12 @@ def close(what: str, one: Outcome, other: Outcome, tolerance: float) -> None:
         if not worst <= tolerance * scale:
             raise BrokenLaw(f"{what}: the gradient of '{name}' moves by {worst:.3g}.")
     mine, theirs = ({name: mean.value for name, mean in side.report.items()} for side in (one, other))
-    for name in mine.keys() & theirs.keys():
-        if not (math.isnan(mine[name]) and math.isnan(theirs[name])):
-            near(f"{what}: the metric '{name}'", mine[name], theirs[name], tolerance * (1 + abs(mine[name])))
+    for name in sorted(mine.keys() | theirs.keys()):
+        here, there = mine.get(name, math.nan), theirs.get(name, math.nan)
+        if math.isnan(here) != math.isnan(there):
+            raise BrokenLaw(f"{what}: the metric '{name}' is {here!r} and {there!r}; nan is one that counted nothing.")
+        if not math.isnan(here):
+            near(f"{what}: the metric '{name}'", here, there, tolerance * (1 + abs(here)))
     same_state(what, one.state, other.state, tolerance)
 
 

@@ -44,6 +44,7 @@ from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.sign_weights import SignWeights
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.steer import STEER
+from rlstab.zoo.stream_weight import StreamWeight
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask
 from rlstab.zoo.truncated_mask import TruncatedMask
@@ -106,6 +107,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     ),
     "stare": (STARE(target_entropy=0.8), STARE(target_entropy=0.8, variant="C2", share=0.3, increment=0.05)),
     "steer": (STEER(), STEER(low=0.5, form="linear")),
+    "stream_weight": (StreamWeight(), StreamWeight(coefficient=0.3)),
     "token_mean": (TokenMean(),),
     "top_entropy": (TopEntropyMask(), TopEntropyMask(share=0.5, denominator="all")),
     "truncated_mask": (TruncatedMask(), TruncatedMask(denominator="all")),

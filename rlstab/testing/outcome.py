@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.testing.steps import Step
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -107,28 +110,30 @@ def run_ranks(
 
     :meth:`rlstab.testing.Processes.run_ranks` is the same in real processes.
     """
-    meeting = _Meeting(len(ranks))
-    found: list[Outcome | BaseException] = [RuntimeError("this rank did not finish")] * len(ranks)
+    return in_threads(len(ranks), lambda rank, comm: run_parts(objective, step, ranks[rank], state, comm))
 
-    def work(rank: int) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                found[rank] = run_parts(objective, step, ranks[rank], state, _ThreadComm(meeting, rank))
-            except BaseException as error:
-                found[rank] = error
-                meeting.barrier.abort()
 
-        return run
+def in_threads(count: int, work: Callable[[int, Comm], T]) -> list[T]:
+    """What each of ``count`` ranks finds, in rank order: one thread each, given its rank and its collectives."""
+    meeting = _Meeting(count)
+    errors: list[BaseException] = []
+    results: dict[int, T] = {}
 
-    threads = [threading.Thread(target=work(rank)) for rank in range(len(ranks))]
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank, _ThreadComm(meeting, rank))
+        except BaseException as error:
+            errors.append(error)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    errors = [one for one in found if isinstance(one, BaseException)]
     for error in sorted(errors, key=lambda one: isinstance(one, threading.BrokenBarrierError)):
         raise error
-    return [one for one in found if isinstance(one, Outcome)]
+    return [results[rank] for rank in range(count)]
 
 
 def joined(outcomes: Sequence[Outcome]) -> Outcome:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import pickle
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rlstab.core.comm import TorchComm
+from rlstab.core.method import Method
 from rlstab.core.objective import State, TokenObjective
 from rlstab.errors import ProcessError
 from rlstab.testing.outcome import Outcome, run_parts
 from rlstab.testing.steps import Step
+
+Answer = TypeVar("Answer")
 
 
 class Processes:
@@ -39,7 +42,7 @@ class Processes:
 
     Attributes:
         counted: how many took part, as each of them counted by a sum over all; 0 before they started.
-        steps: optimizer steps that they have run.
+        steps: optimizer steps, and rollouts of stages, that they have run.
         empty_ranks: how often a rank had no part of one.
 
     Raises:
@@ -55,7 +58,7 @@ class Processes:
         self.counted = self.steps = self.empty_ranks = 0
         self._workers: list[BaseProcess] = []
         self._links: list[Connection] = []
-        self._ended: tuple[TokenObjective, Exception] | None = None
+        self._ended: tuple[Method[Any], Exception] | None = None
 
     def __enter__(self) -> Processes:
         return self
@@ -88,31 +91,56 @@ class Processes:
             ProcessError: a process died or hung, or the method cannot be sent to it.
             RuntimeError: the method raised on a rank, now or in an earlier step.
         """
+        jobs = [(objective, step, parts, state) for parts in ranks]
+        return self.each(objective, run_parts, jobs, empty=sum(not any(parts) for parts in ranks))
+
+    def each(
+        self,
+        method: Method[Any],
+        work: Callable[..., Answer],
+        jobs: Sequence[tuple[Any, ...]],
+        *,
+        empty: int = 0,
+        what: str = "an optimizer step",
+    ) -> list[Answer]:
+        """What ``work(*job, comm)`` gives on each rank, in rank order.
+
+        Args:
+            method: what is checked; after it raised it is not run again.
+            work: a function of a module.
+            jobs: one a rank.
+            empty: how many of them have no part.
+            what: they are, in errors.
+
+        Raises:
+            ProcessError: a process died or hung, or the method cannot be sent to it.
+            RuntimeError: the method raised on a rank, now or in an earlier step.
+        """
         try:
-            jobs = [pickle.dumps((objective, step, parts, state)) for parts in ranks]
+            sent = [pickle.dumps((work, job)) for job in jobs]
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ProcessError(
-                f"{objective!r} cannot be sent to another process: {error}. Define its class at the top of a module."
+                f"{method!r} cannot be sent to another process: {error}. Define its class at the top of a module."
             ) from error
-        if self._ended is None or self._ended[0] is not objective:
+        if self._ended is None or self._ended[0] is not method:
             try:
-                outcomes = self._run(jobs)
+                answers = self._run(sent, what)
             except Exception as error:
-                self._ended = objective, error
+                self._ended = method, error
                 self.close()  # the others may wait for the one that raised
             else:
                 self.steps += 1
-                self.empty_ranks += sum(not any(parts) for parts in ranks)
-                return outcomes
+                self.empty_ranks += empty
+                return answers
         raise self._ended[1]
 
-    def _run(self, jobs: Sequence[bytes]) -> list[Outcome]:
+    def _run(self, jobs: Sequence[bytes], what: str) -> list[Any]:
         if not self._workers:
             self._start()
         for link, job in zip(self._links, jobs, strict=True):
             with suppress(BrokenPipeError):  # one that died is told of when it does not answer
                 link.send_bytes(job)
-        return self._answers("an optimizer step")
+        return self._answers(what)
 
     def _start(self) -> None:
         context = torch.multiprocessing.get_context("spawn")
@@ -174,8 +202,8 @@ def _work(link: Connection, rank: int, count: int, meet: str, timeout: float) ->
         except EOFError:  # the process that started this one has gone
             return
         try:
-            objective, step, parts, state = pickle.loads(job)
-            answer = pickle.dumps(run_parts(objective, step, parts, state, comm))
+            work, given = pickle.loads(job)
+            answer = pickle.dumps(work(*given, comm))
         except Exception as error:
             answer = pickle.dumps(f"{type(error).__name__}: {error}")
         link.send_bytes(answer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.batch import MARKS, SIGNALS, TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import MissingPackage
 
@@ -115,6 +115,11 @@ class Step:
     def given(self, **evidence: Tensor) -> Step:
         """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})
+
+    def rolled(self) -> Step:
+        """Each token with nine tenths of the evidence of the one before it: the same shapes, other numbers."""
+        moved = {name: 0.9 * one.roll(1) for name, one in self.evidence.items() if name not in MARKS}
+        return self.given(**moved)
 
     def cast(self, dtype: torch.dtype) -> Step:
         """All values rounded to ``dtype``, held in float64 (float32 for half precision and narrower)."""
@@ -244,6 +249,7 @@ def make_step(
     }
     position = torch.cat([torch.arange(length) for length in lengths]) if count else torch.zeros(0, dtype=torch.int64)
     evidence["truncated"] = (torch.rand(rows, generator=rng) < 0.3)[sequence].double()
+    evidence["branch"] = (torch.rand(rows, generator=rng) < 0.4)[sequence].double()
     evidence["block_ids"] = torch.where(position % 5 == 4, -1.0, (position // 3).double())
     live = {
         "logprobs": (logprobs + drift).clamp(max=0.0),

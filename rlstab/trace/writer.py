@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,30 +54,30 @@ class Tracer:
     def begin(
         self,
         rollout: int,
-        prompts: Sequence[str],
+        prompt: Callable[[int], str],
         sequence_ids: Tensor,
+        group_ids: Tensor,
         rewards: Tensor,
         advantages: Tensor,
-        group: int,
     ) -> None:
-        """Choose what is traced of a rollout.
+        """Choose what is traced of a rollout: the first whole groups, at least one.
 
         Args:
             rollout: its number, from 1.
-            prompts: one per group.
-            sequence_ids: ``(R,)`` of this rank, groups of ``group`` in a row.
+            prompt: that of a response, by its place.
+            sequence_ids: ``(R,)`` of this rank.
+            group_ids: ``(R,)``, the responses of a group in a row.
             rewards: ``(R,)``.
             advantages: ``(R,)``.
-            group: responses per prompt.
         """
         self._rollout, self._traced = rollout, {}
-        every = self.settings.trace_every
-        if every and (rollout in (1, self.rollouts) or rollout % every == 0):
-            count = min(max(self.settings.trace_responses // group, 1) * group, len(sequence_ids))
+        every, most = self.settings.trace_every, self.settings.trace_responses
+        if every and (rollout in (1, self.rollouts) or rollout % every == 0) and len(sequence_ids):
+            ends = torch.unique_consecutive(group_ids, return_counts=True)[1].cumsum(0).tolist()
+            count = max([one for one in ends if one <= most], default=ends[0])
             rows = zip(sequence_ids.tolist(), rewards.tolist(), advantages.tolist(), strict=True)
-            for place, (sequence, reward, advantage) in enumerate(rows):
-                if place < count:
-                    self._traced[sequence] = Traced(prompts[place // group], reward, advantage)
+            for place, (sequence, reward, advantage) in enumerate(list(rows)[:count]):
+                self._traced[sequence] = Traced(prompt(place), reward, advantage)
 
     def part(
         self,

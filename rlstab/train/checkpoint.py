@@ -23,10 +23,12 @@ from rlstab.errors import CheckpointError, kind_of
 from rlstab.train import durable
 from rlstab.train.policy import Policy
 
-FORMAT = 3
+#: Later formats keep the name of the index and its own checksum, so that a flipped bit in this number can be told.
+FORMAT = 4
 
-#: Formats that are read. The first had ``step`` for ``rollout``, the second no checksums and nothing of its run.
-READABLE = (1, 2, FORMAT)
+#: Formats that are read. The first had ``step`` for ``rollout``, the second no checksums and nothing of its run, the
+#: third nothing of the stages.
+READABLE = (1, 2, 3, FORMAT)
 
 #: The last file to be written: position and state, the run it belongs to, a checksum of each other file and its own.
 INDEX = "trainer.json"
@@ -35,11 +37,16 @@ INDEX = "trainer.json"
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
 
 _TENSORS = "trainer.safetensors"
+
+#: What AdamW keeps of a parameter.
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
 _NAME = re.compile(r"(?:rollout|step)-([0-9]{1,18})")  # the second is what it was called before
 
 #: What an index must hold.
 _KINDS = {"rollout": int, "optimizer_steps": int, "objective": str, "state": dict}
-_KINDS_NOW = {"run": dict, "tensors": list, "files": dict}
+_KINDS_SINCE_3 = {"run": dict, "tensors": list, "files": dict}
+_KINDS_SINCE_4 = {"standing": dict}
 _KINDS_OF_RUN = {"id": str, "hash": str, "settings": dict, "providers": dict}
 
 
@@ -73,6 +80,8 @@ class Checkpoint:
         optimizer_steps: attempted so far.
         state: of the objective.
         objective: hash of the objective that the state belongs to.
+        standing: where the making of rollouts stands: numbers, states of the stages, rollouts that wait; None in
+            formats before 4.
         run: that it belongs to; None in formats before 3.
     """
 
@@ -80,6 +89,7 @@ class Checkpoint:
     optimizer_steps: int
     state: State
     objective: str
+    standing: Mapping[str, Any] | None = field(repr=False)
     run: Identity | None = field(default=None, repr=False)
 
 
@@ -98,10 +108,15 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
             writing.mkdir()
             policy.save(writing)
             tensors: dict[str, Tensor] = {}
-            for name, parameter in policy.model.named_parameters():
-                for key, value in optimizer.state.get(parameter, {}).items():
+            moving = {
+                name: optimizer.state[parameter]
+                for name, parameter in policy.model.named_parameters()
+                if optimizer.state.get(parameter)
+            }
+            for name, values in moving.items():
+                for key, value in values.items():
                     tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous()
-            plain, own = dump_state(checkpoint.state)
+            kept, own = dump_state({"state": checkpoint.state, "standing": checkpoint.standing})
             tensors |= own
             save_file(tensors, writing / _TENSORS)
             files = sorted(path for path in writing.rglob("*") if path.is_file())
@@ -110,7 +125,9 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
                 "rollout": checkpoint.rollout,
                 "optimizer_steps": checkpoint.optimizer_steps,
                 "objective": checkpoint.objective,
-                **plain,
+                **kept["state"],
+                "tensors": kept["tensors"],
+                "optimizer": sorted(moving),
                 "run": {name: getattr(checkpoint.run, name) for name in _KINDS_OF_RUN},
                 "files": {path.relative_to(writing).as_posix(): _sum_of(path) for path in files},
             }
@@ -167,9 +184,11 @@ def number(path: Path) -> int:
 
 
 def owner(path: Path) -> str | None:
-    """The id of the run that a checkpoint says it belongs to; None where it does not say, or cannot be read."""
+    """The id of the run that a checkpoint says it belongs to; None where it does not say, or is damaged."""
     try:
-        return str(json.loads(_read(path / INDEX))["run"]["id"])
+        record = json.loads(_read(path / INDEX))
+        name = str(record["run"]["id"])
+        return name if _intact(record) else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
@@ -195,8 +214,11 @@ def verify(path: Path) -> Checkpoint:
             for file in (*path.glob("model*.safetensors"), path / _TENSORS):
                 with safe_open(file, "pt"):
                     pass
-        with safe_open(path / _TENSORS, "pt") as opened:
-            return _checkpoint(record, dict.fromkeys(opened.keys()))
+        shapes = _shapes(path / _TENSORS)
+        found = _checkpoint(record, dict.fromkeys(shapes))
+        weights = [_shapes(file) for file in path.glob("model*.safetensors")]
+        _require_whole(shapes, record.get("optimizer"), {name: one[name] for one in weights for name in one})
+        return found
     except OSError as error:
         raise _damaged(path, error) from error
     except (ValueError, RecursionError, SafetensorError) as error:
@@ -240,16 +262,17 @@ def _index(path: Path) -> dict[str, Any]:
     version = record.get("format")
     if type(version) is not int:
         raise Damaged(f"{INDEX} says no format")
+    if (version >= 3 or "sha256" in record) and not _intact(record):
+        raise Damaged(f"{INDEX} is not what was written: its checksum differs")
     if version > FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, this version of rlstab reads {', '.join(map(str, READABLE))}. Resume it "
             f"with the version that wrote it."
         )
-    if version == FORMAT:
-        if _sum({key: value for key, value in record.items() if key != "sha256"}) != record.get("sha256"):
-            raise Damaged(f"{INDEX} is not what was written: its checksum differs")
-        _check(record, {**_KINDS, **_KINDS_NOW})
+    if version >= 3:
+        _check(record, {**_KINDS, **_KINDS_SINCE_3, **(_KINDS_SINCE_4 if version > 3 else {})})
         _check(record["run"], _KINDS_OF_RUN)
+        _check(record, {"optimizer": list} if "optimizer" in record else {})  # the first of this format have none
         return record
     record = new_record(record)
     _check(record, _KINDS)
@@ -273,15 +296,43 @@ def _check(record: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
 
 def _checkpoint(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Checkpoint:
     state: State
+    standing = None
     try:
         if "tensors" in record:
-            state = load_state(record, tensors)
+            if record["format"] > 3:
+                both = {name: record.get(name) for name in ("state", "standing")}
+                own = load_state({"state": both, "tensors": record["tensors"]}, tensors)
+                state, standing = own["state"], own["standing"]
+            else:
+                state = load_state(record, tensors)
         else:
             state = _with_tensors(record["state"], tensors)
     except (LookupError, TypeError) as error:
         raise Damaged(f"the state names a tensor that {_TENSORS} does not have: {error}") from error
     run = Identity(*(record["run"][name] for name in _KINDS_OF_RUN)) if "run" in record else None
-    return Checkpoint(record["rollout"], record["optimizer_steps"], state, record["objective"], run)
+    return Checkpoint(record["rollout"], record["optimizer_steps"], state, record["objective"], standing, run)
+
+
+def _require_whole(shapes: Mapping[str, list[int]], listed: list[str] | None, weights: Mapping[str, list[int]]) -> None:
+    """Each parameter has all that AdamW keeps of it or nothing, in its shape; ``listed`` have it, if that is known."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for label, shape in shapes.items():
+        kind, _, rest = label.partition("/")
+        if kind == "optimizer":
+            name, _, key = rest.rpartition("/")
+            found.setdefault(name, {})[key] = shape
+    for name in sorted(found.keys() ^ set(found if listed is None else listed)):
+        raise Damaged(f"the optimizer state of '{name}' is {'not known' if name in found else 'missing'}")
+    for name, values in found.items():
+        own = weights.get(name, values.get("exp_avg"))
+        if values != dict(zip(_MOMENTS, ([], own, own), strict=True)):
+            raise Damaged(f"the optimizer state of '{name}' is incomplete or of another shape")
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """Of each tensor of a safetensors file."""
+    with safe_open(path, "pt") as opened:
+        return {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}
 
 
 def _restore(
@@ -296,7 +347,7 @@ def _restore(
     for name, values in restored.items():
         if name not in parameters:
             raise Damaged(f"it has optimizer state of '{name}', which the model does not have")
-        wanted = {"step": torch.Size(), **dict.fromkeys(("exp_avg", "exp_avg_sq"), parameters[name].shape)}
+        wanted = dict(zip(_MOMENTS, (torch.Size(), parameters[name].shape, parameters[name].shape), strict=True))
         if {key: value.shape for key, value in values.items()} != wanted:
             raise Damaged(f"the optimizer state of '{name}' is incomplete or of another shape")
     for name, values in restored.items():
@@ -324,6 +375,11 @@ def _read(path: Path) -> bytes:
 def _require_file(path: Path) -> None:
     if not path.is_file():  # reading a pipe would block
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+
+def _intact(record: Mapping[str, Any]) -> bool:
+    """Whether an index is as it was written, by the checksum in it."""
+    return _sum({key: value for key, value in record.items() if key != "sha256"}) == record.get("sha256")
 
 
 def _sum(record: Any) -> str:

@@ -20,7 +20,7 @@ _TAKE = "Take a model with attention over a cache that transformers' DynamicCach
 
 @torch.no_grad()
 def require_decoding(policy: Policy, name: str) -> None:
-    """Decode as :func:`rlstab.train.rollout.sample` does and compare with one forward over each row alone.
+    """Decode as :func:`rlstab.train.sampling.sample` does and compare with one forward over each row alone.
 
     Prompts of two lengths, a prompt read once for two responses, a response that leaves the batch. A model that keeps
     its state elsewhere than in the cache, or reads padding, would sample from another policy than it learns.

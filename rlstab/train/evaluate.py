@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rlstab.config.runs import EvaluationSettings, RolloutSettings
 from rlstab.tasks import Task
+from rlstab.tasks.rewards import Rewards
 from rlstab.train.policy import Policy
 from rlstab.train.reward import Scores, score
-from rlstab.train.rollout import grouped, sample
+from rlstab.train.sampling import grouped, sample
 
 #: Evaluation draws its random numbers from a stream of its own.
 SEED = 1_000_003
@@ -44,9 +45,17 @@ def pass_at(correct: Tensor, k: int) -> float:
 
 
 def evaluate(
-    policy: Policy, task: Task, rollout: RolloutSettings, settings: EvaluationSettings, share: Share
+    policy: Policy,
+    task: Task,
+    rollout: RolloutSettings,
+    settings: EvaluationSettings,
+    share: Share,
+    rewards: Rewards = Rewards(),  # noqa: B008  # frozen
 ) -> dict[str, float]:
-    """Metrics over all ranks. A response counts as correct for pass@k when its reward is at least 1.
+    """Metrics over all ranks. The reward is the weighted sum, as in training; each reward has its mean as well.
+
+    A response counts as correct for pass@k when the task's own scorer gives it at least 1; where that is not among the
+    rewards, when their sum is.
 
     The draws depend on the prompt and the sample number alone, so evaluations of one run are comparable.
     """
@@ -54,7 +63,7 @@ def evaluate(
     count = settings.prompts if size is None else min(settings.prompts, size)
     mine = share.of(count)
     examples = [task.example("eval", index) for index in mine]
-    prompts = [one.prompt for one in examples]
+    prompts = [one.asked for one in examples]
 
     repeated = grouped(prompts, settings.samples)
     ids = torch.tensor([index * settings.samples + one for index in mine for one in range(settings.samples)])
@@ -67,8 +76,8 @@ def evaluate(
         needs={"entropies"},
         skip_special_tokens=not task.keeps_special_tokens,
     )
-    scores = score(task, [one for one in examples for _ in range(settings.samples)], sampled.texts)
-    greedy = Scores(torch.zeros(0, dtype=torch.float64))
+    scores = score(task, [one for one in examples for _ in range(settings.samples)], sampled.texts, rewards=rewards)
+    greedy = Scores.joined([])
     if settings.greedy:
         best = sample(
             policy,
@@ -79,11 +88,12 @@ def evaluate(
             greedy=True,
             skip_special_tokens=not task.keeps_special_tokens,
         )
-        greedy = score(task, examples, best.texts)
+        greedy = score(task, examples, best.texts, rewards=rewards)
     mask = sampled.sequences.response_mask
     entropies = sampled.signals["entropies"][mask].double()
     rank = {
         "rewards": rearrange(scores.rewards, "(p n) -> p n", n=settings.samples),
+        "parts": {name: rearrange(one, "(p n) -> p n", n=settings.samples) for name, one in scores.parts.items()},
         "greedy": greedy.rewards,
         "entropy": (float(entropies.sum()), int(mask.sum())),
         "ended": (int(sampled.ended.sum()), len(sampled.ended)),
@@ -91,11 +101,13 @@ def evaluate(
         "timed_out": len(scores.timed_out) + len(greedy.timed_out),
     }
     ranks = gather_object([rank])
-    rewards = torch.cat([one["rewards"] for one in ranks])
+    found = torch.cat([one["rewards"] for one in ranks])
+    parts = {name: torch.cat([one["parts"][name] for one in ranks]) for name in rewards.names}
     entropy, tokens = map(sum, zip(*(one["entropy"] for one in ranks), strict=True))
     ended, responses = map(sum, zip(*(one["ended"] for one in ranks), strict=True))
     metrics = {
-        "eval/mean": float(rewards.mean()),
+        "eval/mean": float(found.mean()),
+        **{f"eval/reward/{name}": float(one.mean()) for name, one in parts.items()},
         "eval/entropy": entropy / max(tokens, 1),
         "eval/length": tokens / max(responses, 1),
         "eval/ended": ended / max(responses, 1),
@@ -104,6 +116,7 @@ def evaluate(
     }
     if settings.greedy:
         metrics["eval/greedy"] = float(torch.cat([one["greedy"] for one in ranks]).mean())
+    correct = (parts[rewards.correctness] if rewards.correctness is not None else found) >= 1
     for k in settings.pass_at:
-        metrics[f"eval/pass@{k}"] = pass_at(rewards >= 1, k)
+        metrics[f"eval/pass@{k}"] = pass_at(correct, k)
     return metrics

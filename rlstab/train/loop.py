@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,31 +25,36 @@ from torch import Tensor
 
 import rlstab
 from rlstab.config.objectives import objective_hash
-from rlstab.config.runs import AdvantageSettings, RunConfig, run_hash
+from rlstab.config.runs import RunConfig, run_hash
 from rlstab.console import Terminal
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
 from rlstab.errors import NonFinite
-from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
-from rlstab.stages import advantages
-from rlstab.tasks import Example, Task
+from rlstab.signals import TRAINER_SIGNALS
+from rlstab.tasks import Task
 from rlstab.tasks.from_settings import build_task
+from rlstab.tasks.own_task import require_task
+from rlstab.tasks.rewards import Rewards, build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint, durable
 from rlstab.train.decoding import require_decoding
+from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
+from rlstab.train.making import Maker, part
 from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
 from rlstab.train.policy import Sequences, load_policy
 from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
-from rlstab.train.providers import AdvantageProvider, Providers, Responses, SignalProvider
-from rlstab.train.reward import Scores, score
-from rlstab.train.rollout import grouped, sample
+from rlstab.train.prompts import require_prompts
+from rlstab.train.providers import AdvantageProvider, Providers, SignalProvider
+from rlstab.train.rollout import Rollout, Standing, of_rank
 from rlstab.train.run_folder import RunFolder, hold
-from rlstab.train.step import Experience, Learner, forward_signals
+from rlstab.train.sampler_weights import Sampler
+from rlstab.train.stage_evidence import require_evidence
+from rlstab.train.step import Experience, Learner, Learnt, forward_signals
 from rlstab.train.stopping import Dropped, Stop, Stopped
 from rlstab.train.tracking import start_trackers
 
@@ -84,6 +88,7 @@ def train(
     console: Console | None = None,
     signals: Mapping[str, SignalProvider] | None = None,
     advantages: AdvantageProvider | None = None,
+    task: Task | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> RunResult:
     """Train a policy as a configuration says.
@@ -99,11 +104,13 @@ def train(
             :class:`~rlstab.train.providers.Responses` of this rank and returns ``(R, T)`` floats. One that no method
             needs is not called, nor is any on a rank without responses: ranks must not wait for one another in it.
         advantages: the same for advantages, ``(R,)`` or ``(R, T)``, in place of the configured estimator.
+        task: one of your own in place of the configured one, any object that fulfils :class:`rlstab.tasks.Task`.
         timeout: how long a process waits for another that is alive and silent, until it ends with an error.
 
     Raises:
-        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing.
-        MissingSignal: the objective reads a signal that this trainer does not provide.
+        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing; or a reward
+            or a task of yours cannot be used.
+        MissingSignal: the objective or a stage reads what this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
         CheckpointError: no checkpoint is whole, one is of another run or cannot be written.
         NonFinite: 20 optimizer steps in a row were refused, or a function of yours returned NaN or Inf.
@@ -114,11 +121,12 @@ def train(
     providers = Providers(signals or {}, advantages)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | providers.signals.keys(),
+        provides=TRAINER_SIGNALS | providers.signals.keys() | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
+    require_evidence(run.pipeline)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
     with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
@@ -127,10 +135,10 @@ def train(
             alone = launched_alone(processes, os.environ)
             if alone is not None:
                 console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
-            names = providers.in_words()
+            names = providers.in_words() | ({} if task is None else {"task": type(task).__qualname__})
             with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
-                loop = _Loop(run, accelerator, folder, latest, console, providers, stop)
-                return loop.go(_about(run, accelerator, processes, providers))
+                loop = _Loop(run, accelerator, folder, latest, console, providers, task, stop)
+                return loop.go(_about(run, accelerator, processes, names, loop.rewards))
         except Dropped:  # before the first rollout
             kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
             done = checkpoint.number(kept[0]) if kept else 0
@@ -146,6 +154,7 @@ class _Loop:
         latest: Path | None,
         console: Console,
         providers: Providers,
+        task: Task | None,
         stop: Stop,
     ) -> None:
         self.run, self.accelerator, self.console = run, accelerator, console
@@ -155,10 +164,12 @@ class _Loop:
         several = accelerator.num_processes > 1
         comm: Comm = TorchComm(device=device) if several else LocalComm()
         self.share = Share(accelerator.process_index, accelerator.num_processes)
-        self.task: Task = build_task(run.task)
+        self.task: Task = build_task(run.task) if task is None else require_task(task)
+        self.rewards = build_rewards(run.reward, self.task)
         torch.manual_seed(run.seed)
         policy = load_policy(str(latest or run.model.name), device=device, precision=precision)
         require_decoding(policy, run.model.name)
+        require_prompts(policy, self.task, run.rollout)
         reference = None
         if "ref_logprobs" in run.composition.needs:
             reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
@@ -175,23 +186,54 @@ class _Loop:
             comm,
             run.seed,
         )
-        self.done, self.latest = 0, latest
+        self.estimating = Estimating(
+            run.pipeline.estimator, policy, comm, run.rollout.temperature, run.optimisation.micro_batch_size
+        )
+        self._leaving = threading.Event()
+        sampler = Sampler(run.rollout.precision)
+        self.maker = Maker(
+            run,
+            lambda: sampler.refreshed(policy),
+            self.task,
+            self.rewards,
+            comm,
+            self.share,
+            providers,
+            self._say,
+            self._leaving,
+            self._reference if reference is not None else None,
+        )
+        self.done, self.latest, self.standing = 0, latest, self.maker.begin()
         if latest is not None:
-            restored = checkpoint.load(
-                latest, policy, self.learner.optimizer, objective=objective_hash(run.composition)
-            )
-            self.learner.state = restored.state
-            self.learner.optimizer_steps = restored.optimizer_steps
-            self.done = restored.rollout
+            self._restore(latest)
         self.refused = 0
-        # one worker: a task's generator and scorer are foreign code and need not be safe for several threads
-        self.beside, self._leaving = ThreadPoolExecutor(1), threading.Event()
-        self._next: tuple[int, Future[tuple[list[int], list[Example]]]] | None = None
         self.tracer = None
         if run.tracking.trace_every and folder is not None:
             append = partial(folder.append, "tokens.jsonl")
             self.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, policy.decode)
         self.learner.tracer = self.tracer
+
+    def _restore(self, latest: Path) -> None:
+        """Go on from a checkpoint."""
+        run, policy = self.run, self.policy
+        found = checkpoint.load(latest, policy, self.learner.optimizer, objective=objective_hash(run.composition))
+        self.learner.state, self.learner.optimizer_steps = found.state, found.optimizer_steps
+        self.done = found.rollout
+        if found.standing is None:  # it was written before there were stages
+            self.standing = replace(self.standing, made=self.done, drawn=self.done * run.rollout.prompts)
+            return
+        parts = {"slots": self.maker.slots, "group": run.rollout.group}
+        queue = found.standing["queue"]
+        waiting = (
+            of_rank(queue[str(place)], self.share.rank, self.share.world, **parts) for place in range(len(queue))
+        )
+        limit, device = run.rollout.max_new_tokens, policy.device
+        self.standing = Standing(
+            found.standing["made"],
+            found.standing["drawn"],
+            found.standing["states"],
+            tuple(Rollout.from_tensors(one, limit, device) for one in waiting),
+        )
 
     def go(self, about: Mapping[str, Any]) -> RunResult:
         folder, write = self.folder, None
@@ -200,14 +242,14 @@ class _Loop:
         if folder is not None:
             self._tell(folder)
             write = partial(folder.append, "metrics.jsonl")
-        start_trackers(self.accelerator, self.run, self.out, write)
+        start_trackers(self.accelerator, self.run, self.out, write, self.console)
         try:
             self._rollouts()
         except Dropped:
             self._end_early()
         finally:
             self._leaving.set()
-            self.beside.shutdown(cancel_futures=True)
+            self.maker.close()
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
@@ -258,134 +300,66 @@ class _Loop:
         raise Stopped(self.stop.number, self.done, self.run.optimisation.rollouts, self.latest)
 
     def _rollout(self, number: int) -> dict[str, float]:
-        """Sample, score and learn once; ``number`` counts from 0 and fixes all randomness.
+        """Make a rollout and learn from one; ``number`` counts from 0 and fixes all randomness.
 
         Until something is learnt a signal to end drops it all; from then on the rollout is completed first.
         """
         run, metrics, start = self.run, Metrics(), time.perf_counter()
-        rollout = run.rollout
         torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
-        mine, examples = self._examples(number)
-        repeated = [one for one in examples for _ in range(rollout.group)]
-        ids = [index * rollout.group + one for index in mine for one in range(rollout.group)]
-        sequence_ids = torch.tensor(ids, dtype=torch.int64)
-        scoring: list[Future[Scores]] = []
-        with metrics.phase("sample"):
-            sampled = sample(
-                self.policy,
-                grouped([one.prompt for one in examples], rollout.group),
-                sequence_ids,
-                rollout,
-                seed=run.seed,
-                needs={"entropies"} | (run.composition.needs & SIGNAL_NAMES),
-                options=run.composition.signal_options,
-                skip_special_tokens=not self.task.keeps_special_tokens,
-                on_texts=lambda start, texts: scoring.append(
-                    self.beside.submit(
-                        score, self.task, repeated[start : start + len(texts)], texts, stop=self._leaving
-                    )
-                ),
-            )
-        if number + 1 < run.optimisation.rollouts:
-            self._next = number + 1, self.beside.submit(self._draw_examples, number + 1)
-        with metrics.phase("score"):
-            scores = Scores.joined([one.result() for one in scoring])
-        group_ids = sequence_ids // rollout.group
-        signals = dict(sampled.signals)
-        signals["rollout_logprobs"] = signals.pop("logprobs")
-        if "truncated" in run.composition.needs:
-            cut = ~sampled.ended.to(self.policy.device).unsqueeze(-1)
-            signals["truncated"] = (sampled.sequences.response_mask & cut).float()
-        if self.reference is not None:
-            with metrics.phase("reference"):
-                signals["ref_logprobs"] = self._reference(sampled.sequences)
-        self._observe(metrics, scores.rewards, group_ids, sampled.sequences.response_mask, sampled.ended)
-        metrics.add("scorer/errors", len(scores.errors))
-        metrics.add("scorer/timeouts", len(scores.timed_out))
-        where = f" on rank {self.share.rank}" if self.share.world > 1 else ""
-        if scores.timed_out:
-            first = sampled.texts[scores.timed_out[0]]
-            self._say(f"scorer timed out{where}, reward 0", f"{len(scores.timed_out)} times, first on {first[:80]!r}")
-        if scores.errors:
-            self._say(f"scorer raised{where}, reward 0", scores.errors[0])
+        standing = self.standing
+        while standing.made < min(number + run.rollout.staleness + 1, run.optimisation.rollouts):
+            made, standing = self.maker.make(standing, metrics)
+            standing = replace(standing, queue=(*standing.queue, made))
+        rollout, standing = standing.queue[0], replace(standing, queue=standing.queue[1:])
+        self.maker.prepare(standing)
         self._perhaps_stop()
         self.stop.hold()
-        if not self._refused_rewards(scores.rewards, metrics):
-            own, found = self._provided(
-                metrics,
-                Responses(
-                    tuple(repeated),
-                    tuple(sampled.texts),
-                    sampled.sequences.response_ids,
-                    sampled.sequences.response_mask,
-                    signals,
-                    scores.rewards,
-                    sequence_ids,
-                    group_ids,
-                ),
-            )
-            if self.tracer is not None:
-                one_each = _per_response(found, sampled.sequences.response_mask)
-                prompts = [one.prompt for one in examples]
-                self.tracer.begin(number + 1, prompts, sequence_ids, scores.rewards, one_each, rollout.group)
-            experience = Experience(sampled.sequences, {**signals, **own}, found, sequence_ids, group_ids)
-            self.learner.last_refusal = None
-            self.learner.learn(experience, metrics)
-            self._count_refused(self.learner.last_refusal, metrics)
+        self.standing = self._learn(number, rollout, standing, metrics)
         if self.folder is not None:
-            self._write_samples(self.folder, number + 1, examples, sampled.texts, scores)
+            self._write_samples(self.folder, number + 1, rollout)
         values = metrics.collect()
         values["seconds/rollout"] = time.perf_counter() - start
         return values
 
-    def _examples(self, number: int) -> tuple[list[int], list[Example]]:
-        """Indices and problems of this rank in one rollout; those of the next are drawn while this one is learnt."""
-        ahead, self._next = self._next, None
-        return ahead[1].result() if ahead is not None and ahead[0] == number else self._draw_examples(number)
-
-    def _draw_examples(self, number: int) -> tuple[list[int], list[Example]]:
-        prompts = self.run.rollout.prompts
-        mine = [number * prompts + place for place in self.share.of(prompts)]
-        return mine, [self.task.example("train", index) for index in mine]
-
-    def _provided(self, metrics: Metrics, responses: Responses) -> tuple[dict[str, Tensor], Tensor]:
-        """Signals of the user's own, and the advantages: the user's, or those of the configured estimator."""
-        signals: dict[str, Tensor] = {}
-        found = None
-        if self.providers:
-            with metrics.phase("provide"):
-                signals = self.providers.signals_of(responses, self.run.composition.needs)
-                found = self.providers.advantages_of(responses)
+    def _learn(self, number: int, rollout: Rollout, standing: Standing, metrics: Metrics) -> Standing:
+        """Learn from a rollout; the standing after it, which differs where the estimator has a state."""
+        if rollout.refused:
+            why = (
+                f"{rollout.refused} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the "
+                f"scorer of the task return a number."
+            )
+            self._count_refused(self.learner.refuse(why, metrics))
+            return standing
+        name, found = self.estimating.estimator.name, rollout.advantages
+        states = dict(standing.states)
         if found is None:
-            found = group_advantages(responses.rewards, responses.group_ids, self.run.advantage)
-        return signals, found
+            with metrics.phase("estimate"):
+                found, states[name] = self.estimating.advantages(rollout, states[name], metrics)
+        responses = rollout.responses
+        if self.tracer is not None:
+            one_each = _per_response(found, rollout.sequences.response_mask)
+            ids = responses.sequence_ids, responses.group_ids
+            rewards = responses.evidence("raw_rewards")
+            self.tracer.begin(number + 1, lambda place: self._prompt(rollout, place), *ids, rewards, one_each)
+        experience = Experience(rollout.sequences, rollout.signals, found, responses.sequence_ids, responses.group_ids)
+        self._count_refused(self.learner.learn(experience, metrics))
+        return replace(standing, states=states)
 
-    def _refused_rewards(self, rewards: Tensor, metrics: Metrics) -> bool:
-        """Whether rewards of any rank are no numbers; then the rollout teaches nothing and its steps are refused."""
-        bad = float(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
-        if not bad:
-            return False
-        steps = self.run.optimisation.optimizer_steps_per_rollout
-        self.learner.optimizer_steps += steps
-        for _ in range(steps):
-            metrics.count("optimizer_steps/refused")
-        self._count_refused(
-            f"{int(bad)} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the scorer "
-            f"of the task return a number.",
-            metrics,
-        )
-        return True
+    def _prompt(self, rollout: Rollout, place: int) -> str:
+        """What a response goes on from, as text."""
+        prompt = self.task.example("train", int(rollout.responses.prompt_ids[place])).prompt
+        given = int(rollout.responses.given[place])
+        return prompt + (self.policy.decode(rollout.answers()[place][:given]) if given else "")
 
-    def _count_refused(self, refusal: str | None, metrics: Metrics) -> None:
+    def _count_refused(self, learnt: Learnt) -> None:
         steps = self.run.optimisation.optimizer_steps_per_rollout
-        count = metrics.counts.get("optimizer_steps/refused", 0)
-        self.refused = self.refused + count if count == steps else 0
-        if refusal is not None and self.accelerator.is_main_process:
-            self._say("refused", refusal)
+        self.refused = self.refused + learnt.refused if learnt.refused == steps else 0
+        if learnt.why is not None and self.accelerator.is_main_process:
+            self._say("refused", learnt.why)
         if self.refused >= MAX_REFUSED:
             kept = checkpoint.checkpoints(self.out / CHECKPOINTS)
             raise NonFinite(
-                f"{self.refused} optimizer steps in a row were refused, the last because: {refusal} Lower "
+                f"{self.refused} optimizer steps in a row were refused, the last because: {learnt.why} Lower "
                 f"optimisation.lr. {f'{kept[-1]} is the newest checkpoint.' if kept else 'There is no checkpoint yet.'}"
             )
 
@@ -405,48 +379,40 @@ class _Loop:
                 found[one, : values.shape[1]] = values
         return found
 
-    def _observe(
-        self, metrics: Metrics, rewards: Tensor, group_ids: Tensor, response_mask: Tensor, ended: Tensor
-    ) -> None:
-        lengths = response_mask.sum(-1)
-        metrics.mean("reward/mean", float(rewards.sum()), len(rewards))
-        metrics.mean("response/length", float(lengths.sum()), len(rewards))
-        metrics.mean("response/ended", float(ended.sum()), len(rewards))
-        equal = sum(
-            int((rewards[group_ids == group] == rewards[group_ids == group][0]).all()) for group in group_ids.unique()
-        )
-        metrics.mean("reward/zero_std_groups", equal, len(group_ids.unique()))
-
     def _evaluate(self) -> dict[str, float]:
         start = time.perf_counter()
-        values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share)
+        values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share, self.rewards)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
-    def _write_samples(
-        self, folder: RunFolder, rollout: int, examples: list[Example], texts: list[str], scores: Scores
-    ) -> None:
-        group, most, lines = self.run.rollout.group, self.run.tracking.samples, ""
-        for place in sorted({*range(min(most, len(texts))), *(scores.timed_out if most else ())}):
+    def _write_samples(self, folder: RunFolder, number: int, rollout: Rollout) -> None:
+        most, lines, special = self.run.tracking.samples, "", not self.task.keeps_special_tokens
+        late = rollout.timed_out.nonzero().squeeze(-1).tolist()
+        places = sorted({*range(min(most, len(rollout.responses))), *(late if most else ())})
+        answers = rollout.answers() if places else []
+        for place in places:
             sample: dict[str, Any] = {
-                "rollout": rollout,
-                "prompt": examples[place // group].prompt,
-                "text": texts[place],
-                "reward": float(scores.rewards[place]),
+                "rollout": number,
+                "prompt": self.task.example("train", int(rollout.responses.prompt_ids[place])).prompt,
+                "text": self.policy.decode(answers[place], skip_special_tokens=special),
+                "reward": float(rollout.responses.evidence("raw_rewards")[place]),
             }
-            if place in scores.timed_out:
+            for name in self.rewards.names:
+                sample[part(name)] = float(rollout.responses.evidence(part(name))[place])
+            if place in late:
                 sample["timed_out"] = True
             lines += line(sample)
         if lines:
             folder.append("samples.jsonl", lines)
 
     def _save(self, *, planned: bool) -> None:
-        learner = self.learner
+        learner, standing = self.learner, self.standing.saved()
         if self.folder is not None:
             kept = checkpoint.Checkpoint(
                 self.done,
                 learner.optimizer_steps,
                 learner.state,
                 objective_hash(self.run.composition),
+                standing,
                 self.folder.identity(),
             )
             self.latest = self.folder.save(kept, self.policy, learner.optimizer, planned=planned)
@@ -475,18 +441,9 @@ def _per_response(found: Tensor, mask: Tensor) -> Tensor:
     return found.sum(-1) / mask.sum(-1).cpu().clamp(min=1)
 
 
-def group_advantages(rewards: Tensor, group_ids: Tensor, settings: AdvantageSettings) -> Tensor:
-    """``(R,)`` float32 advantages by the configured estimator."""
-    if settings.estimator == "rloo":
-        values = advantages.rloo(rewards, group_ids)
-    elif settings.estimator == "dr_grpo":
-        values = advantages.dr_grpo(rewards, group_ids)
-    else:
-        values = advantages.grpo(rewards, group_ids, std=settings.std, epsilon=settings.epsilon, ddof=settings.ddof)
-    return values.float()
-
-
-def _about(run: RunConfig, accelerator: Accelerator, processes: int, providers: Providers) -> dict[str, Any]:
+def _about(
+    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Rewards
+) -> dict[str, Any]:
     return {
         "run_hash": run_hash(run),
         "objective_hash": objective_hash(run.composition),
@@ -500,5 +457,6 @@ def _about(run: RunConfig, accelerator: Accelerator, processes: int, providers: 
         "device": str(accelerator.device),
         "processes": processes,
         "threads": torch.get_num_threads(),
-        "providers": providers.in_words(),
+        "providers": providers,
+        "rewards": rewards.in_words(),
     }

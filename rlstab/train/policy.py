@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
@@ -20,12 +22,16 @@ from transformers.utils import logging as transformers_logging
 from rlstab.errors import DataError, ModelError
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
+from rlstab.tasks.task import Message, Prompt, in_words
 
 #: Models that ship with the package.
 SHIPPED = {
     "chain-tiny": Path(__file__).parent.parent / "data" / "chain-tiny",
     "countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny",
 }
+
+#: Seconds in which the model hub must answer once.
+HUB_WAIT = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,26 @@ class Sequences:
             prompt_mask[:, start:],
             self.response_ids[index][:, :length],
             response_mask[:, :length],
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Sequences], pad_id: int) -> Sequences:
+        """The rows of all parts, padded to the longest of them."""
+        parts = list(parts)
+        width = max(one.prompt_ids.shape[1] for one in parts)
+        length = max(one.response_ids.shape[1] for one in parts)
+
+        def left(values: list[Tensor], fill: int) -> Tensor:
+            return torch.cat([pad(one, (width - one.shape[1], 0), value=fill) for one in values])
+
+        def right(values: list[Tensor], fill: int) -> Tensor:
+            return torch.cat([pad(one, (0, length - one.shape[1]), value=fill) for one in values])
+
+        return cls(
+            left([one.prompt_ids for one in parts], pad_id),
+            left([one.prompt_mask for one in parts], 0),
+            right([one.response_ids for one in parts], pad_id),
+            right([one.response_mask for one in parts], 0),
         )
 
     def cut(self, length: int) -> Sequences:
@@ -97,8 +123,15 @@ class Policy:
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
-    def encode(self, prompts: list[str], max_new_tokens: int, *, chat: bool) -> tuple[Tensor, Tensor]:
-        """``(R, P)`` ids and mask, padded on the left.
+    def encode(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        *,
+        chat: bool,
+        given: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """``(R, P)`` ids and mask, padded on the left; ``given`` tokens of the answers follow their prompts.
 
         Raises:
             DataError: a prompt is empty, cannot be written in tokens, or does not leave room for the response.
@@ -110,9 +143,11 @@ class Policy:
             if self.context_length is not None and len(tokens) + max_new_tokens > self.context_length:
                 raise DataError(
                     f"a prompt of {len(tokens)} tokens and {max_new_tokens} new ones exceed the model's context of "
-                    f"{self.context_length}: {prompt[:60]!r}... Lower rollout.max_new_tokens, shorten the prompts, or "
-                    f"take a model with a longer context."
+                    f"{self.context_length}: {in_words(prompt)[:60]!r}... Lower rollout.max_new_tokens, shorten the "
+                    f"prompts, or take a model with a longer context."
                 )
+        if given is not None:  # they are tokens of the answer, for which there is room
+            rows = [[*tokens, *more] for tokens, more in zip(rows, given, strict=True)]
         width = max(map(len, rows), default=0)
         ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
         mask = torch.zeros((len(rows), width), dtype=torch.bool)
@@ -127,17 +162,23 @@ class Policy:
         assert isinstance(text, str)  # a list of texts is the answer to a list of lists
         return text
 
-    def _tokens(self, prompt: str, chat: bool) -> list[int]:
+    def _tokens(self, prompt: Prompt, chat: bool) -> list[int]:
+        if not (chat or isinstance(prompt, str)):
+            raise DataError(
+                f"a prompt is a list of messages, which only a chat template can write as tokens: "
+                f"{in_words(prompt)[:60]!r}. Set rollout.chat to true."
+            )
         try:
             if chat:
-                turns = [{"role": "user", "content": prompt}]
+                messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+                turns = [{"role": one.role, "content": one.content} for one in messages]
                 return list(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
             return list(self.tokenizer(prompt)["input_ids"])
         except Exception as error:  # tokenizers raise a bare Exception for text outside their vocabulary
+            cure = "Set rollout.chat to false" if chat and isinstance(prompt, str) else "Change the prompts"
             raise DataError(
-                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {prompt[:60]!r}: "
-                f"{str(error).split('!')[0]}. {'Set rollout.chat to false' if chat else 'Change the prompts'}, or take "
-                f"another model."
+                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {in_words(prompt)[:60]!r}: "
+                f"{str(error).split('!')[0]}. {cure}, or take another model."
             ) from error
 
     def signals(
@@ -271,15 +312,43 @@ _GIVE = (
 )
 
 
-def _loaded(what: str, name: str, load: Callable[..., Any], source: str, **options: Any) -> Any:
-    """What a loader of transformers gives; it runs no code that comes with a model, and does not ask whether to."""
+def _loaded(what: str, name: str, load: Callable[..., Any], source: str, offline: str, **options: Any) -> Any:
+    """What a loader of transformers gives; it runs no code that comes with a model, and does not ask whether to.
+
+    Args:
+        what: is loaded.
+        name: of the model, as the user gave it.
+        load: the loader.
+        source: folder or hub name.
+        offline: why the hub is not to be asked for what its cache lacks; empty where it may be.
+        options: of the loader.
+    """
     try:
         with _quiet():
-            return load(source, trust_remote_code=False, **options)
+            return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
     except Exception as error:  # files of others fail in every way
-        text = re.sub(r":\s*\n", ": ", str(error).strip())  # a line that ends in a colon needs the next
-        reason = text.partition("\n")[0].rstrip(" .,") or type(error).__name__
-        raise ModelError(f"the {what} of '{name}' cannot be loaded: {reason}. {_GIVE}") from error
+        raise ModelError(
+            f"the {what} of '{name}' cannot be loaded: {offline or _first_line(error)}. {_GIVE}"
+        ) from error
+
+
+def _hub_unreachable() -> str:
+    """Why the model hub does not answer; empty where it does, or is not to be asked.
+
+    Each file that a loader wants is tried for half a minute; one question is answered or not in a few seconds.
+    """
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return ""
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=HUB_WAIT)
+    except Exception as error:  # by proxies and certificates of every kind
+        return f"{huggingface_hub.constants.ENDPOINT} cannot be reached: {_first_line(error)}"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    text = re.sub(r":\s*\n", ": ", str(error).strip())  # a line that ends in a colon needs the next
+    return text.partition("\n")[0].rstrip(" .,") or type(error).__name__
 
 
 def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str = "fp32") -> Policy:
@@ -293,12 +362,14 @@ def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str
     source = str(SHIPPED.get(name, Path(name).expanduser()))
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
-    tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source)
+    offline = "" if Path(source).is_dir() else _hub_unreachable()
+    tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source, offline)
     model, report = _loaded(
         "weights",
         name,
         AutoModelForCausalLM.from_pretrained,
         source,
+        offline,
         dtype=torch.float32,
         use_safetensors=True,
         output_loading_info=True,

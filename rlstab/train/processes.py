@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from rlstab.errors import ConfigError, RlstabError
+from rlstab.train.tracking import require_installed
 
 T = TypeVar("T")
 
@@ -23,7 +24,12 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def meet(out: Path, trackers: Sequence[str], timeout: timedelta = TIMEOUT) -> Accelerator:
-    """Join the processes that were launched together; one that was launched alone is alone."""
+    """Join the processes that were launched together; one that was launched alone is alone.
+
+    Raises:
+        ConfigError: a tracker is not installed.
+    """
+    require_installed(trackers)
     return Accelerator(
         cpu=not torch.cuda.is_available(),
         log_with=list(trackers) or None,

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import progress as bars
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from rlstab.train.health import Health, summary
+
+#: Seconds from one line to the next where there is no terminal.
+INTERVAL = 30.0
 
 
 class Progress:
-    """A progress bar with the numbers one looks at; nothing where the console is not a terminal.
+    """A progress bar with the numbers one looks at; where the console is not a terminal, a line now and then.
+
+    It also says when a run learns nothing, and why.
 
     Args:
         console: where it is printed.
         total: rollouts of the run.
         done: of them, before this process.
         shown: False on all ranks but one.
+        clock: seconds.
     """
 
-    def __init__(self, console: Console, total: int, done: int, *, shown: bool) -> None:
+    def __init__(
+        self, console: Console, total: int, done: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._shown, self._clock = console, shown, clock
+        self._total, self._done, self._start, self._last = total, done, clock(), -INTERVAL
+        self._health = Health()
         self._bar = bars.Progress(
             bars.TextColumn("rollout"),
             bars.MofNCompleteColumn(),
@@ -51,11 +67,36 @@ class Progress:
             for kind in ("refused",)
             if f"optimizer_steps/{kind}" in values
         ]
-        self._bar.update(self._task, completed=rollout, description=" ".join(parts) + self._held)
+        description = " ".join(parts) + self._held
+        self._bar.update(self._task, completed=rollout, description=description)
+        if not self._shown:
+            return
+        if not self._console.is_terminal:
+            self._line(rollout, Text.from_markup(description).plain)
+        for text in self._health.see(values):
+            self._console.print(f"[yellow]health:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+    def _line(self, rollout: int, text: str) -> None:
+        now = self._clock()
+        first = rollout == self._done + 1
+        if first or rollout == self._total or now - self._last >= INTERVAL:
+            left = (now - self._start) / (rollout - self._done) * (self._total - rollout)
+            every = f"; one line every {INTERVAL:g} s" if first and rollout < self._total else ""
+            line = f"rollout {rollout}/{self._total} {text}, {_duration(left)} left{every}"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._last = now
 
 
-def summary_table(records: Sequence[dict[str, Any]]) -> Table:
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def summary_table(records: Sequence[dict[str, Any]]) -> RenderableType:
     """First against last: evaluations, and the first and the last tenth of the training metrics.
+
+    Below it stands what to look at, where nothing was learnt.
 
     Args:
         records: lines of ``metrics.jsonl``.
@@ -81,7 +122,7 @@ def summary_table(records: Sequence[dict[str, Any]]) -> Table:
         if total:
             table.add_row(name, "", str(int(total)))
     table.add_row("seconds per rollout", "", f"{seconds / max(1, len(rollouts)):.2f}")
-    return table
+    return Group(table, *(f"[yellow]health:[/] {escape(text)}" for text in summary(rollouts)))
 
 
 def _mean(records: Sequence[dict[str, Any]], name: str) -> float | None:

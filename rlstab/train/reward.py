@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rlstab.tasks import Example, Task
-from rlstab.tasks.scoring import Outcome
+from rlstab.tasks.reward_function import packed
+from rlstab.tasks.rewards import Reward, Rewards
+from rlstab.tasks.scoring import Outcome, Workers
 from rlstab.visible import visible
 
 
@@ -20,50 +22,103 @@ class Scores:
     """Rewards of some responses.
 
     Attributes:
-        rewards: ``(R,)`` float64.
-        errors: what raised, one text per sample that got 0 for it.
-        timed_out: places of the samples that got 0 because scoring them took too long.
+        rewards: ``(R,)`` float64, the weighted sum.
+        errors: what raised, one text per sample and reward that got 0 for it.
+        timed_out: places of the samples of which a reward got 0 because it took too long.
+        parts: ``(R,)`` float64 by the name of a reward, before its weight; empty where the task's scorer is alone.
     """
 
     rewards: Tensor
     errors: list[str] = field(default_factory=list)
     timed_out: list[int] = field(default_factory=list)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def joined(cls, parts: Sequence[Scores]) -> Scores:
-        """The scores of several lists of responses in a row."""
-        rewards = [torch.zeros(0, dtype=torch.float64), *(one.rewards for one in parts)]
-        starts = accumulate((len(one.rewards) for one in parts), initial=0)
-        timed_out = [start + place for start, one in zip(starts, parts, strict=False) for place in one.timed_out]
-        return cls(torch.cat(rewards), [text for one in parts for text in one.errors], timed_out)
+    def joined(cls, lists: Sequence[Scores], names: Sequence[str] = ()) -> Scores:
+        """The scores of several lists of responses in a row; ``names`` are those of the parts, for no list at all."""
+        none = torch.zeros(0, dtype=torch.float64)
+        starts = accumulate((len(one.rewards) for one in lists), initial=0)
+        return cls(
+            torch.cat([none, *(one.rewards for one in lists)]),
+            [text for one in lists for text in one.errors],
+            [start + place for start, one in zip(starts, lists, strict=False) for place in one.timed_out],
+            {name: torch.cat([none, *(one.parts[name] for one in lists)]) for name in names},
+        )
 
 
 def score(
-    task: Task, examples: Sequence[Example], texts: Sequence[str], *, stop: threading.Event | None = None
+    task: Task,
+    examples: Sequence[Example],
+    texts: Sequence[str],
+    *,
+    rewards: Rewards = Rewards(),  # noqa: B008  # frozen
+    stop: threading.Event | None = None,
 ) -> Scores:
-    """Score each text against its example; a scorer that raises or takes too long gives 0 and is remembered.
+    """Score each text against its example; what raises or takes too long gives 0 and is remembered.
 
     Args:
         task: whose scorer is asked.
         examples: one per text.
         texts: the responses.
+        rewards: what is measured, and with which weights.
         stop: once set, nobody waits for the rest any more, which is left out.
     """
-    if task.workers is not None:
-        pairs = [(example.answer, text) for example, text in zip(examples, texts, strict=True)]
-        outcomes = task.workers.score(pairs, stop)
-    else:
-        outcomes = [_outcome(task, *pair) for pair in zip(examples, texts, strict=True) if not _set(stop)]
-    shown = [
-        visible(f"{one.error} (completion {text[:80]!r})", spaces=False)
-        for one, text in zip(outcomes, texts, strict=False)
-        if one.error is not None
-    ]
+    found = {one.name: _outcomes(one, task, examples, texts, stop) for one in rewards}
+    count = min(map(len, found.values()))  # fewer than texts once `stop` is set
+    parts = {
+        name: torch.tensor([one.score for one in outcomes[:count]], dtype=torch.float64)
+        for name, outcomes in found.items()
+    }
+    total = torch.zeros(count, dtype=torch.float64)
+    for one in rewards:
+        if one.weight:  # what is only measured may be anything
+            total = total + one.weight * parts[one.name]
     return Scores(
-        torch.tensor([one.score for one in outcomes], dtype=torch.float64),
-        shown,
-        [place for place, one in enumerate(outcomes) if one.timed_out],
+        total,
+        [
+            visible(f"{f'{name}: ' if rewards.names else ''}{one.error} (completion {text[:80]!r})", spaces=False)
+            for name, outcomes in found.items()
+            for one, text in zip(outcomes, texts, strict=False)
+            if one.error is not None
+        ],
+        [place for place in range(count) if any(outcomes[place].timed_out for outcomes in found.values())],
+        {name: parts[name] for name in rewards.names},
     )
+
+
+def _outcomes(
+    reward: Reward, task: Task, examples: Sequence[Example], texts: Sequence[str], stop: threading.Event | None
+) -> list[Outcome]:
+    """Of one reward, in the order of the texts."""
+    workers = task.workers if reward.workers is None else reward.workers
+    if workers is None:
+        return [_outcome(task, *pair) for pair in zip(examples, texts, strict=True) if not _set(stop)]
+    if reward.workers is None:
+        return workers.score([(example.answer, text) for example, text in zip(examples, texts, strict=True)], stop)
+    return _packed(workers, examples, texts, stop)
+
+
+def _packed(
+    workers: Workers, examples: Sequence[Example], texts: Sequence[str], stop: threading.Event | None
+) -> list[Outcome]:
+    """Of a function of the user's own, which gets the prompt as well; an answer that cannot be sent is an error."""
+    asked: dict[int, bytes | Outcome] = {}
+    for example in examples:
+        if id(example) not in asked:  # once for a group
+            try:
+                asked[id(example)] = packed(example.prompt, example.answer)
+            except Exception as error:  # whatever a class of the user's own raises when it is pickled
+                asked[id(example)] = Outcome(error=f"{type(error).__name__}: {error}")
+    rows = [asked[id(example)] for example in examples]
+    jobs = [(row, text) for row, text in zip(rows, texts, strict=True) if isinstance(row, bytes)]
+    scored = iter(workers.score(jobs, stop))
+    found = []
+    for row in rows:
+        outcome = row if isinstance(row, Outcome) else next(scored, None)
+        if outcome is None:  # nobody waits any more
+            break
+        found.append(outcome)
+    return found
 
 
 def _outcome(task: Task, example: Example, text: str) -> Outcome:

@@ -1,229 +1,129 @@
-"""Rollouts: batched sampling with a KV cache that yields the signals from the logits that it has anyway."""
+"""A rollout that was made and is to be learnt from, and where the making of rollouts stands between two of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
-from einops import rearrange, repeat
+from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import DynamicCache
+from torch.nn.functional import pad
 
-from rlstab.config.runs import RolloutSettings
-from rlstab.core.random import uniform
-from rlstab.signals import token_signals_from_logits
-from rlstab.train.policy import Policy, Sequences, position_ids
+from rlstab.core.method import State
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.train.policy import Sequences
+
+#: Where the ids of branches begin; those of responses to prompts count from 0.
+BRANCHES = 2**50
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rollout:
-    """Sampled responses of one rank.
+    """Responses of this rank, in the order of their sequence ids.
 
     Attributes:
-        sequences: ids and masks.
-        signals: ``(R, T)`` float32 by name, at the sampling temperature; 0 where there is no token.
-        texts: the responses, decoded.
-        ended: ``(R,)`` bool, False where the response was cut at ``max_new_tokens``.
+        sequences: ids and masks; the tokens that a branch was given are a part of its prompt.
+        signals: ``(R, T)`` float32 by name, as the sampler and providers of the user's own made them.
+        responses: what stages see; rewards are shaped, and ``raw_rewards`` are not.
+        timed_out: ``(R,)`` bool, the scorer took too long.
+        advantages: ``(R,)`` or ``(R, T)`` of the user's own; None where the estimator makes them.
+        refused: rewards of all ranks that are NaN or Inf; then nothing is learnt from it.
     """
 
     sequences: Sequences
     signals: Mapping[str, Tensor]
-    texts: list[str]
-    ended: Tensor
+    responses: ResponseBatch
+    timed_out: Tensor
+    advantages: Tensor | None
+    refused: int
+
+    def answers(self) -> list[list[int]]:
+        """The tokens of each answer, those that a branch was given included."""
+        prompts, prompt_mask = self.sequences.prompt_ids.tolist(), self.sequences.prompt_mask.tolist()
+        found = []
+        for row, given in enumerate(self.responses.given.tolist()):
+            prompt = [one for one, kept in zip(prompts[row], prompt_mask[row], strict=True) if kept]
+            sampled = self.sequences.response_ids[row][self.sequences.response_mask[row]].tolist()
+            found.append(prompt[len(prompt) - given :] + sampled)
+        return found
+
+    def as_tensors(self) -> dict[str, Tensor]:
+        """Everything in it, on the CPU."""
+        own = {f"sequences/{one.name}": getattr(self.sequences, one.name) for one in fields(self.sequences)}
+        own |= {f"signals/{name}": values for name, values in self.signals.items()}
+        own |= {f"responses/{name}": values for name, values in self.responses.tensors().items()}
+        own |= {"timed_out": self.timed_out, "refused": torch.tensor(self.refused)}
+        own |= {} if self.advantages is None else {"advantages": self.advantages}
+        return {name: values.cpu() for name, values in own.items()}
+
+    @classmethod
+    def from_tensors(cls, found: Mapping[str, Tensor], limit: int, device: torch.device) -> Rollout:
+        """What :meth:`as_tensors` gave; sequences and signals on a device."""
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): one for name, one in found.items() if name.startswith(prefix)}
+
+        return cls(
+            Sequences(**{name: one.to(device) for name, one in under("sequences/").items()}),
+            {name: one.to(device) for name, one in under("signals/").items()},
+            ResponseBatch.from_tensors(under("responses/"), limit),
+            found["timed_out"],
+            found.get("advantages"),
+            int(found["refused"]),
+        )
 
 
-#: Finished responses leave the batch when at most this share of it is still growing.
-RETIRE = 0.75
+@dataclass(frozen=True)
+class Standing:
+    """How far the making of rollouts has come, and what it goes on from. Saved with every checkpoint.
+
+    Attributes:
+        made: rollouts made so far; those that are not learnt from yet wait in the queue.
+        drawn: prompts chosen so far.
+        states: of the stages, by name.
+        queue: rollouts that wait, the oldest first.
+    """
+
+    made: int
+    drawn: int
+    states: Mapping[str, State]
+    queue: tuple[Rollout, ...] = field(default=(), repr=False)
+
+    def saved(self) -> dict[str, Any]:
+        """Plain numbers and tensors of all ranks; every rank calls it, and the first gets it all."""
+        queue = {str(place): joined(gather_object([one.as_tensors()])) for place, one in enumerate(self.queue)}
+        return {"made": self.made, "drawn": self.drawn, "states": dict(self.states), "queue": queue}
 
 
-@torch.no_grad()
-def sample(
-    policy: Policy,
-    prompts: Sequence[str],
-    sequence_ids: Tensor,
-    settings: RolloutSettings,
-    *,
-    seed: int,
-    needs: Set[str] = frozenset(),
-    options: Mapping[str, float] | None = None,
-    greedy: bool = False,
-    skip_special_tokens: bool = True,
-    on_texts: Callable[[int, list[str]], None] | None = None,
-) -> Rollout:
-    """Sample one response to each prompt from the whole distribution.
+def joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """One rollout from those of all ranks, in the order of the sequence ids."""
+    order = torch.cat([one["responses/sequence_ids"] for one in ranks]).argsort()
+    whole = {"refused": ranks[0]["refused"]}
+    for name in ranks[0].keys() - whole.keys():
+        values = [one[name] for one in ranks]
+        if values[0].ndim == 2:
+            width = max(one.shape[1] for one in values)
+            left = name.startswith("sequences/prompt")  # prompts are padded on the left
+            sides = [(width - one.shape[1], 0) if left else (0, width - one.shape[1]) for one in values]
+            fill = -1 if name == "responses/extra/block_ids" else 0
+            values = [pad(one, side, value=fill) for one, side in zip(values, sides, strict=True)]
+        whole[name] = torch.cat(values)[order]
+    return whole
 
-    Each token is drawn by inverting the distribution function at a number that depends on ``(seed, sequence id,
-    position)`` alone, so a response does not depend on the batch or the rank in which it is sampled. A prompt that
-    occurs several times in a batch is read once.
+
+def of_rank(whole: Mapping[str, Tensor], rank: int, world: int, *, slots: int, group: int) -> dict[str, Tensor]:
+    """The rows of one rank: whole groups go where the prompt in the same place of a rollout is sampled.
 
     Args:
-        policy: the model to sample from.
-        prompts: one text per response; repeat a prompt for a group.
-        sequence_ids: ``(R,)`` int64, identities of the responses.
-        settings: length, temperature, batch size, stop text.
-        seed: of the run or of the evaluation.
-        needs: signals to return.
-        options: numbers that define signals, such as ``min_p``.
-        greedy: take the likeliest token instead.
-        skip_special_tokens: leave special tokens, EOS among them, out of the texts.
-        on_texts: called after each batch with the place of its first response and the texts, so that they can be
-            scored while the next batch is sampled.
-
-    Raises:
-        DataError: a prompt is too long for the context.
+        whole: of all ranks.
+        rank: which rank.
+        world: of how many.
+        slots: group ids that a rollout has for responses to prompts.
+        group: responses per prompt.
     """
-    different = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
-    ids, mask = policy.encode(list(different), settings.max_new_tokens, chat=settings.chat)
-    prompt = torch.tensor([different[one] for one in prompts], dtype=torch.int64)
-    draws = _Draws(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
-    parts: list[_Sampled] = []
-    texts: list[str] = []
-    for start in range(0, len(prompts), settings.batch_size):
-        span = slice(start, start + settings.batch_size)
-        part = draws.batch(ids, mask, prompt[span], sequence_ids[span])
-        parts.append(part)
-        kept = zip(part.tokens.cpu(), part.mask.cpu(), strict=True)
-        fresh = [policy.decode(row[keep].tolist(), skip_special_tokens=skip_special_tokens) for row, keep in kept]
-        texts += fresh
-        if on_texts is not None:
-            on_texts(start, fresh)
-    width = max((one.tokens.shape[1] for one in parts), default=0)
-
-    def join(values: list[Tensor], fill: float = 0) -> Tensor:
-        padded = [torch.nn.functional.pad(one, (0, width - one.shape[1]), value=fill) for one in values]
-        return torch.cat(padded) if padded else torch.zeros((0, 0), device=policy.device)
-
-    of = prompt.to(policy.device)
-    sequences = Sequences(
-        ids[of],
-        mask[of],
-        join([one.tokens for one in parts], policy.pad_id).long(),
-        join([one.mask for one in parts]).bool(),
-    )
-    signals = {name: join([one.signals[name] for one in parts]) for name in draws.names}
-    ended = torch.cat([one.ended for one in parts]) if parts else torch.zeros(0, dtype=torch.bool)
-    return Rollout(sequences, signals, texts, ended.cpu())
-
-
-@dataclass(frozen=True)
-class _Sampled:
-    """``(R, T)`` tokens, which of them count, and signals; ``(R,)`` which responses ended by themselves."""
-
-    tokens: Tensor
-    mask: Tensor
-    signals: dict[str, Tensor]
-    ended: Tensor
-
-
-@dataclass(frozen=True)
-class _Draws:
-    policy: Policy
-    settings: RolloutSettings
-    seed: int
-    names: list[str]
-    options: Mapping[str, float]
-    greedy: bool
-
-    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, prompt: Tensor, sequence_ids: Tensor) -> _Sampled:
-        """One response for each entry of ``prompt``, the row of its prompt."""
-        policy, settings = self.policy, self.settings
-        device, count, most = policy.device, prompt.numel(), settings.max_new_tokens
-        once, of = (one.to(device) for one in prompt.unique(return_inverse=True))
-        sequence_ids = sequence_ids.to(device)
-        ends = torch.tensor(sorted(policy.eos_ids), device=device)
-        out = _Sampled(
-            torch.full((count, most), policy.pad_id, dtype=torch.int64, device=device),
-            torch.zeros((count, most), dtype=torch.bool, device=device),
-            {name: torch.zeros((count, most), device=device) for name in self.names},
-            torch.zeros(count, dtype=torch.bool, device=device),
-        )
-        # reading a number off a GPU makes it wait, so there finished rows are looked for now and then
-        look = 8 if device.type == "cuda" else 1
-        cache = DynamicCache(config=policy.model.config)
-        tokens, mask = prompt_ids[once], prompt_mask[once]
-        positions = position_ids(mask)
-        rows = torch.arange(count, device=device)
-        numbers = uniform(self.seed, sequence_ids.unsqueeze(-1), torch.arange(most, device=device))
-        with policy.autocast():
-            for place in range(most):
-                logits = policy.next_logits(
-                    input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
-                ).logits[:, -1]
-                if place == 0:  # each prompt was read once; from here on every response has a row
-                    cache.reorder_cache(of)
-                    logits, mask, positions = logits[of], mask[of], positions[of]
-                growing = ~out.ended[rows]
-                chosen = self._token(logits.float(), numbers[rows, place], place, out, rows, growing)
-                out.ended[rows] = out.ended[rows] | torch.isin(chosen, ends)
-                if settings.stop is not None:
-                    out.ended[rows] |= _stopped(policy, out.tokens[rows, : place + 1], settings.stop)
-                tokens, positions = chosen.unsqueeze(-1), positions[:, -1:] + 1
-                mask = torch.cat([mask, growing.unsqueeze(-1)], dim=1)
-                if (place + 1) % look == 0:
-                    left = (~out.ended[rows]).nonzero().squeeze(-1)
-                    if left.numel() == 0:
-                        break
-                    if left.numel() <= RETIRE * rows.numel():
-                        cache.reorder_cache(left)  # type: ignore[arg-type]  # it asks for the LongTensor of old
-                        rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
-        length = int(out.mask.any(0).sum())
-        return _Sampled(
-            out.tokens[:, :length],
-            out.mask[:, :length],
-            {name: one[:, :length] for name, one in out.signals.items()},
-            out.ended,
-        )
-
-    def _token(
-        self, logits: Tensor, number: Tensor, place: int, out: _Sampled, rows: Tensor, growing: Tensor
-    ) -> Tensor:
-        """Draw the token at ``place`` of some rows, and write it and its signals down where a row still grows."""
-        temperature = self.settings.temperature
-        if self.greedy:
-            chosen = logits.argmax(-1)
-        else:
-            chosen = _invert(torch.softmax(logits / temperature, dim=-1), number)
-        signals = token_signals_from_logits(
-            logits, chosen, temperature=temperature, needs=set(self.names), min_p=self.options.get("min_p")
-        )
-        out.mask[rows, place] = growing
-        out.tokens[rows, place] = torch.where(growing, chosen, self.policy.pad_id)
-        for name in self.names:
-            out.signals[name][rows, place] = torch.where(growing, getattr(signals, name), 0.0)
-        return chosen
-
-
-#: Columns of the vocabulary that are summed first, when a token is drawn.
-BLOCK = 256
-
-
-def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
-    """The first token at which the distribution function exceeds the draw: never one of probability 0.
-
-    Sums of blocks find the block, then the tokens of that block alone are summed one by one.
-    """
-    vocab = probabilities.shape[-1]
-    padded = torch.nn.functional.pad(probabilities, (0, -vocab % BLOCK))
-    blocks = rearrange(padded, "r (b w) -> r b w", w=BLOCK)
-    edges = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    target = draw.unsqueeze(-1) * edges[:, -1:]
-    block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
-    before = torch.where(block > 0, edges.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
-    # the sum of a block may round below its edge: then its last token of positive probability is meant
-    last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
-    token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
-    return (block * BLOCK + token).squeeze(-1).clamp(max=vocab - 1)
-
-
-def _stopped(policy: Policy, tokens: Tensor, stop: str) -> Tensor:
-    """Rows whose last tokens complete the stop text; a stop text of c characters spans at most c tokens."""
-    texts = policy.tokenizer.batch_decode(tokens[:, -len(stop) :].cpu(), skip_special_tokens=True)
-    return torch.tensor([stop in text for text in texts], device=tokens.device)
-
-
-def grouped(prompts: Sequence[str], group: int) -> list[str]:
-    """Each prompt ``group`` times in a row."""
-    order = repeat(torch.arange(len(prompts)), "p -> (p g)", g=group)
-    return [prompts[int(index)] for index in order]
+    ids = whole["responses/group_ids"]
+    own = torch.where(ids < BRANCHES, ids, torch.div(ids - BRANCHES, group, rounding_mode="floor"))
+    mine = own % slots % world == rank
+    return {name: one if name == "refused" else one[mine] for name, one in whole.items()}

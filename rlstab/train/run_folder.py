@@ -20,7 +20,7 @@ import filelock
 import torch
 from accelerate import Accelerator
 
-from rlstab.config.renamed import old_settings
+from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
@@ -104,6 +104,7 @@ class RunFolder:
                     )
                 if self._fresh:
                     self._refuse_strangers()
+                    self._refuse_far()
                 elif self._manifest is not None:
                     self._continue(self._manifest)
         except BaseException:
@@ -169,6 +170,16 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} has {', '.join(taken[:6])}{' and more' if len(taken) > 6 else ''}, which no run that "
                 f"rlstab knows of wrote there. Move that away, or set another tracking.out."
+            )
+
+    def _refuse_far(self) -> None:
+        """What a run that is replaced has is moved aside by renaming, which does not lead to another disk."""
+        inside = self.path / CHECKPOINTS
+        far = inside.is_dir() and inside.stat().st_dev != self.path.stat().st_dev
+        if far and any(self._owns(one) for one in checkpoint.checkpoints(inside)):
+            raise ConfigError(
+                f"{inside} leads to another disk, and --overwrite cannot move the checkpoints in it aside. Move the "
+                f"run away, or set another tracking.out."
             )
 
     def _owns(self, path: Path) -> bool:
@@ -256,9 +267,9 @@ class RunFolder:
             self.said.append(f"{path} is missing or damaged; it is written anew")
             if settings is None:
                 return
-        elif settings is not None and not _agree(written, settings):
+        elif settings is not None and not _agree(with_stages(written), with_stages(settings)):
             self.said.append(f"{path} is not what this run was started with; it is written anew")
-        started = written if settings is None else settings
+        started = with_stages(written if settings is None else settings)
         if renamed := dict(old_settings(started)):
             names = ", ".join(f"{old} is called '{now}' now" for old, now in renamed.items())
             cure = "Use the new names there to continue the run."

@@ -46,13 +46,25 @@ class Experience:
     group_ids: Tensor
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """What came of learning from a rollout.
+
+    Attributes:
+        refused: optimizer steps that were refused.
+        why: the last of them was.
+    """
+
+    refused: int = 0
+    why: str | None = None
+
+
 class Learner:
     """Holds what an optimizer step needs and changes.
 
     Attributes:
         state: of the objective.
         optimizer_steps: attempted so far, skipped and refused ones included; the learning-rate schedule counts them.
-        last_refusal: why the last refused step was refused.
         tracer: told of every micro-batch, None where no tokens are traced.
     """
 
@@ -77,11 +89,11 @@ class Learner:
         )
         self.state: State = objective.init_state()
         self.optimizer_steps = 0
-        self.last_refusal: str | None = None
         self.tracer: Tracer | None = None
 
-    def learn(self, experience: Experience, metrics: Metrics) -> None:
+    def learn(self, experience: Experience, metrics: Metrics) -> Learnt:
         """All optimizer steps of one rollout. A step with NaN or Inf is refused and counted, and changes nothing."""
+        refused, why = 0, None
         if self.settings.old_logprobs == "recompute":
             everything = torch.arange(len(experience.sequence_ids))
             with metrics.phase("recompute"):
@@ -100,7 +112,16 @@ class Learner:
                 except NonFinite as error:
                     self.optimizer.zero_grad()
                     metrics.count("optimizer_steps/refused")
-                    self.last_refusal = str(error)
+                    refused, why = refused + 1, str(error)
+        return Learnt(refused, why)
+
+    def refuse(self, why: str, metrics: Metrics) -> Learnt:
+        """Count the optimizer steps of a rollout that cannot be learnt from."""
+        steps = self.settings.optimizer_steps_per_rollout
+        self.optimizer_steps += steps
+        for _ in range(steps):
+            metrics.count("optimizer_steps/refused")
+        return Learnt(steps, why)
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
         """For each optimizer step: whether it is the first of the rollout, and the rows of this rank in it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlstab.core.objective import TokenObjective
 from rlstab.core.registry import Registry
 
 #: The static table of what ships. A method missing here does not exist for YAML.
-METHODS = Registry(
+METHODS: Registry[TokenObjective] = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
         "ar": "rlstab.zoo.ar:AR",
@@ -42,6 +43,7 @@ METHODS = Registry(
         "sign_weights": "rlstab.zoo.sign_weights:SignWeights",
         "stare": "rlstab.zoo.stare:STARE",
         "steer": "rlstab.zoo.steer:STEER",
+        "stream_weight": "rlstab.zoo.stream_weight:StreamWeight",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
         "truncated_mask": "rlstab.zoo.truncated_mask:TruncatedMask",

@@ -57,18 +57,18 @@ class BlockMean(TokenObjective):
 
     Deviations:
         - From the paper: only its aggregation is here. Its advantages, the reward of a block less a baseline over the
-          responses whose blocks before it had the same outcome, and not divided by a standard deviation, are for the
-          run to give, one per token.
+          responses whose blocks before it had the same outcome, and not divided by a standard deviation, are the stage
+          ``blockwise``.
         - From the paper: it averages over the responses of a group and then over groups, which is the same where all
           groups have one size. A response that lost all its tokens to masks does not count in S; one that has no block
           does, as there. It has no penalty on tokens, so what becomes of tokens without a block there is our choice.
         - From its code: no official code was found.
 
     Surprises:
-        rlstab's trainer does not know blocks: pass a function that makes ``block_ids`` to ``train``. A response with
-        more blocks weighs more, for its blocks are added up. A token of a short block has a large coefficient, so
-        learning rates do not carry over from ``token_mean``, nor do coefficients of penalties. Under a mask the tokens
-        left in a block get the whole weight of it.
+        In rlstab's trainer the task tells the blocks, as ``chain`` does, or a function of yours that ``train`` is given
+        as the signal ``block_ids``. A response with more blocks weighs more, for its blocks are added up. A token of a
+        short block has a large coefficient, so learning rates do not carry over from ``token_mean``, nor do
+        coefficients of penalties. Under a mask the tokens left in a block get the whole weight of it.
 
     Example:
         A response of an answer of three tokens, one token of markup and a confidence of one token: the tokens of the

@@ -82,7 +82,12 @@ class LpReg(TokenObjective):
         - From the paper (form 'paper'): it takes the full forward KL from the proxy of the policy that made the data.
           Here the proxy is the live policy filtered, its kept set held constant. Value and gradient are exactly those
           of the full KL while the live policy is the data policy; off-policy the proxy follows the live policy, which
-          spares the storage of whole distributions.
+          spares the storage of whole distributions. So the paper's pull also brings the policy back to the one that
+          made the data, and this one does not. On 4000 random tokens of a vocabulary of 200 (logits of standard
+          deviation 2, ``share`` 0.5, ``ratio_cap`` 10) with normal noise of 0.05, 0.3 and 1.0 on the live logits (mean
+          absolute log-ratio 0.04, 0.23 and 0.84) the logit gradient of the whole loss differs by 0.6, 3.4 and 8.6 % of
+          its norm, and that of the penalty alone, the smaller part of it, by 29, 97 and 114 %:
+          ``tests/zoo/test_lp_reg.py``.
         - From the paper and its code: selection reads the policy at the start of the optimizer step, over all parts and
           ranks; ties with the last of the share are selected too, and a token exactly at the min-p bound is kept, as in
           the code. The code takes the share in each micro-batch of one device.

@@ -54,7 +54,18 @@ def test_a_run_is_that_of_its_run_file(tmp_path: Path) -> None:
     (run,) = load_bench(file).runs
     alone = load_run({**file["base"], "objective": {"preset": "dr_grpo"}, "seed": 7}, {"optimisation.epochs": 2})
     assert run.hash == run_hash(alone)
-    assert run.config.advantage.estimator == "dr_grpo"
+    assert run.config.pipeline.estimator.name == "dr_grpo"
+
+
+def test_a_method_may_bring_stages_of_its_own(tmp_path: Path) -> None:
+    """The list as a whole: it has no keys to set one by one."""
+    stages = {"uniform": [{"name": "uniform", "pool": 64}], "paced": [{"name": "paced", "pool": 64}, "rloo"]}
+    entries = {name: {"objective": "clip_higher", "set": {"stages": one}} for name, one in stages.items()}
+    found = {one.method: one.config.pipeline for one in load_bench(tiny(tmp_path, entries, seeds=1)).runs}
+    assert {name: (one.selector.name, one.estimator.name) for name, one in found.items()} == {
+        "uniform": ("uniform", "grpo"),
+        "paced": ("paced", "rloo"),
+    }
 
 
 def test_the_base_may_be_a_file_beside(tmp_path: Path) -> None:
@@ -184,6 +195,37 @@ ONE = f"{HEAD}methods: {{a: s2t}}\n"
         (
             f"{ONE}seeds: [-1]\n",
             "b.yaml:4: seeds.0: expected a whole number of at least 0 and below 2^32, not -1.",
+        ),
+        (
+            f"{ONE}seeds: 1e10\n",
+            "b.yaml:4: seeds: expected how many, at least 1, or a list of seeds, not 10000000000.0.",
+        ),
+        (f"{ONE}seeds: 1e30\n", "b.yaml:4: seeds: expected how many, at least 1, or a list of seeds, not 1e+30."),
+        (
+            f"{ONE}seeds: 10000000000\n",
+            "b.yaml:4: seeds: 10000000000 seeds x 1 runs are too many: a bench has at most 100000 runs. Take fewer "
+            "seeds.",
+        ),
+        (
+            f"{HEAD}methods: {{a: s2t, b: kl}}\nsettings: {{c: {{}}, d: {{}}}}\nseeds: 25001\n",
+            "b.yaml:5: seeds: 25001 seeds x 4 runs are too many: a bench has at most 100000 runs. Take fewer seeds.",
+        ),
+        (
+            f"{ONE}seeds: {'9' * 5000}\n",
+            f"b.yaml:4: not valid YAML: '{'9' * 56}... cannot be read as int.",
+        ),
+        (
+            f"{ONE}seeds: [1e10]\n",
+            "b.yaml:4: seeds.0: expected a whole number of at least 0 and below 2^32, not 10000000000.0.",
+        ),
+        (
+            f"{ONE}seeds: [10000000000]\n",
+            "b.yaml:4: seeds.0: expected a whole number of at least 0 and below 2^32, not 10000000000.",
+        ),
+        (
+            f"{ONE}settings: {{a: {{rollout.group: 10000000000}}}}\n",
+            "b.yaml:2: rollout.prompts: 16 x 10000000000 responses at once, with rollout.group; at most 10000000 are "
+            "allowed. Lower one of them.",
         ),
         (f"{ONE}workers: 0\n", "b.yaml:4: workers: expected a number of at least 1, not 0."),
         (

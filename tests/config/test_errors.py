@@ -48,6 +48,10 @@ MISTAKES = {
         "objective: [grpo]\n",
         "1: objective.0.name: no method is called 'grpo', it is a preset: write {preset: grpo}.",
     ),
+    "stage as a method": (
+        "objective: [s2t, overlong]\n",
+        "1: objective.1.name: no method is called 'overlong', it is a stage: list it under `stages`.",
+    ),
     "name that is no text": ("objective: [{name: 5}]\n", "1: objective.0.name: expected the name of a method, not 5."),
     "unknown setting": (
         "objective:\n  - name: s2t\n    max_prb: 0.1\n",

@@ -10,6 +10,7 @@ from rlstab import ClipHigher, S2TMask, TokenMean, compose
 from rlstab.config import Document, dump_objective, dump_run, load_run, objective_hash, run_hash
 from rlstab.errors import Conflict
 from rlstab.presets import PRESETS
+from rlstab.stages.dr_grpo import DrGRPO
 from tests.config.strategies import SECTIONS, objectives, quick
 
 ORDER = [("a", 1), ("b", 2)]
@@ -75,19 +76,18 @@ def test_a_preset_is_expanded_in_place():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_the_advantage_estimator(name):
-    assert load_run({"objective": {"preset": name}}).advantage.estimator == PRESETS[name].estimator
+    assert load_run({"objective": {"preset": name}}).pipeline.estimator.name == PRESETS[name].estimator
 
 
 @pytest.mark.parametrize("advantage", [{}, {"std": False}])
 def test_other_settings_of_the_advantage_keep_the_estimator_of_the_preset(advantage):
     loaded = load_run({"objective": {"preset": "dr_grpo"}, "advantage": advantage})
-    assert loaded.advantage.estimator == "dr_grpo"
-    assert loaded.advantage.std is advantage.get("std", True)
+    assert loaded.pipeline.estimator == DrGRPO()
 
 
 def test_the_estimator_of_the_file_stands_above_that_of_the_preset():
     loaded = load_run({"objective": {"preset": "dr_grpo"}, "advantage": {"estimator": "rloo"}})
-    assert loaded.advantage.estimator == "rloo"
+    assert loaded.pipeline.estimator.name == "rloo"
 
 
 TWO = [{"preset": "dapo", "drop": ["clip_higher", "token_mean"]}, {"preset": "dr_grpo"}]
@@ -103,7 +103,7 @@ def test_two_presets_with_different_estimators_conflict():
 
 
 def test_two_presets_with_different_estimators_fit_where_the_file_says_which():
-    assert load_run({"objective": TWO, "advantage": {"estimator": "grpo"}}).advantage.estimator == "grpo"
+    assert load_run({"objective": TWO, "advantage": {"estimator": "grpo"}}).pipeline.estimator.name == "grpo"
 
 
 def test_a_preset_within_another_method_counts_for_the_estimator():

@@ -20,6 +20,7 @@ EVIDENCE = {
     "log_kept_mass": "mass",
     "rollout_logprobs": "rollout",
     "truncated": "cut",
+    "branch": "branch",
     "block_ids": "block",
 }
 LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
@@ -39,6 +40,7 @@ def token(
     dmass=0.0,
     sampled=0.0,
     cut=0.0,
+    branch=0.0,
     block=0.0,
 ):
     """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one.
@@ -58,6 +60,7 @@ def token(
         "live_mass": mass + dmass,
         "rollout": now + lag + sampled,
         "cut": cut,
+        "branch": branch,
         "block": block,
     }
 
@@ -71,7 +74,7 @@ def random_rows(seed, lengths):
     """Rows in which each method of the zoo has something to do: rare tokens, ties, mixed advantages, low entropy."""
     draw, other = random.Random(seed), random.Random(seed + 1000)
 
-    def one(advantage, cut, place):
+    def one(advantage, cut, branch, place):
         now = -draw.choice([draw.uniform(0, 2), draw.uniform(2, 6), draw.uniform(6, 12), 7.0])
         return token(
             now=now,
@@ -86,14 +89,15 @@ def random_rows(seed, lengths):
             dmass=-draw.uniform(0, 0.05),
             sampled=other.gauss(0, 0.3),
             cut=cut,
+            branch=branch,
             block=-1.0 if place % 5 == 4 else float(place // 3),
         )
 
     rows = []
-    for length in lengths:
+    for row, length in enumerate(lengths):
         advantage = draw.choice([-1.5, -0.5, 0.0, 0.7, 1.2])
         cut = float(other.random() < 0.4)
-        rows.append([one(advantage, cut, place) for place in range(length)])
+        rows.append([one(advantage, cut, float(row % 3 == 1), place) for place in range(length)])
     return rows
 
 

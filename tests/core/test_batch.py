@@ -123,6 +123,42 @@ def test_packed_tensors_are_checked_too():
         packed().to_padded(torch.zeros(2))
 
 
+def test_each_tensor_has_one_entry_per_token():
+    whole = torch.zeros(3, dtype=torch.int64)
+    for name in ("logprobs", "advantages", "entropies", "ref_logprobs", "truncated", "block_ids"):
+        with refused(f"TokenBatch: '{name}' has shape (3,), 'old_logprobs' has (2,). ..."):
+            packed(**{name: torch.zeros(3)})
+    with refused("TokenBatch: 'mine' has shape (3,), 'old_logprobs' has (2,). ..."):
+        packed(extra={"mine": torch.zeros(3)})
+    for name in ("sequence", "position", "index"):
+        for wrong in (whole, whole[:1], whole[:0], torch.zeros(1, 2, dtype=torch.int64)):
+            with refused(
+                f"TokenBatch: '{name}' has shape {tuple(wrong.shape)}, 'old_logprobs' has (2,). Both are (n,), one "
+                f"entry per token."
+            ):
+                packed(**{name: wrong})
+    with refused("TokenBatch: 'sequence_ids' has shape (1, 2), 'group_ids' has (1, 2). ..."):
+        packed(sequence_ids=whole[None, :2], group_ids=whole[None, :2])
+
+
+@pytest.mark.parametrize("name", ["sequence", "position", "sequence_ids", "group_ids", "index"])
+def test_numbers_of_tokens_and_sequences_are_int64(name):
+    for dtype in (torch.float32, torch.int32, torch.bool):
+        with refused(f"TokenBatch: '{name}' is {dtype}, expected torch.int64. Write {name}.long()."):
+            packed(**{name: torch.zeros(2, dtype=dtype)})
+
+
+@pytest.mark.parametrize(("sequence", "odd"), [([0, 2], 2), ([-1, 1], -1), ([-3, 9], -3), ([2**40, 0], 2**40)])
+def test_a_token_of_no_sequence_is_refused(sequence, odd):
+    with refused(
+        f"TokenBatch: 'sequence' holds {odd}, 'sequence_ids' has 2 entries. Number the sequences of a batch from 0; "
+        f"what is stable over batches goes into sequence_ids."
+    ):
+        packed(sequence=torch.tensor(sequence))
+    assert packed(sequence=torch.tensor([0, 1])).lengths.tolist() == [1, 1]
+    assert packed(sequence=torch.tensor([1, 1])).lengths.tolist() == [0, 2]
+
+
 def test_evidence_is_detached_at_the_door():
     batch = make(logprobs=VALUES.clone().requires_grad_(), extra={"mine": VALUES.clone().requires_grad_()})
     assert not any(values.requires_grad for _, values in batch.per_token())

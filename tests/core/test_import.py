@@ -63,6 +63,7 @@ FLOORS = [
     {"adapters", "atlas", "train"},
     {"bench", "report"},
     {"cli"},
+    {"__main__"},
 ]
 #: `rlstab` itself names what users need, and reads YAML only when it is asked to.
 ROOT = "rlstab/__init__.py"

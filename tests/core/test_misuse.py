@@ -1095,7 +1095,7 @@ STEPS = {
         lambda: batch_of(ROWS).signal("mine"),
         MissingSignal,
         "signal 'mine' was read, but the batch was built without it; it has: entropies, ref_logprobs, "
-        "rollout_logprobs, max_logprobs, log_kept_mass, truncated, block_ids. Pass extra={'mine': values} to "
+        "rollout_logprobs, max_logprobs, log_kept_mass, truncated, branch, block_ids. Pass extra={'mine': values} to "
         "TokenBatch.from_padded, or name it in the method's `needs` so that a trainer provides it.",
     ),
     "old_logprobs with a gradient": (

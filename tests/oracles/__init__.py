@@ -2,7 +2,8 @@
 
 A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``old``, ``now`` (start of the step),
 ``H``, ``live_H``, ``ref``, ``rollout``, ``max``, ``mass`` (ln Z), ``live_mass``; ``A`` is its advantage, ``cut`` is 1
-where its response was cut off, ``block`` the number of its block, ``live_ratio`` says that every ratio is exactly 1.
+where its response was cut off, ``branch`` is 1 in a branch, ``block`` the number of its block, ``live_ratio`` says that
+every ratio is exactly 1.
 
 `<name>.py` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
 ``keep``, ``weight``, ``bonus``, ``exempt`` (lists), ``bounds`` (low, high, dual; numbers or lists), ``penalties``,

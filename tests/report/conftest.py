@@ -78,6 +78,7 @@ def write_run(
     changes: Mapping[str, Sequence[float]] | None = None,
     about: Mapping[str, Any] | None = None,
     shape: Mapping[str, float] | None = None,
+    stages: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """A run folder.
 
@@ -86,9 +87,11 @@ def write_run(
         changes: curves by metric instead of, or beside, those of :func:`curves`.
         about: entries of run.json beside the usual.
         shape: options of :func:`curves`.
+        stages: of the configuration, where there are some.
     """
     folder.mkdir(parents=True)
     whole = config(objective, rollouts=rollouts, seed=seed, lr=lr)
+    whole |= {"stages": [dict(one) for one in stages]} if stages else {}
     (folder / "config.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
     usual = {
         "run_hash": f"{seed:012x}",

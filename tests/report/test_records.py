@@ -7,6 +7,7 @@ import yaml
 
 from rlstab.errors import ReportError
 from rlstab.report.bins import binned
+from rlstab.report.comparison import compare
 from rlstab.report.records import load_runs
 from rlstab.report.results import export_results
 from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
@@ -155,14 +156,115 @@ def test_a_run_of_a_bench_that_has_only_begun_is_left_out(bench: Path) -> None:
     assert "no record of a rollout" in loaded.left_out[0].why
 
 
-def test_of_two_runs_with_one_name_the_first_by_path_is_kept(tmp_path: Path) -> None:
+def test_of_one_run_in_two_places_the_first_by_path_is_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "b")
     write_run(tmp_path / "a")
     run, loaded = only(tmp_path / "b", tmp_path / "a")
     assert run.path == str(tmp_path / "a")
     assert loaded.left_out[0].path == str(tmp_path / "b")
-    assert "is that of " + str(tmp_path / "a") in loaded.left_out[0].why
-    assert "and so is its hash" in loaded.left_out[0].why
+    said = f"this run (default clip_higher seed 0) is also in {tmp_path / 'a'}; the first by path is kept"
+    assert loaded.left_out[0].why == said
+
+
+def named(*paths: Path) -> list[tuple[str | None, str, str, int]]:
+    loaded = load_runs(*paths)
+    assert loaded.left_out == []
+    return [(run.bench, run.setting, run.method, run.seed) for run in loaded.runs]
+
+
+def test_runs_of_two_folders_are_named_by_the_settings_in_which_they_differ(tmp_path: Path) -> None:
+    for lr in (1e-4, 4e-4):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{lr}-{seed}", lr=lr, seed=seed, about={"run_id": f"{lr}{seed}"})
+    write_run(tmp_path / "later", lr=4e-4, seed=2, about={"run_id": "5"})
+    wanted = [(None, "lr=1e-4", "clip_higher", seed) for seed in (0, 1)]
+    wanted += [(None, "lr=4e-4", "clip_higher", seed) for seed in (0, 1, 2)]
+    assert named(tmp_path) == wanted
+    loaded = load_runs(tmp_path)
+    assert named(export_results(loaded, tmp_path / "x.jsonl")) == wanted
+    both = load_runs(tmp_path, tmp_path / "x.jsonl")
+    assert [(run.bench, run.setting, run.method, run.seed) for run in both.runs] == wanted
+    assert both.left_out[0].why.startswith("5 runs are also in ")
+    (sweep,) = compare(loaded).sweeps
+    assert (sweep.bench, sweep.key, sweep.values) == ("", "optimisation.lr", [1e-4, 4e-4])
+
+
+def test_settings_of_a_method_are_named_with_it(tmp_path: Path) -> None:
+    for most in (0.002, 0.01):
+        write_run(tmp_path / str(most), objective=[CLIP, {**S2T, "max_prob": most}], about={"run_id": str(most)})
+    assert named(tmp_path) == [
+        (None, "default", "clip_higher+s2t (max_prob=0.002)", 0),
+        (None, "default", "clip_higher+s2t (max_prob=0.01)", 0),
+    ]
+
+
+IN_ORDER, GRPO = {"name": "in_order", "shuffle": True}, {"name": "grpo", "std": True, "epsilon": 1e-4, "ddof": 1}
+
+
+def test_runs_that_differ_in_stages_alone_are_named_by_those(tmp_path: Path) -> None:
+    overlong = {"name": "overlong", "buffer": 4, "penalty": 1.0}
+    for place, stages in {
+        "a": [IN_ORDER, GRPO],
+        "b": [IN_ORDER, overlong, GRPO],
+        "c": [{"name": "goldilocks", "pool": 64}, overlong, {"name": "opo"}],
+    }.items():
+        write_run(tmp_path / place, stages=stages, about={"run_id": place})
+    assert [method for _, _, method, _ in named(tmp_path)] == [
+        "clip_higher (stages=goldilocks + overlong + opo)",
+        "clip_higher (stages=in_order + grpo)",
+        "clip_higher (stages=in_order + overlong + grpo)",
+    ]
+    assert [method for _, _, method, _ in named(tmp_path / "a", tmp_path / "b")] == [
+        "clip_higher (stages=none)",
+        "clip_higher (stages=overlong)",
+    ]
+    report = compare(load_runs(tmp_path / "a", tmp_path / "b"))
+    assert [table.methods for table in report.tables] == [
+        ["clip_higher (stages=none)", "clip_higher (stages=overlong)"]
+    ]
+    assert report.sweeps == []
+
+
+def test_settings_of_a_stage_that_all_have_are_named_by_themselves(tmp_path: Path) -> None:
+    for pool in (64, 256):
+        stages = [{"name": "goldilocks", "pool": pool, "discount": 0.98}, GRPO]
+        write_run(tmp_path / str(pool), stages=stages, about={"run_id": str(pool)})
+    assert [method for _, _, method, _ in named(tmp_path)] == ["clip_higher (pool=256)", "clip_higher (pool=64)"]
+
+
+def test_a_run_of_before_there_were_stages_is_told_by_what_its_advantage_was(tmp_path: Path) -> None:
+    write_run(tmp_path / "new", stages=[IN_ORDER, {"name": "opo"}], about={"run_id": "new"})
+    old = write_run(tmp_path / "old", about={"run_id": "old"})
+    found = yaml.safe_load((old / "config.yaml").read_text())
+    found["advantage"] = {"estimator": "grpo", "std": True, "epsilon": 1e-4, "ddof": 1}
+    (old / "config.yaml").write_text(yaml.safe_dump(found))
+    assert [method for _, _, method, _ in named(tmp_path)] == ["clip_higher (stages=grpo)", "clip_higher (stages=opo)"]
+
+
+def test_runs_that_differ_in_nothing_are_named_by_their_folders(tmp_path: Path) -> None:
+    for place in ("a/run", "b/run"):
+        write_run(tmp_path / place, about={"run_id": place})
+    assert named(tmp_path / "a", tmp_path / "b") == [(None, one, "clip_higher", 0) for one in ("a/run", "b/run")]
+
+
+def test_runs_that_differ_in_length_alone_are_one_method_while_their_seeds_tell_them_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, rollouts=70)
+    assert named(tmp_path) == [(None, "default", "clip_higher", seed) for seed in (0, 1)]
+    write_run(tmp_path / "c", seed=0, rollouts=70, about={"run_id": "c"})
+    assert (None, "rollouts=70", "clip_higher", 0) in named(tmp_path)
+
+
+def test_benches_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    for place in ("old", "new"):
+        write_bench(tmp_path / place, name="entropy", seeds=1)
+        for folder in (tmp_path / place).rglob("run.json"):
+            folder.write_text(json.dumps({"run_id": str(folder)}))
+    found = named(tmp_path)
+    assert len(found) == 8
+    assert {bench for bench, *_ in found} == {"entropy (new)", "entropy (old)"}
+    file = export_results(load_runs(tmp_path / "old"), tmp_path / "x.jsonl")
+    assert {bench for bench, *_ in named(tmp_path / "new", file)} == {"entropy (new)", "entropy (x.jsonl)"}
 
 
 def test_a_path_named_twice_is_read_once(bench: Path) -> None:
@@ -259,7 +361,7 @@ def test_doubles_of_one_source_are_told_together(bench: Path, tmp_path: Path) ->
     [one] = loaded.left_out
     assert len(loaded.runs) == 16
     assert one.path == str(file)
-    assert one.why.startswith(f"16 runs have the names of runs in {bench}/runs/default and their hashes; the first by")
+    assert one.why.startswith(f"16 runs are also in {bench}/runs/default; the first by path are kept: ")
     assert "entropy default grpo seeds 0-3; entropy default s2t seeds 0-3" in one.why
 
 

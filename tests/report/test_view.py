@@ -17,7 +17,7 @@ from rlstab.cli import main
 from rlstab.errors import ReportError
 from rlstab.report.terminal import show
 from rlstab.report.tokens import Tokens, read_tokens
-from rlstab.report.view import choose, write_view
+from rlstab.report.view import choose, page, write_view
 from rlstab.visible import visible
 from tests.browser import BrowserPage
 
@@ -231,6 +231,22 @@ def test_the_token_export_of_prime_rl_is_read(tmp_path: Path) -> None:
         "trust_region": {"clipped": [1]},
         "ref_kl": {"regularised": [3]},
     }
+
+
+@pytest.mark.parametrize("odd", [2**32, 2**40, 10**30, -1, 10**9])
+def test_a_token_id_that_is_none_costs_its_line_and_no_more(odd: int, tmp_path: Path) -> None:
+    Tokenizer(models.WordLevel({"Q": 0, "x": 1}, unk_token="Q")).save(str(tmp_path / "tokenizer.json"))
+    short = {name: [0.0] * 2 for name in ("advantages", "entropy", "importance_ratio")}
+    columns = {**short, "inference_logprobs": [], "trainer_logprobs": [], "is_masked": [], "rl_weights": []}
+    columns |= {"ce_weights": [], "ref_kl_weights": [], "loss_mask": [True, True]}
+    lines = [exported(token_ids=ids, **columns) for ids in ([0, 1], [0, odd], [1, 1])]
+    found = read_tokens(write(tmp_path / "rank_0.jsonl", *lines), tmp_path)
+    if odd == 10**9:  # beyond the vocabulary of this tokenizer, and a number that one could have
+        assert [one.ids for one in found.samples] == [[0, 1], [0, odd], [1, 1]]
+    else:
+        assert [one.ids for one in found.samples] == [[0, 1], [1, 1]]
+        assert found.notes == ["rank_0.jsonl: left out 1 damaged line: 2."]
+    assert page(found, tmp_path)
 
 
 def test_an_export_without_a_tokenizer_shows_ids_and_says_how_to_get_text(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,51 @@ def refuse(name, *arguments):
 sandbox._call = refuse
 scoring_worker.main()
 """
+
+
+# -- an ordinary worker, which has limits and no sandbox: SECURITY.md says so in these words ---------------------------
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[Workers]:
+    shared = Workers(Acts(), 1, 5.0)
+    yield shared
+    shared.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "left"),
+    [
+        ("len(open('FILE').read())", "mine"),
+        ("os.truncate('FILE', 0) or 4", ""),
+        ("os.unlink('FILE') or 4", None),
+        ("os.rename('FILE', 'FILE.moved') or 4", None),
+        ("[mmap.mmap(os.open('FILE', os.O_RDWR), 4).write(b'lost')][0]", "lost"),
+        ("os.kill(PARENT, 0) or 4", "mine"),
+        ("4 * (socket.create_connection(('127.0.0.1', PORT), 1).fileno() > 0)", "mine"),
+        ("4 * ('HF_TOKEN' not in os.environ)", "mine"),
+    ],
+)
+def test_what_security_says_of_a_worker_outside_the_sandbox(
+    outside: Workers, program: str, left: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        places = {"FILE": str(file), "PARENT": str(os.getpid()), "PORT": str(server.getsockname()[1])}
+        for name in ("os", "mmap", "socket"):
+            program = re.sub(rf"\b{name}\.", f"__import__('{name}').", program)
+        for name, value in places.items():
+            program = program.replace(name, value)
+        assert asked(outside, f"python {program}") == [Outcome(4.0)]
+    assert (file.read_text() if file.exists() else None) == left
+    words = ("read, empty, rename and remove files", "change what is in them through a memory map", "reach the network")
+    text = " ".join(Path("SECURITY.md").read_text(encoding="utf-8").split())
+    assert [one for one in (*words, "signal your other processes") if one not in text] == []
+
+
+def test_a_worker_outside_the_sandbox_writes_no_byte_by_a_write(outside: Workers, tmp_path: Path) -> None:
+    (found,) = asked(outside, f"write {tmp_path / 'new'}")
+    assert found.score == 0
+    assert (tmp_path / "new").read_text() == ""

@@ -5,7 +5,11 @@ The default run takes few drawn steps of each; the runs marked slow take the man
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,10 +29,12 @@ from rlstab import (
     within,
 )
 from rlstab.core.observe import observe
+from rlstab.errors import MissingPackage, UnknownName
 from rlstab.presets import PRESETS
 from rlstab.testing import LAWS, BrokenLaw, check_objective, parametrize_laws
 from rlstab.testing.examples import EXAMPLES, random_compositions
-from tests.testing.broken import BROKEN, ORACLES
+from tests.testing import broken_agreement, broken_loss, broken_purity
+from tests.testing.broken import ALSO, BROKEN, ORACLES
 
 
 def test_every_method_has_example_settings() -> None:
@@ -88,16 +94,73 @@ def test_every_preset_obeys(name: str) -> None:
     obeys(PRESETS[name].objective, examples=2)
 
 
+def bitten(method: rlstab.TokenObjective, laws: Iterable[str] | None, examples: int) -> None:
+    oracle = ORACLES.get(method.name)
+    report = check_objective(method, oracle=oracle, examples=examples, shrink=False, laws=laws and tuple(laws))
+    assert report.failed - ALSO.get(method.name, frozenset()) == BROKEN[method].keys(), str(report)
+    for one in report.results:
+        if one.law in BROKEN[method]:
+            assert re.search(BROKEN[method][one.law], one.detail, re.DOTALL), one.detail
+
+
 @pytest.mark.parametrize("method", BROKEN, ids=lambda method: method.name)
 def test_the_laws_bite(method: rlstab.TokenObjective) -> None:
-    report = check_objective(method, oracle=ORACLES.get(method.name), examples=4, shrink=False)
-    assert report.failed == BROKEN[method], str(report)
+    bitten(method, BROKEN[method], examples=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", BROKEN, ids=lambda method: method.name)
+def test_no_other_law_is_broken(method: rlstab.TokenObjective) -> None:
+    bitten(method, None, examples=4)
+
+
+def test_there_are_many_broken_methods_and_none_of_them_passes() -> None:
+    print(f"{len(BROKEN)} broken methods")
+    assert len(BROKEN) >= 60
+    assert all(BROKEN.values())
+    written = {
+        cls
+        for module in (broken_agreement, broken_loss, broken_purity)
+        for cls in vars(module).values()
+        if isinstance(cls, type) and issubclass(cls, rlstab.TokenObjective) and cls.__module__ == module.__name__
+    }
+    assert {type(one) for one in BROKEN} == {cls for cls in written if not inspect.isabstract(cls)}
+    assert len({one.name for one in BROKEN}) == len(BROKEN)
 
 
 def test_every_law_has_a_method_that_breaks_it() -> None:
-    broken = frozenset().union(*BROKEN.values())
-    # the order in which methods are listed is settled by `compose` itself: no method can break that law
-    assert {law.name for law in LAWS} - broken == {"order-free"}
+    broken = {name for laws in BROKEN.values() for name in laws}
+    # the order in which methods are listed is settled by `compose` itself: only what is random breaks that law
+    assert {law.name for law in LAWS} <= broken
+
+
+def test_what_does_not_run_is_told_once() -> None:
+    report = check_objective(_broken("wrong_shape"), examples=2)
+    assert report.failed == {"runs"}
+    first, *others = report.results
+    assert first.law == "runs"
+    assert "Give one value per token of the batch." in first.detail
+    assert {(one.outcome, one.detail) for one in others} == {
+        ("skipped", "not checked: 'runs' is broken, mend that first")
+    }
+
+
+@parametrize_laws(_broken("wrong_shape"), examples=2)
+def test_what_does_not_run_is_one_failure_under_pytest(check: Any, request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.id == "wrong_shape-runs":
+        with pytest.raises(BrokenLaw, match="breaks the law 'runs'"):
+            check()
+    else:
+        with pytest.raises(pytest.skip.Exception, match="'runs' is broken"):
+            check()
+
+
+def test_an_oracle_alone_says_on_which_side_of_a_threshold_a_token_is() -> None:
+    silent = check_objective(_broken("strict_setting"), examples=3)
+    (oracle,) = [one for one in silent.results if one.law == "oracle"]
+    assert silent.ok
+    assert oracle.outcome == "silent"
+    assert "no oracle was given" in oracle.detail
 
 
 @parametrize_laws(ClipHigher(), _broken("local_mean"), examples=3)
@@ -117,6 +180,27 @@ def test_a_report_is_readable() -> None:
     assert "the loss is" in text
     assert "Seen on Step(row lengths [" in text
     assert "every law holds" in str(check_objective(ClipHigher(), examples=2))
+
+
+def test_without_hypothesis_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [one for one in sys.modules if one.startswith("rlstab.testing")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(MissingPackage, match=re.escape('needs hypothesis: pip install "rlstab[testing]".')):
+        importlib.import_module("rlstab.testing")
+
+
+def test_one_law_can_be_asked_for_alone() -> None:
+    report = check_objective(_broken("local_mean"), examples=2, shrink=False, laws=["split", "packed"])
+    assert [(one.law, one.outcome) for one in report.results] == [
+        ("runs", "passed"),
+        ("split", "failed"),
+        ("packed", "passed"),
+    ]
+    with pytest.raises(UnknownName, match=r"no law 'splitt' to check\. Did you mean 'split'"):
+        check_objective(ClipHigher(), laws=["splitt"])
+    with pytest.raises(UnknownName, match="Give the oracle, too"):
+        check_objective(ClipHigher(), laws=["oracle"])
 
 
 def test_an_exception_is_declared_with_its_reason() -> None:

@@ -61,7 +61,8 @@ def split_of(report: Report) -> tuple[str, str]:
 
 
 def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
-    assert check_objective(SeededByProcess(), examples=4).ok
+    alone = check_objective(SeededByProcess(), examples=4)
+    assert alone.failed == {"process"}  # in threads, ranks are one process
     with Processes(2) as two:
         outcome, detail = split_of(check_objective(COMPOSED, examples=4, processes=two))
         assert (outcome, detail) == (
@@ -76,7 +77,7 @@ def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
         assert split_of(check_objective(rounds, examples=4, processes=two))[0] == "passed"
 
         report = check_objective(SeededByProcess(), examples=4, processes=two)
-        assert report.failed == {"split"}
+        assert report.failed == {"split", "process"}
         assert "over 2 ranks: the loss is" in split_of(report)[1]
 
         nowhere = two.run_ranks(COMPOSED, NO_TOKENS, [[[0], [1]], []])

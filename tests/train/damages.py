@@ -118,14 +118,29 @@ def sealed(change: Callable[[dict[str, Any]], object], name: str = NEWEST) -> Ca
     return do
 
 
-def without_optimizer(drop: Callable[[str], bool]) -> Callable[[Path], None]:
-    """Tensors are missing, and the checksums are right."""
+def trainer_tensors(change: Callable[[dict[str, Any]], object], listed: bool = True) -> Callable[[Path], None]:
+    """Other tensors of the trainer, and the checksums are right; the index may be one that does not list them."""
 
     def do(out: Path) -> None:
         path = out / NEWEST / "trainer.safetensors"
         tensors = load_file(path)
-        save_file({name: value for name, value in tensors.items() if not drop(name)}, path)
+        change(tensors)
+        save_file(tensors, path)
         sealed(lambda record: record["files"].update({path.name: checkpoint._sum_of(path)}))(out)
+        if not listed:
+            sealed(lambda record: record.pop("optimizer"))(out)
+
+    return do
+
+
+def unsealed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """The index of a checkpoint with something else in it, by accident: its checksum is not right."""
+
+    def do(out: Path) -> None:
+        path = out / NEWEST / checkpoint.INDEX
+        record = json.loads(path.read_text())
+        change(record)
+        path.write_text(json.dumps(record))
 
     return do
 
@@ -194,6 +209,11 @@ def moved_and_linked(out: Path) -> None:
     (out / NEWEST).symlink_to(out / "elsewhere")
 
 
+def folder_moved_and_linked(out: Path) -> None:
+    (out / "checkpoints").rename(out / "elsewhere")
+    (out / "checkpoints").symlink_to("elsewhere")
+
+
 def both(do: Callable[[Path], object]) -> Callable[[Path], None]:
     def each(out: Path) -> None:
         for one in checkpoint.checkpoints(out / "checkpoints"):
@@ -255,7 +275,7 @@ def kinds() -> Iterator[Damage]:
         )
     yield Damage(
         "newest checkpoint: written by a later version",
-        sealed(lambda record: record.update(format=4)),
+        sealed(lambda record: record.update(format=checkpoint.FORMAT + 1)),
         REFUSE,
         "Resume it with the version",
     )
@@ -266,12 +286,58 @@ def kinds() -> Iterator[Damage]:
         "belongs to the objective",
         late=True,
     )
+    norm = "optimizer/model.norm.weight/"
+    of_norm = [f"{norm}{key}" for key in ("step", "exp_avg", "exp_avg_sq")]
+    for how, tensors, says in (
+        ("lacks one tensor", lambda found: found.pop(f"{norm}exp_avg"), "is incomplete"),
+        ("lacks a parameter", lambda found: [found.pop(one) for one in of_norm], "'model.norm.weight' is missing"),
+        ("is missing", lambda found: [found.pop(one) for one in list(found) if one.startswith("opt")], "is missing"),
+        (
+            "has a tensor of another shape",
+            lambda found: found.update({f"{norm}exp_avg": found[f"{norm}exp_avg"][:-1]}),
+            "or of another shape",
+        ),
+        (
+            "is of another width",
+            lambda found: found.update({one: found[one][:-1] for one in of_norm[1:]}),
+            "or of another shape",
+        ),
+        (
+            "has a parameter too many",
+            lambda found: found.update({f"optimizer/x/{one[len(norm) :]}": found[one].clone() for one in of_norm}),
+            "'x' is not known",
+        ),
+    ):
+        yield Damage(f"newest checkpoint: its optimizer {how}", trainer_tensors(tensors), BEFORE, says)
     yield Damage(
-        "newest checkpoint: one tensor of the optimizer is missing",
-        without_optimizer(lambda name: name == "optimizer/model.norm.weight/exp_avg"),
-        REFUSE,
-        "is damaged",
-        late=True,
+        "newest checkpoint: its optimizer lacks one tensor, and it does not list them",
+        trainer_tensors(lambda found: found.pop(f"{norm}exp_avg"), listed=False),
+        BEFORE,
+        "is incomplete",
+    )
+    yield Damage(
+        "newest checkpoint: it does not list the parameters of its optimizer",
+        trainer_tensors(lambda found: None, listed=False),
+        ON,
+    )
+    yield Damage(
+        "newest checkpoint: 'optimizer' in trainer.json is text",
+        sealed(lambda record: record.update(optimizer="x")),
+        BEFORE,
+        "'optimizer' in trainer.json is",
+    )
+    for version in (1, 2, 7, 11, 19, 35, 67):  # each flips one bit of 3
+        yield Damage(
+            f"newest checkpoint: a flipped bit makes its format {version}",
+            unsealed(lambda record, to=version: record.update(format=to)),
+            BEFORE,
+            "trainer.json is not what was written",
+        )
+    yield Damage(
+        "newest checkpoint: a flipped bit in the id of its run",
+        unsealed(lambda record: record["run"].update(id="f" * 16)),
+        BEFORE,
+        "trainer.json is not what was written",
     )
     yield Damage(
         "newest checkpoint: of another run",
@@ -318,6 +384,7 @@ def kinds() -> Iterator[Damage]:
         REFUSE,
         "checkpoints is no folder",
     )
+    yield Damage("checkpoints is a link to where it was moved", folder_moved_and_linked, ON)
     yield Damage("checkpoints is a link to nothing", link("checkpoints", "nowhere"), REFUSE, "checkpoints is no folder")
     for name in (".writing-rollout-000005", ".removing-rollout-000002"):
         yield Damage(

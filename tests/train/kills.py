@@ -34,6 +34,9 @@ from rlstab.train.stopping import Stopped
 #: Calls that change what is on the disk.
 CALLS = ("fsync", "write", "replace", "rename", "unlink", "rmdir", "mkdir")
 
+#: What a checkpoint's index says that no clock, id or restart changes.
+KEPT = ("rollout", "optimizer_steps", "objective", "state", "standing", "tensors")
+
 #: How many ends one folder sees before a trainer may finish.
 ENDS = 8
 
@@ -42,10 +45,16 @@ FINISHED, TERMINATED, REFUSED, FAILED = 0, 143, 2, 1
 
 
 def small(out: Path, **changes: Any) -> RunConfig:
-    """Five rollouts of two optimizer steps, with evaluations, traces, and a state that changes."""
+    """Five rollouts of two optimizer steps, with evaluations, traces, states that change, and rollouts that wait."""
     data = {
         "objective": ["clip_higher", {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}],
-        "rollout": {"prompts": 2, "group": 2, "max_new_tokens": 5},
+        "stages": [
+            {"name": "goldilocks", "pool": 12},
+            {"name": "laconic", "budget": 3, "step": 0.1},
+            {"name": "deep_grpo", "branches": 2, "threshold": 0.5, "warmup": 0},
+            {"name": "dynamic_sampling", "max_refills": 1},
+        ],
+        "rollout": {"prompts": 2, "group": 2, "max_new_tokens": 5, "staleness": 1},
         "optimisation": {"rollouts": 5, "lr": 1e-3, "mini_batches": 2},
         "evaluation": {"every": 2, "prompts": 2, "samples": 2, "pass_at": [2], "greedy": False},
         "tracking": {"out": str(out), "checkpoint_every": 2, "trace_every": 2, "trace_responses": 2},
@@ -140,7 +149,7 @@ def left(out: Path) -> dict[str, Any]:
         name = path.relative_to(out).as_posix()
         if path.name == checkpoint.INDEX:
             index = json.loads(path.read_text())
-            found[name] = {key: index[key] for key in ("rollout", "optimizer_steps", "objective", "state", "tensors")}
+            found[name] = {key: index[key] for key in KEPT}
         elif name == "metrics.jsonl":
             records = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{key: one[key] for key in one if not key.startswith("seconds/")} for one in records]

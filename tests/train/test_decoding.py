@@ -22,7 +22,7 @@ from rlstab.config.runs import RolloutSettings
 from rlstab.errors import ModelError
 from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy
-from rlstab.train.rollout import sample
+from rlstab.train.sampling import sample
 from rlstab.train.step import forward_signals
 from tests.tolerances import depth, rounding
 from tests.train.test_vocabulary_head import SIZE as HEAD_SIZE

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from rich.console import Console
 import rlstab
 from rlstab.presets import PRESETS
 from rlstab.tasks import Countdown, Example
-from rlstab.train import loop
+from rlstab.train import loop, making
 from tests.train.runs import go, sampler_gap, small, trained_alike, weights, without_times
 
 
@@ -139,7 +140,7 @@ def test_nobody_waits_for_the_scorer_of_a_run_that_was_stopped(
         time.sleep(0.2)
         return 0.0
 
-    sample = loop.sample
+    sample = making.sample
 
     def interrupted(*arguments: Any, **options: Any) -> None:
         sample(*arguments, **options)
@@ -147,7 +148,7 @@ def test_nobody_waits_for_the_scorer_of_a_run_that_was_stopped(
         raise KeyboardInterrupt
 
     scorer(slow)
-    monkeypatch.setattr(loop, "sample", interrupted)
+    monkeypatch.setattr(making, "sample", interrupted)
     with pytest.raises(KeyboardInterrupt):
         go(small(tmp_path))
     assert 1 <= len(calls) <= 2
@@ -215,9 +216,9 @@ def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path
     with pytest.raises(rlstab.errors.MissingSignal) as caught:
         go(run)
     assert str(caught.value) == (
-        "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: entropies, log_kept_mass, "
-        "logprobs, max_logprobs, ref_logprobs, rollout_logprobs, sum_p_sq, truncated. Remove 'foreign', or pass "
-        "rlstab.train.train a function that makes it, in signals."
+        "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: branch, entropies, "
+        "log_kept_mass, logprobs, max_logprobs, ref_logprobs, rollout_logprobs, sum_p_sq, truncated. Remove "
+        "'foreign', or pass rlstab.train.train a function that makes it, in signals."
     )
     assert not (tmp_path / "run").exists()
 
@@ -250,12 +251,14 @@ def test_a_run_leaves_its_configuration_metrics_samples_and_picture(tmp_path: Pa
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_but_the_summary_is_printed_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_lines_and_the_summary_are_printed_where_there_is_no_terminal(tmp_path: Path) -> None:
     screen = io.StringIO()
     loop.train(small(tmp_path), console=Console(file=screen, width=120, force_terminal=False))
     shown = screen.getvalue()
-    assert shown.startswith("┏━━"), "the table comes first: no bar before it"
-    assert "reward/mean" in shown
+    lines, mark, table = shown.partition("┏━━")
+    assert mark
+    assert re.fullmatch(r"(rollout \d/3 reward .* left.*\n)+", lines), "no bar before the table"
+    assert "reward/mean" in table
     assert shown.endswith(f"run: {tmp_path}\npicture: {tmp_path / 'curves.png'}\n")
 
 

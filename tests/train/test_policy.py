@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlstab.errors import DataError, ModelError
+from rlstab.config.runs import RolloutSettings
+from rlstab.errors import ConfigError, DataError, ModelError
+from rlstab.tasks import Countdown, Example, Message
 from rlstab.train.policy import SHIPPED, Policy, Sequences, load_policy, position_ids
+from rlstab.train.prompts import require_prompts
 from tests.tolerances import depth, rounding
 
 GIVE = (
@@ -54,6 +58,58 @@ def folder(tmp_path, monkeypatch):
         return "./model"
 
     return copy
+
+
+class Session:
+    """One of the hub's, which answers or does not, and notes what it was asked."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error, self.asked = error, list[tuple[str, float]]()
+
+    def head(self, url: str, *, timeout: float) -> None:
+        self.asked.append((url, timeout))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("name", ["someorg/no-such-model", "no-such-model"])
+def test_a_hub_that_does_not_answer_is_asked_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(OSError("[Errno -3] Temporary failure in name resolution"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    start = time.monotonic()
+    said = refusal(name)
+    assert time.monotonic() - start < 5
+    assert said == (
+        f"the tokenizer of '{name}' cannot be loaded: https://huggingface.co cannot be reached: [Errno -3] Temporary "
+        f"failure in name resolution. {GIVE}"
+    )
+    assert session.asked == [("https://huggingface.co", 5.0)]
+
+
+def test_a_hub_that_does_not_answer_is_not_needed_for_what_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(OSError("down"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    cache = tmp_path / "models--someorg--tiny"
+    shutil.copytree(SHIPPED["countdown-tiny"], cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    for place in ("huggingface_hub.constants.HF_HUB_CACHE", "transformers.utils.hub.constants.HF_HUB_CACHE"):
+        monkeypatch.setattr(place, str(tmp_path))
+    assert load_policy("someorg/tiny").pad_id == load_policy("countdown-tiny").pad_id
+    assert len(session.asked) == 1
+
+
+def test_folders_and_shipped_models_do_not_ask_the_hub(folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    load_policy("countdown-tiny")
+    load_policy(folder())
+    assert session.asked == []
 
 
 def refusal(name: str) -> str:
@@ -258,6 +314,63 @@ def test_chat_wraps_the_prompt(folder):
     loaded = load_policy(folder(tokenizer_config={"chat_template": template}))
     wrapped, plain = loaded.encode(["12"], 4, chat=True)[0], loaded.encode(["=12>"], 4, chat=False)[0]
     assert wrapped.tolist() == plain.tolist()
+
+
+CHAT = (Message("system", "1"), Message("user", "2"))
+ROLES = (
+    "{% for one in messages %}{% if one['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ {'system': '*', 'user': '='}[one['role']] }}{{ one['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def test_messages_go_through_the_template_as_they_are(folder):
+    loaded = load_policy(folder(tokenizer_config={"chat_template": ROLES}))
+    chat, plain = loaded.encode([CHAT, "2"], 4, chat=True)[0], loaded.encode(["*1=2>", "=2>"], 4, chat=False)[0]
+    assert chat.tolist() == plain.tolist()
+
+
+def test_messages_without_chat(policy):
+    with pytest.raises(DataError) as caught:
+        policy.encode(["1", CHAT], 4, chat=False)
+    assert str(caught.value) == (
+        "a prompt is a list of messages, which only a chat template can write as tokens: 'system: 1\\nuser: 2'. Set "
+        "rollout.chat to true."
+    )
+
+
+class Chats(Countdown):
+    """Countdown whose training prompts are chats of digits that the shipped tokenizer knows."""
+
+    def __init__(self, *chat: Message) -> None:
+        self.chat = chat
+        super().__init__()
+
+    def example(self, split, index):
+        return Example.chat(self.chat, None) if split == "train" else super().example(split, index)
+
+
+def test_the_first_prompts_are_tried_at_the_start(folder, policy):
+    plain, chats = RolloutSettings(), RolloutSettings(chat=True)
+    require_prompts(policy, Countdown(), plain)
+    with pytest.raises(ConfigError) as config:
+        require_prompts(policy, Chats(*CHAT), plain)
+    assert str(config.value) == (
+        "the prompts of the task 'countdown' are lists of messages, which only a chat template can write as tokens. "
+        "Set rollout.chat to true, or make the prompts text and leave `system` out."
+    )
+    with pytest.raises(ModelError) as model:
+        require_prompts(policy, Chats(*CHAT), chats)
+    assert str(model.value) == (
+        f"rollout.chat is true, and the tokenizer of '{SHIPPED['countdown-tiny']}' has no chat template. Take a model "
+        "that was trained on chats, or make the prompts text and set rollout.chat to false."
+    )
+    with_template = load_policy(folder(tokenizer_config={"chat_template": ROLES}))
+    require_prompts(with_template, Chats(*CHAT), chats)
+    with pytest.raises(DataError, match=r"cannot encode the prompt 'tool: 3': no tools\. Change the prompts, or take"):
+        require_prompts(with_template, Chats(Message("tool", "3")), chats)
+    with pytest.raises(DataError, match="exceed the model's context"):
+        require_prompts(policy, Countdown(), RolloutSettings(max_new_tokens=128))
 
 
 # signals

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rlstab.errors import CheckpointError, ConfigError, NonFinite, ShapeError
+from rlstab.stages.advantages import grpo
 from rlstab.tasks import Example
 from rlstab.train import Responses, train
-from rlstab.train.loop import group_advantages
 from rlstab.train.providers import Providers
 from rlstab.zoo import METHODS
 from tests.train.ranks import fading, places, weighing
@@ -51,8 +51,7 @@ def by_length(responses: Responses) -> Tensor:
 
 def test_advantages_of_a_response_are_those_of_its_tokens(tmp_path: Path) -> None:
     def each(responses: Responses) -> Tensor:
-        settings = small(tmp_path).advantage
-        return group_advantages(by_length(responses), responses.group_ids, settings)
+        return grpo(by_length(responses), responses.group_ids)
 
     def token(responses: Responses) -> Tensor:
         return each(responses).unsqueeze(-1).expand(responses.response_mask.shape).clone()
@@ -71,7 +70,7 @@ def test_the_estimator_as_a_function_trains_as_the_configured_one(tmp_path: Path
     run = small(tmp_path / "function", optimisation__lr=1e-4)
 
     def configured(responses: Responses) -> Tensor:
-        return group_advantages(responses.rewards, responses.group_ids, run.advantage)
+        return grpo(responses.rewards, responses.group_ids)
 
     train(run, console=quiet(), advantages=configured)
     train(small(tmp_path / "configured", optimisation__lr=1e-4), console=quiet())

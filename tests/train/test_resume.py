@@ -139,11 +139,14 @@ def rewritten(record: Path, **changes: Any) -> dict[str, Any]:
 
 def test_a_state_with_tensors_survives() -> None:
     state = {"a": {"gate": True, "w/x": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1, "m": {"tensor": "state/0"}}
-    plain, tensors = dump_state(state)
-    record = {"rollout": 1, "optimizer_steps": 1, "objective": "", **json.loads(json.dumps(plain))}
-    back = dict(checkpoint._checkpoint(record, tensors).state)
-    assert torch.equal(back["a"].pop("w/x"), state["a"].pop("w/x"))  # type: ignore[attr-defined]
-    assert back == state
+    plain, tensors = dump_state(dict.fromkeys(("state", "standing"), state))
+    plain = json.loads(json.dumps(plain))
+    record = {"format": 4, "rollout": 1, "optimizer_steps": 1, "objective": "", **plain["state"]}
+    found = checkpoint._checkpoint({**record, "tensors": plain["tensors"]}, tensors)
+    tensor = state["a"].pop("w/x")  # type: ignore[attr-defined]
+    for back in (dict(found.state), dict(found.standing or {})):
+        assert torch.equal(back["a"].pop("w/x"), tensor)
+        assert back == state
 
 
 def as_before(out: Path, *names: str) -> None:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from rich.console import Console
 from rlstab.cli import main
 from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
-from rlstab.train import checkpoint, durable, loop
+from rlstab.train import checkpoint, durable, loop, making
 from rlstab.train.journal import cut_after, line, read
 from rlstab.train.manifest import Manifest, clear
 from rlstab.train.run_folder import RunFolder
@@ -226,7 +227,7 @@ def test_records_are_cut_only_when_there_is_a_new_one(tmp_path: Path, monkeypatc
         raise DataError("no prompt")
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "sample", fails)
+        patched.setattr(making, "sample", fails)
         with pytest.raises(DataError):
             go(small(out), resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
@@ -339,7 +340,7 @@ def test_an_overwrite_that_fails_later_says_where_the_run_is(tmp_path: Path, mon
     out = tmp_path / "run"
     go(small(out, optimisation__rollouts=2))
     before = left(out)
-    sample, calls = loop.sample, []
+    sample, calls = making.sample, []
 
     def fails(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -347,7 +348,7 @@ def test_an_overwrite_that_fails_later_says_where_the_run_is(tmp_path: Path, mon
             raise DataError("no prompt")
         return sample(*arguments, **options)
 
-    monkeypatch.setattr(loop, "sample", fails)
+    monkeypatch.setattr(making, "sample", fails)
     with pytest.raises(DataError) as caught:
         go(small(out, seed=1), overwrite=True)
     (aside,) = out.glob(".replaced-*")
@@ -428,6 +429,59 @@ def test_resume_and_overwrite_exclude_each_other(tmp_path: Path, capsys: pytest.
     assert not out.exists()
 
 
+# -- checkpoints on another disk -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["this disk", "another disk"])
+def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A run folder that is to be, whose checkpoints are a link to a folder."""
+    place = tmp_path if request.param == "this disk" else Path("/dev/shm")
+    if place != tmp_path and (not place.is_dir() or place.stat().st_dev == tmp_path.stat().st_dev):
+        pytest.skip("one disk only")
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "checkpoints").symlink_to(folder)
+        yield tmp_path / "run"
+
+
+def test_checkpoints_may_be_a_link_to_a_folder(linked: Path, tmp_path: Path) -> None:
+    go(small(linked, optimisation__rollouts=4))
+    there = {one.name for one in (linked / "checkpoints").resolve().iterdir()}
+    assert there == {"rollout-000002", "rollout-000004"}
+    go(small(linked), resume=True)
+    go(small(tmp_path / "whole"))
+    for name in ("rollout-000004", "rollout-000005"):
+        assert left(linked / "checkpoints" / name) == left(tmp_path / "whole" / "checkpoints" / name)
+    assert (linked / "checkpoints").is_symlink()
+
+
+def test_a_run_whose_checkpoints_are_linked_is_replaced_or_left_as_it_was(linked: Path) -> None:
+    go(small(linked, optimisation__rollouts=2))
+    (linked / "checkpoints" / "notes.txt").write_text("mine")
+    before, far = files(linked), (linked / "checkpoints").stat().st_dev != linked.stat().st_dev
+    if far:
+        said = (
+            f"{linked / 'checkpoints'} leads to another disk, and --overwrite cannot move the checkpoints in it aside."
+        )
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            go(small(linked, seed=1), overwrite=True)
+        assert {**files(linked), ".lock": b""} == {**before, ".lock": b""}
+        go(small(linked), resume=True)
+    else:
+        go(small(linked, seed=1), overwrite=True)
+        assert "seed: 1" in (linked / "config.yaml").read_text()
+    assert checkpoint.checkpoints(linked / "checkpoints")[-1].name == "rollout-000005"
+    assert (linked / "checkpoints").is_symlink()
+    assert (linked / "checkpoints" / "notes.txt").read_text() == "mine"
+
+
+def test_what_a_bench_clears_leaves_a_link_and_what_is_not_its_own(linked: Path) -> None:
+    go(small(linked, optimisation__rollouts=2))
+    (linked / "checkpoints" / "notes.txt").write_text("mine")
+    clear(linked)
+    assert [one.name for one in (linked / "checkpoints").iterdir()] == ["notes.txt"]
+
+
 # -- starts that fail ------------------------------------------------------------------------------------------------
 
 
@@ -501,6 +555,8 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
     assert process.returncode == 128 + signal.SIGTERM
     (newest,) = checkpoint.checkpoints(out / "checkpoints")[-1:]
     done = checkpoint.number(newest)
+    *progress, said = said.splitlines(keepends=True)
+    assert [one for one in progress if not one.startswith("rollout ")] == []
     assert said == (
         f"stopped by SIGTERM after rollout {done} of 100000; the checkpoint is {newest}. Continue with: rlstab train "
         f"{long} --resume\n"

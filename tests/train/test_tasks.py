@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 import rlstab
 from examples.tiny_models import character_tokenizer, measure, warm_start
 from rlstab.errors import DataError, MissingPackage, OutOfRange, ScorerError, UnknownName
-from rlstab.tasks import ALPHABET, Countdown, Example, Jsonl, ReasoningGym
+from rlstab.tasks import ALPHABET, Countdown, Example, Jsonl, Message, ReasoningGym
 from rlstab.tasks.countdown import Problem
 
 DATA = Path(rlstab.__file__).parent / "data"
@@ -375,20 +375,13 @@ def test_jsonl_holds_out_the_last_lines(tmp_path):
     assert task.name == "sums"
     assert task.size == {"train": 7, "eval": 3}
     assert [task.example("eval", i).prompt for i in range(4)] == ["7+7=", "8+8=", "9+9=", "7+7="]
-    first = [task.example("train", i).prompt for i in range(7)]
-    assert sorted(first) == [row["prompt"] for row in ROWS[:7]]
+    assert [task.example("train", i).prompt for i in range(7)] == [row["prompt"] for row in ROWS[:7]]
 
 
-def test_jsonl_orders_each_epoch_anew_and_deterministically(tmp_path):
-    path = write(tmp_path, ROWS)
-    task, again = Jsonl(path, eval_size=3, seed=5), Jsonl(path, eval_size=3, seed=5)
-    epochs = [[task.example("train", 7 * e + i).prompt for i in range(7)] for e in range(4)]
-    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-    backward = [again.example("train", i).prompt for i in reversed(range(28))]
-    assert backward[::-1] == [prompt for epoch in epochs for prompt in epoch]
-    other = Jsonl(path, eval_size=3, seed=6)
-    assert [other.example("train", i).prompt for i in range(7)] != epochs[0]
+def test_jsonl_gives_a_row_by_its_number(tmp_path):
+    task = Jsonl(write(tmp_path, ROWS), eval_size=3)
+    backward = [task.example("train", i).prompt for i in reversed(range(21))]
+    assert backward[::-1] == [row["prompt"] for row in ROWS[:7]] * 3  # beyond the end they start again
 
 
 def test_jsonl_with_a_file_for_evaluation(tmp_path):
@@ -472,13 +465,13 @@ SAMPLE = '{"prompt": "2+3=", "answer": "5"}'
         ),
         (
             b'{"prompt": ["a"], "answer": "2"}\n',
-            "PATH, line 1: the field 'prompt' is a JSON array, not a string. Write the prompt as one string in double "
-            "quotes.",
+            "PATH, line 1: the field 'prompt': message 1 is not an object with the texts `role` and `content` alone. "
+            'Write it like {"role": "user", "content": "2+3="}.',
         ),
         (
             b'{"prompt": 3, "answer": "2"}\n',
             "PATH, line 1: the field 'prompt' is a JSON number, not a string. Write the prompt as one string in double "
-            "quotes.",
+            "quotes, or as a list of messages.",
         ),
         (
             b'{"prompt": "a", "answer": true}\n',
@@ -502,6 +495,88 @@ def test_jsonl_errors(tmp_path, content, message):
     with pytest.raises(DataError) as caught:
         Jsonl(path)
     assert str(caught.value) == message.replace("PATH", str(path))
+
+
+SYSTEM, USER = {"role": "system", "content": "Add."}, {"role": "user", "content": "2+3="}
+ASSISTANT = {"role": "assistant", "content": "5"}
+
+
+def test_jsonl_messages(tmp_path):
+    rows = [{"prompt": [SYSTEM, USER, ASSISTANT, USER], "answer": 5}, {"prompt": "1+1=", "answer": 2}]
+    path = write(tmp_path, rows)
+    first, second = (Jsonl(path, path).example("eval", i) for i in range(2))
+    turns = (Message("system", "Add."), Message("user", "2+3="), Message("assistant", "5"), Message("user", "2+3="))
+    assert first == Example("system: Add.\nuser: 2+3=\nassistant: 5\nuser: 2+3=", "5", turns)
+    assert first.asked == turns
+    assert second == Example("user: 1+1=", "2", (Message("user", "1+1="),))  # one chat makes all of them chats
+    plain = Jsonl(write(tmp_path, rows[1:], "plain.jsonl"), path)
+    assert plain.example("train", 0).asked == (Message("user", "1+1="),)
+    alone = write(tmp_path, rows[1:], "alone.jsonl")
+    assert Jsonl(alone, alone).example("train", 0).asked == "1+1="
+
+
+def test_jsonl_system(tmp_path):
+    rows = [{"prompt": [USER], "answer": 5}, {"prompt": "1+1=", "answer": 2}]
+    path = write(tmp_path, rows)
+    task = Jsonl(path, path, system="Be brief.")
+    system = Message("system", "Be brief.")
+    assert task.example("train", 0).messages == (system, Message("user", "2+3="))
+    assert task.example("train", 1).messages == (system, Message("user", "1+1="))
+    text = write(tmp_path, rows[1:], "text.jsonl")
+    wrapped = Jsonl(text, text, system="", prompt_template="Q: {prompt}")
+    assert wrapped.example("train", 0).messages == (Message("system", ""), Message("user", "Q: 1+1="))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "message"),
+    [
+        (
+            [],
+            {},
+            ' is an empty list. Put a message into it, such as {"role": "user", "content": "2+3="}.',
+        ),
+        (
+            [USER, {"role": "user"}],
+            {},
+            ": message 2 is not an object with the texts `role` and `content` alone. Write it like "
+            '{"role": "user", "content": "2+3="}.',
+        ),
+        (
+            [{**USER, "name": "x"}],
+            {},
+            ": message 1 is not an object with the texts `role` and `content` alone. Write it like "
+            '{"role": "user", "content": "2+3="}.',
+        ),
+        (
+            [{"role": "user", "content": ["2+3="]}],
+            {},
+            ": message 1 is not an object with the texts `role` and `content` alone. Write it like "
+            '{"role": "user", "content": "2+3="}.',
+        ),
+        (
+            [USER, ASSISTANT],
+            {},
+            " ends with a message of the assistant, which is for the policy to write. Remove it, or put it before the "
+            "last message of the user.",
+        ),
+        (
+            [SYSTEM, USER],
+            {"system": "Be brief."},
+            " begins with a system message, and so does the setting `system`. Remove one of them.",
+        ),
+        (
+            [USER],
+            {"prompt_template": "Q: {prompt}"},
+            " is a list of messages, which `prompt_template` cannot surround. Write its text into the messages, or "
+            "into `system`, and remove `prompt_template`.",
+        ),
+    ],
+)
+def test_jsonl_messages_that_cannot_be_used(tmp_path, prompt, settings, message):
+    path = write(tmp_path, [{"prompt": "1", "answer": "2"}, {"prompt": prompt, "answer": "2"}])
+    with pytest.raises(DataError) as caught:
+        Jsonl(path, path, **settings)
+    assert str(caught.value) == f"{path}, line 2: the field 'prompt'{message}"
 
 
 def test_jsonl_missing_file(tmp_path):

@@ -262,7 +262,7 @@ def test_declared_is_not_done(broken: type[TokenObjective], expected: list[str])
 
 @pytest.mark.parametrize("name", ["card_sections", "card_page", "cards", "markdown_text", "interactions"])
 def test_cards_need_the_lower_floors(name: str) -> None:
-    path, lower = f"rlstab/explain/{name}.py", ["core", "errors", "zoo", "presets", "explain"]
+    path, lower = f"rlstab/explain/{name}.py", ["core", "errors", "stages", "zoo", "presets", "explain"]
     assert beyond(path, *(f"rlstab.{one}" for one in lower)) == []
 
 

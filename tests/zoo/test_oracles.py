@@ -117,6 +117,7 @@ SETTINGS = [
     *grid("constant_length", length=[7]),
     *grid("ar", alpha=[0.3, 0.0, 1.0]),
     *grid("sign_weights", positive=[0.1, 0.0, 1.5], negative=[1.0, 0.0]),
+    *grid("stream_weight", coefficient=[1.0, 0.0, 0.3]),
     *grid("kl_cov", share=[0.3, 0.002, 1.0], coefficient=[1.3]),
     *grid(
         "clip_cov",

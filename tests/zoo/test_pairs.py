@@ -14,7 +14,8 @@ from rlstab.core.terms import SLOTS
 from rlstab.errors import Conflict
 from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
-from rlstab.testing.laws import Case, split
+from rlstab.testing.law import Case
+from rlstab.testing.laws_of_agreement import split
 from rlstab.testing.steps import make_step
 
 NAMES = [cls.name for cls in shipped()]

@@ -48,6 +48,7 @@ REPORTED = {
     "sign_weights": {"weight"},
     "stare": {"gate", "boost", "threshold", "boosted", "damped"},
     "steer": {"smallest", "largest", "weight"},
+    "stream_weight": {"branches", "weight"},
     "token_mean": set(),
     "top_entropy": {"share", "threshold"},
     "vespo": set(),

@@ -79,6 +79,7 @@ def evidence() -> dict[str, torch.Tensor]:
         "log_kept_mass": -0.1 * torch.rand(3, 5, generator=draw, dtype=torch.float64),
     }
     signals["truncated"] = torch.tensor([0.0, 1.0, 0.0])
+    signals["branch"] = torch.tensor([0.0, 0.0, 1.0])
     signals["block_ids"] = torch.tensor([[0, 0, 1, 1, -1], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0]])
     others = SIGNALS.keys() - signals.keys()
     return signals | {name: -torch.rand(3, 5, generator=draw, dtype=torch.float64) for name in sorted(others)}

@@ -13,6 +13,6 @@ except ImportError as error:
 
 from rlstab.adapters.trl.release import check_release as check_host
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
-from rlstab.adapters.trl.watch import WatchCallback
+from rlstab.adapters.trl.watching import WatchCallback
 
 __all__ = ["RLStabGRPOTrainer", "WatchCallback", "check_host"]

@@ -8,7 +8,7 @@ import torch
 from rlstab.config.runs import RolloutSettings
 from rlstab.tasks import Countdown
 from rlstab.train.policy import Policy, load_policy
-from rlstab.train.rollout import Rollout, _invert, grouped, sample
+from rlstab.train.sampling import Sampled, _invert, grouped, sample
 from rlstab.train.step import forward_signals
 from tests.tolerances import depth, rounding
 
@@ -27,7 +27,7 @@ def prompts(count: int) -> list[str]:
     return grouped([task.example("train", index).prompt for index in range(count)], 4)
 
 
-def draw(policy: Policy, texts: list[str], ids: torch.Tensor, **changes: object) -> Rollout:
+def draw(policy: Policy, texts: list[str], ids: torch.Tensor, **changes: object) -> Sampled:
     settings = RolloutSettings(**{"max_new_tokens": 20, **changes})  # type: ignore[arg-type]
     return sample(
         policy, texts, ids, settings, seed=3, needs=SIGNALS, options={"min_p": 0.1}, skip_special_tokens=False

@@ -1,0 +1,93 @@
+"""``rlstab runs``: what ran, how far it is, and the best that it reached."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from rlstab.report.bins import binned, weights
+from rlstab.report.model import LeftOut, RunRecord, setting_of
+from rlstab.report.numbers import counted, setting
+from rlstab.report.records import find_runs
+
+#: What a process that trains writes into the folder of its run: its number and the machine.
+LOCK = ".lock"
+
+
+def listing(paths: Sequence[str | Path]) -> RenderableType:
+    """Two lines for each run below some paths, in the order of their folders, and one for what is none.
+
+    Raises:
+        ReportError: a path does not exist, or there is no run.
+    """
+    table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    runs, others = find_runs(*paths)
+    for run in runs:
+        place, what, state, best = map(escape, (run.path, _what(run), _state(run), _best(run)))
+        table.add_row(f"{place}\n[dim]{what}[/]", f"{state}\n[dim]{best}[/]")
+    left = [f"[yellow]left out:[/] {escape(one.path)}: {escape(_why(one))}" for one in others]
+    return Group(table, *left, counted(len(runs), "run"))
+
+
+def _what(run: RunRecord) -> str:
+    """Bench, setting and method, on which task, with which model, learning rate and seed."""
+    named = [one for one in (run.bench, run.setting if run.bench and run.setting != "default" else None) if one]
+    task, model = setting_of(run.config, "task.name"), setting_of(run.config, "model.name")
+    place = " ".join(f"{word} {value}" for word, value in (("on", task), ("with", model)) if value)
+    rate = setting_of(run.config, "optimisation.lr")
+    rates = [f"lr {setting(rate)}"] if isinstance(rate, int | float) else []
+    return ", ".join([" ".join([*named, run.method, *([place] if place else [])]), *rates, f"seed {run.seed}"])
+
+
+def _state(run: RunRecord) -> str:
+    many = f"{run.rollouts} of {'?' if run.planned is None else run.planned}"
+    if run.status == "finished":
+        return f"finished, {counted(run.rollouts, 'rollout')}"
+    if run.status == "failed":
+        last = (run.error or "").strip().rpartition("\n")[2]
+        return f"failed after {many}" + (f": {last}" if last else "")
+    process = running(Path(run.path))
+    return f"running, {many} (process {process})" if process else f"stopped after {many}"
+
+
+def _best(run: RunRecord) -> str:
+    """The best evaluation, without one the best rewards of ten rollouts."""
+    found = [(one["eval/mean"], int(one["rollout"])) for one in run.evaluations if "eval/mean" in one]
+    if found:
+        value, rollout = max(found, key=lambda one: (one[0], -one[1]))
+        return f"held out {value:.3f} after {rollout}"
+    if "reward/mean" not in run.metrics:
+        return ""
+    ends, values = binned(run, "reward/mean")
+    counts = weights(run, ends)
+    place = int(np.where(counts == counts.max(), values, -np.inf).argmax())  # the last bin may hold a few rollouts
+    return f"reward {values[place]:.3f}, mean of {counted(int(counts[place]), 'rollout')} until {ends[place]}"
+
+
+def _why(one: LeftOut) -> str:
+    process = running(Path(one.path))
+    return f"{one.why} (process {process} is at work there)" if process else one.why
+
+
+def running(folder: Path) -> int | None:
+    """The process on this machine that holds a run folder; None where there is none, or it cannot be known."""
+    try:
+        found = re.fullmatch(r"([1-9][0-9]{0,9}) (\S{1,255})\n", (folder / LOCK).read_text(encoding="utf-8"))
+        if found is None or found[2] != socket.gethostname():
+            return None
+        os.kill(int(found[1]), 0)
+    except PermissionError:  # it is another user's
+        return int(found[1]) if found else None
+    except (OSError, ValueError, OverflowError):
+        return None
+    return int(found[1])

@@ -1,0 +1,167 @@
+"""Blockwise advantages: a reward and a baseline for each block of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Settled
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+
+@final
+@dataclass(frozen=True)
+class Blockwise(AdvantageEstimator):
+    """Give each block of a response its own reward, compared with siblings that stood at the same outcome before it.
+
+    Problem:
+        A response may consist of blocks with rewards of their own: an answer and the confidence in it, one step of a
+        calculation after another. One advantage for all of it blames a good step for the mistake of another. But a
+        later block cannot be compared with that of any other response: how well it can do depends on what stands before
+        it, and sampling a group for every prefix is too costly. It is compared with the same block of those answers to
+        the prompt whose blocks before had the same outcome.
+
+    Equation:
+        With r_ik the reward of block k of response i, o_ik the outcome of its blocks up to k, and k(t) the block of
+        token t:
+
+            D_ik  = { j in the group of i : j has a block k, and o_j,k-1 = o_i,k-1 }     of the first block: all of them
+            b_ik  = (sum_{j in D_ik} r_jk + c g_k) / (|D_ik| + c)
+            A_it  = r_i,k(t) - b_i,k(t),    0 on tokens of no block
+
+        c is ``shrink``, g_k the mean of r_jk over all of the group that has a block k.
+
+    Reads:
+        - ``block_rewards`` (S, K): r. Not ``rewards``.
+        - ``block_outcomes`` (S, K), integers from 1: o, equal where blocks may be compared; 0 where there is no block.
+        - ``block_ids`` (S, T), integers: the block of each token, from 0, and -1 for none.
+        - ``group_ids`` (S,): which responses are compared.
+
+    Gives:
+        (S, T) advantages.
+
+    Parameters:
+        - ``shrink`` (c): float in [0, inf), default 0.0. How many responses at the mean of the whole group each
+          baseline gets. The paper has none; ours, for groups in which outcomes are rare.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: ``shrink`` is ours. Its mean over the tokens of a block is the method ``block_mean``.
+        - From its code: no official code was found.
+
+    Interacts:
+        - Reward shapers do nothing to these advantages: the rewards of blocks are the task's.
+        - ``dynamic_sampling``: compares rewards of whole responses, and drops groups whose blocks differ.
+        - ``gspo`` and other ratios of whole responses take one advantage of a response for granted.
+
+    Limits:
+        - ``dr_grpo`` where every response is one block whose reward is that of the response.
+        - A block without a sibling at the same outcome has the advantage 0 without ``shrink``; so have equal rewards.
+        - The baseline adds no bias only where the outcome says everything about the prefix that the mean of the block's
+          reward depends on.
+
+    Example:
+        Four answers of two steps. The first step is right in three: mean 3 / 4. The second step of these three is right
+        once, mean 1 / 3; that of the last one has no sibling.
+
+        >>> import torch
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(4, dtype=torch.float64)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
+        ...     lengths=zeros + 3,
+        ...     ended=zeros == 0,
+        ...     prompt_ids=zeros.long(),
+        ...     group_ids=zeros.long(),
+        ...     sequence_ids=torch.arange(4),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=8,
+        ...     extra={
+        ...         "block_rewards": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
+        ...         "block_outcomes": torch.tensor([[2, 2], [2, 1], [2, 1], [1, 1]]),
+        ...         "block_ids": torch.tensor([[0, 1, -1]]).expand(4, 3),
+        ...     },
+        ... )
+        >>> for row in Blockwise().advantages(batch, Settled(), {}).tolist():
+        ...     print([round(one, 4) for one in row])
+        [0.25, 0.6667, 0.0]
+        [0.25, -0.3333, 0.0]
+        [0.25, -0.3333, 0.0]
+        [-0.75, 0.0, 0.0]
+
+    Source:
+        K. Pavlenko, A. Golubev, S. Karasik, B. Yangel, "Blockwise Advantage Estimation for Multi-Objective RL with
+        Verifiable Rewards", 2026, arXiv 2602.10231. Reference code: none found.
+    """
+
+    name: ClassVar[str] = "blockwise"
+    needs = frozenset({"block_rewards", "block_outcomes", "block_ids"})
+    expects: ClassVar[Mapping[str, str]] = {
+        "block_mean": "it averages over the tokens of a block, so that a long block does not drown a short one."
+    }
+
+    shrink: Annotated[float, Range(ge=0)] = 0.0
+
+    def in_words(self) -> str:
+        most = f", drawn to the mean of the group as by {self.shrink} responses more" if self.shrink else ""
+        return (
+            "Take the reward of each block less its mean over the answers to the prompt whose blocks before had the "
+            f"same outcome{most}."
+        )
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        rewards, outcomes = responses.evidence("block_rewards").double(), responses.evidence("block_outcomes").long()
+        blocks = [torch.zeros_like(responses.rewards)]  # of tokens in no block
+        for number in range(rewards.shape[1]):
+            own, there = rewards[:, number], outcomes[:, number] > 0
+            stratum = _stratum(responses, outcomes, number)
+            baseline, even = _mean(own, there, stratum)
+            if self.shrink:
+                wide, even = _mean(own, there, responses.group)
+                size = _size(there, stratum)
+                baseline = (baseline * size + self.shrink * wide) / (size + self.shrink)
+            blocks.append(torch.where(there & ~even, own - baseline, 0.0))
+        ids = responses.evidence("block_ids").long()
+        return torch.stack(blocks, 1).gather(1, ids.clamp(min=-1) + 1)
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        """The share of blocks without a sibling to be compared with, and how many blocks a response has."""
+        outcomes = responses.evidence("block_outcomes").long()
+        alone = Mean.of(torch.zeros(0))
+        for number in range(outcomes.shape[1]):
+            there = outcomes[:, number] > 0
+            alone = alone.merge(Mean.of(_size(there, _stratum(responses, outcomes, number)) == 1, there))
+        return {"alone": alone, "blocks": Mean.of((outcomes > 0).sum(-1).double())}
+
+
+def _stratum(responses: ResponseBatch, outcomes: Tensor, number: int) -> Tensor:
+    """``(S,)`` number of the set of responses that a block is compared with: its group and the outcome before it."""
+    if number == 0:
+        return responses.group
+    pairs = torch.stack([responses.group, outcomes[:, number - 1]], 1)
+    numbered: Tensor = torch.unique(pairs, dim=0, return_inverse=True)[1]
+    return numbered
+
+
+def _size(there: Tensor, stratum: Tensor) -> Tensor:
+    """``(S,)`` how many of a response's set have the block."""
+    return torch.zeros(len(there), dtype=torch.float64).index_add(0, stratum, there.double())[stratum]
+
+
+def _mean(values: Tensor, there: Tensor, stratum: Tensor) -> tuple[Tensor, Tensor]:
+    """``(S,)`` mean over those of a response's set that have the block, and whether all of them are equal."""
+    zeros = torch.zeros_like(values)
+    mean = zeros.index_add(0, stratum, torch.where(there, values, 0.0))[stratum] / _size(there, stratum).clamp(min=1)
+    high = (zeros - torch.inf).scatter_reduce(0, stratum, torch.where(there, values, -torch.inf), "amax")
+    low = (zeros + torch.inf).scatter_reduce(0, stratum, torch.where(there, values, torch.inf), "amin")
+    return mean, (high == low)[stratum]  # by range: the mean of equal numbers can miss them by a rounding

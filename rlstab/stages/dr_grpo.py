@@ -1,0 +1,89 @@
+"""The group-relative advantage of Dr. GRPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.stats import Settled
+from rlstab.stages.advantages import dr_grpo
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+
+@final
+@dataclass(frozen=True)
+class DrGRPO(AdvantageEstimator):
+    """Compare a response with all answers to its prompt, without a division: rare successes are not amplified.
+
+    Problem:
+        GRPO divides by the standard deviation of the group, which is small where nearly all answers are right or nearly
+        all wrong. So prompts that are too easy or too hard weigh more than those in between, and what is optimised is
+        no longer the expected reward. Dr. GRPO leaves the division out.
+
+    Equation:
+        Of a group of n rewards R_i = ``rewards``:
+
+            A_i  = R_i - sum_j R_j / n
+            A_i  = 0                            where all R_j are equal
+
+    Reads:
+        - ``rewards`` (S,): as the reward shapers left them.
+        - ``group_ids`` (S,): which responses are compared.
+
+    Gives:
+        (S,) advantages, which every token of the response gets.
+
+    Parameters:
+        none
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: its other half, a constant divisor in place of the length of a response, is the method
+          ``constant_length`` of the loss.
+
+    Interacts:
+        - ``constant_length``: with it this is Dr. GRPO; with another aggregate it is half of it.
+        - Learning rates do not carry over from ``grpo``: of rewards 0 and 1 these advantages are at most half as large.
+
+    Limits:
+        - Equal to ``grpo`` with ``std=False``, and to ``rloo`` but for the factor n / (n - 1).
+        - A group of one response, or of equal rewards, has the advantage 0.
+
+    Example:
+        One right answer of four.
+
+        >>> import torch
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(4, dtype=torch.float64)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
+        ...     lengths=zeros + 8,
+        ...     ended=zeros == 0,
+        ...     prompt_ids=zeros.long(),
+        ...     group_ids=zeros.long(),
+        ...     sequence_ids=torch.arange(4),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=8,
+        ... )
+        >>> DrGRPO().advantages(batch, Settled(), {}).tolist()
+        [0.75, -0.25, -0.25, -0.25]
+
+    Source:
+        Z. Liu et al., "Understanding R1-Zero-Like Training: A Critical Perspective", 2025, arXiv 2503.20783 (section
+        3.2). Reference code: sail-sg/understand-r1-zero ``train_zero_math.py``.
+    """
+
+    name: ClassVar[str] = "dr_grpo"
+
+    def in_words(self) -> str:
+        return "Take the reward less the mean over the answers to the prompt."
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        return dr_grpo(responses.rewards, responses.group_ids)

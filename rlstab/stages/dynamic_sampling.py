@@ -1,0 +1,149 @@
+"""Dynamic sampling: learn only from groups in which something differs (DAPO)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, final
+
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Settled, Stat
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import Expansion, RolloutExpander
+
+
+@final
+@dataclass(frozen=True)
+class DynamicSampling(RolloutExpander):
+    """Drop the groups whose rewards are all equal, and ask for as many fresh prompts.
+
+    Problem:
+        A group in which every answer is right, or every answer wrong, has no advantage and teaches nothing. The more a
+        policy knows, the more groups are so: the optimizer step is made from fewer and fewer prompts, and its gradient
+        gets noisier. Dynamic sampling replaces them until the optimizer step has as many live groups as it asks for.
+
+    Equation:
+        Of a group g with rewards R_i = ``rewards``:
+
+            even(g)  =  max R_i == min R_i
+            drop     =  the responses of even groups
+            fresh    =  the number of even groups that no branch made, over all parts and ranks
+
+        Fresh prompts are answered, scored and filtered the same way, at most K = ``max_refills`` times.
+
+    Reads:
+        - ``rewards`` (S,): shaped, or as the scorer gave them: ``raw_rewards`` (S,).
+        - ``group_ids`` (S,): which responses are compared.
+        - ``given`` (S,): 0, or where a branch of ``deep_grpo`` starts.
+
+    Gives:
+        - ``drop``: all responses of even groups, those of branches included.
+        - ``fresh``: as many prompts as had an even group. A branch has no prompt of its own, so none comes for it.
+
+    Parameters:
+        - ``max_refills`` (K): int in [0, inf), default 9. The recipe that ships with verl allows 10 batches, the first
+          one included; the paper samples until the batch is full.
+        - ``rewards``: 'shaped' | 'raw', default 'shaped'. What has to differ. 'shaped' is what the advantages are made
+          of. The recipe's metric is the accuracy, before the length penalty: 'raw'.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: its condition is that some answers are right and some wrong. Here it is that some rewards
+          differ, which is the same for rewards with two values.
+        - From its code: it samples three times the prompts of an optimizer step and throws away what it has too many.
+          Here nothing live is thrown away: every refill asks for exactly what is missing.
+        - From its code: where the batch is not full after the last refill it stops with an error. Here the rollout
+          learns from what there is, and the report says how much.
+        - From its code: it keeps a group of one answer. Here that is even: it has nothing to compare with.
+
+    Interacts:
+        - with ``overlong``, ``laconic`` and other shapers: with ``rewards="shaped"`` a penalty makes a group uneven
+          that is all right or all wrong. It is kept, and an estimator that divides by the standard deviation makes the
+          penalty the whole signal of it. ``rewards="raw"`` drops it.
+        - with ``deep_grpo``: list it before this stage. Behind it no prompt is left on which every answer failed, and
+          those are what branches are for.
+        - with ``goldilocks``, ``paced``: a selector learns from dropped responses too, and its choice leaves fewer of
+          them to replace.
+        - with estimators that compare over the rollout, such as ``reinforce_pp``: an even group is not dead there, and
+          dropping it takes the easiest and the hardest prompts from the mean.
+
+    Limits:
+        - ``max_refills=0`` drops and asks for nothing: fewer groups, the same gradient up to the divisor.
+        - A rollout without even groups is left alone.
+        - ``rollout.group`` of 1 leaves nothing to learn from.
+
+    Example:
+        Three groups of two. The first is all right and the third, a branch, all wrong: both are dropped, and one fresh
+        prompt is asked for.
+
+        >>> import torch
+        >>> from rlstab.core.comm import LocalComm
+        >>> ids, zeros = torch.tensor([0, 0, 1, 1, 2, 2]), torch.zeros(6)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]).double(),
+        ...     lengths=zeros.double() + 8,
+        ...     ended=zeros == 0,
+        ...     prompt_ids=ids,
+        ...     group_ids=ids,
+        ...     sequence_ids=torch.arange(6),
+        ...     given=torch.tensor([0, 0, 0, 0, 4, 4]),
+        ...     pivot=torch.tensor([0, 0, 0, 0, 0.5, 0.5]).double(),
+        ...     limit=8,
+        ... )
+        >>> stage = DynamicSampling()
+        >>> stat, state = stage.settle([batch], stage.init_state(), LocalComm())
+        >>> asked = stage.expand(batch, stat, state, seed=0)
+        >>> asked.drop.tolist(), asked.fresh
+        ([True, True, False, False, True, True], 1)
+
+    Source:
+        Q. Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025, arXiv 2503.14476 (section
+        3.2, eq. 11). Reference code: verl-project/verl-recipe ``dapo/dapo_ray_trainer.py``.
+    """
+
+    name: ClassVar[str] = "dynamic_sampling"
+
+    max_refills: Annotated[int, Range(ge=0)] = 9
+    rewards: Literal["shaped", "raw"] = "shaped"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"raw_rewards"} if self.rewards == "raw" else ())
+
+    @property
+    def rounds(self) -> int:
+        """One more than there are refills: the last refill is filtered too."""
+        return self.max_refills + 1
+
+    def in_words(self) -> str:
+        which = "scores" if self.rewards == "raw" else "rewards"
+        refill = f", and sample as many fresh prompts, at most {self.max_refills} times" if self.max_refills else ""
+        return f"Drop every group whose {which} are all equal{refill}."
+
+    def measure(self, part: ResponseBatch) -> Stat:
+        even, branch = self._even(part)[part.first], (part.given > 0)[part.first]
+        return {"even": Mean.of(even, ~branch), "even_branches": Mean.of(even, branch)}
+
+    def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
+        fresh = round(float(stat.mean("even").total)) if self.max_refills else 0
+        return Expansion(drop=self._even(responses), fresh=fresh)
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> dict[str, Mean]:
+        """Of all responses of the rollout: what was dropped, and how many were sampled for each one learnt from."""
+        even, branch = self._even(responses), (responses.given > 0)[responses.first]
+        return {
+            "dropped": Mean.of(even[responses.first], ~branch),
+            "dropped_branches": Mean.of(even[responses.first], branch),
+            "dropped_groups": Mean.scalar(float(stat.mean("even").total)),
+            "sampled_per_learnt": Mean(Mean.of(even).count, Mean.of(~even).total),
+        }
+
+    def _even(self, responses: ResponseBatch) -> Tensor:
+        """``(S,)`` bool, True in a group without a difference."""
+        if self.rewards == "shaped":
+            return responses.even
+        return responses.reshaped(responses.evidence("raw_rewards").double()).even

@@ -1,0 +1,204 @@
+"""Prompts that are neither too easy nor too hard, by a teacher that reads them (Goldilocks)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Settled, Stat
+from rlstab.stages import pass_rates
+from rlstab.stages.half_sigmoid import HalfSigmoid
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.slots import DECIMALS, at_random, pool_of, shuffled
+from rlstab.stages.stage import Offer, PromptSelector
+
+
+@final
+@dataclass(frozen=True)
+class GoldilocksTeacher(PromptSelector):
+    """Takes the prompts whose rewards a teacher predicts to differ most between responses.
+
+    Problem:
+        A prompt that the policy always solves, or never, gives a group of equal rewards: no advantage, no gradient, and
+        the whole cost of sampling. The gradient of a prompt with pass rate p is proportional to sqrt(p (1 - p)), the
+        standard deviation of its reward. In a large data set hardly a prompt comes back, so what is known of one has to
+        say something of others: a teacher reads the prompt and predicts it.
+
+    Equation:
+        With e(q) the mean of the policy's input embeddings over the tokens of the prompt q, and ``raw_rewards`` r in
+        [0, 1] of the responses to q in a rollout:
+
+            y_q  = sqrt(p (1 - p)),  p = mean of r                       what the prompt was worth
+            f(q) = 0.5 sigmoid(w . e(q))                                 what the teacher expects
+            w    = argmin sum over the window of (f(q) - y_q)^2 + rho |w|^2
+
+        A slot of the rollout is dealt K = ``candidates`` random prompts, and takes the one of the largest f, or, with
+        probability epsilon = ``random_share``, the first of them. rho is ``ridge``; the window holds the ``window``
+        newest (q, y_q). Features are centred and scaled over the window, and a constant is one more. The teacher is
+        fitted anew before each rollout, by damped Gauss-Newton steps from w = 0: a selection is a function of the
+        window and of the policy.
+
+    Reads:
+        - ``raw_rewards`` (S,), of the scorer: outside of [0, 1] they count as 0 or 1.
+        - ``prompt_ids`` (S,): several groups of one prompt in a rollout make one p.
+        - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
+        - ``prompt_features`` of the offer (n, width): e(q), of the policy as it is when prompts are selected.
+
+    Gives:
+        The numbers of the prompts. From a pool, different ones within a rollout, refills included, until it has taken
+        all: candidates are dealt from the shuffled pool, and the ones that are left are shuffled and dealt again when
+        it ends. From a task without end, each slot is dealt the next K prompts, and none comes twice in a run.
+
+    Parameters:
+        - ``pool``: int in [1, inf) or None, default None. Prompts 0 to pool - 1 of the task are asked; None takes all
+          that the task has, which may be without end.
+        - ``candidates`` (K): int in [1, inf), default 8. Prompts that a slot chooses from. Own choice: the paper's
+          value was not found.
+        - ``random_share`` (epsilon): float in [0, 1], default 0.1. Own choice: the paper's value was not found.
+        - ``window``: int in [1, inf), default 512. Prompts that the teacher learns from, the newest; it should hold
+          several rollouts. Own choice: the paper's value was not found.
+        - ``ridge`` (rho): float in (0, inf), default 0.001. Own choice: on Countdown, 1e-5 to 1e-2
+          select about equally well.
+
+    State:
+        - ``prompts`` (window,), int64, and ``worth`` (window,), float64: the window, oldest first; of one rollout in
+          the order of the prompts.
+        - ``filled``, int: how many of its rows hold something.
+
+    Deviations:
+        - From the paper: its teacher is a language model of its own with a linear head on mean-pooled states, trained
+          as a whole on GPUs of its own. Here the features are the policy's input embeddings, and only w is fitted.
+        - From the paper: it trains by stochastic gradient on the squared error. Here the same error is minimised over
+          the whole window, with a ridge, because a window can have fewer rows than features.
+        - From the paper: no prompt comes twice in a rollout. What the paper does about it was not found.
+        - From its code: no official code was found.
+
+    Interacts:
+        - with ``dynamic_sampling``: both are against groups of equal rewards; this one before they are sampled. What
+          is refilled comes from new candidates, and dropped groups teach the teacher.
+        - with ``overlong`` and other reward shapers: not seen, ``raw_rewards`` are what was solved.
+        - with metrics of the reward: ``reward/mean`` is that of the prompts that were selected, near 1/2 by intent.
+          Compare runs by an evaluation.
+
+    Limits:
+        - ``candidates: 1`` leaves nothing to choose: it is ``uniform`` with the same pool, bit for bit, and
+          ``in_order`` on a task without end.
+        - ``random_share: 1.0`` takes the first candidate of each slot, whatever the teacher expects.
+        - So does every slot as long as the window is empty, or prompts have no features that differ.
+
+    Example:
+        Prompts whose single feature is their own number. Those above 0 were worth 0.5 and the others nothing, so of two
+        candidates the teacher prefers the larger. Of four prompts, dealt in pairs, one is then always 2 or 3.
+
+        >>> import torch
+        >>> from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
+        >>> from rlstab.stages.stage import Offer
+        >>> teacher = GoldilocksTeacher(pool=4, candidates=2, random_share=0.0, window=3)
+        >>> state = {"prompts": torch.tensor([0, 1, 2]), "worth": torch.tensor([0.0, 0.5, 0.5]).double(), "filled": 3}
+        >>> offer = Offer(1, 0, 2, 2, None, 0, features=lambda prompts: prompts.double().unsqueeze(1))
+        >>> max(teacher.select(offer, state).tolist())
+        3
+
+    Source:
+        I. Mahrooghi, A. Lotfi, E. Abbe, "Goldilocks RL: Tuning Task Difficulty to Escape Sparse Rewards for Reasoning",
+        2026, arXiv 2602.14868. Reference code: none found.
+    """
+
+    name: ClassVar[str] = "goldilocks_teacher"
+    needs = pass_rates.NEEDS | {"prompt_features"}
+
+    pool: Annotated[int | None, Range(ge=1)] = None
+    candidates: Annotated[int, Range(ge=1)] = 8
+    random_share: Annotated[float, Range(ge=0, le=1)] = 0.1
+    window: Annotated[int, Range(ge=1)] = 512
+    ridge: Annotated[float, Range(gt=0)] = 0.001
+
+    def in_words(self) -> str:
+        pool = "the task" if self.pool is None else f"the first {self.pool} prompts"
+        return (
+            f"Take, of {self.candidates} random prompts of {pool}, the one whose rewards a teacher expects to differ "
+            f"most between responses, and any of them in {self.random_share:.0%} of the slots. The teacher reads the "
+            f"policy's embeddings of a prompt, and learns from the last {self.window} that were answered."
+        )
+
+    def init_state(self) -> State:
+        return {
+            "prompts": torch.zeros(self.window, dtype=torch.int64),
+            "worth": torch.zeros(self.window, dtype=torch.float64),
+            "filled": 0,
+        }
+
+    def select(self, offer: Offer, state: State) -> Tensor:
+        if self.pool is None and offer.size is None:
+            hands = torch.arange(offer.drawn, offer.drawn + offer.count).unsqueeze(1) * self.candidates
+            hands = hands + torch.arange(self.candidates)
+            places = self._expected(hands.reshape(-1), offer, state).view(hands.shape).argmax(1)
+            dice = torch.tensor(at_random(offer, self.random_share)[offer.first :])
+            return hands.gather(1, torch.where(dice, 0, places).unsqueeze(1)).squeeze(1)
+        dealer = _Dealer(offer, pool_of(self.name, self.pool, offer), self.candidates)
+        worth = dict(zip(dealer.may_deal.tolist(), self._expected(dealer.may_deal, offer, state).tolist(), strict=True))
+        chosen = []
+        for random in at_random(offer, self.random_share):
+            hand = dealer.hand()
+            chosen.append(hand[0] if random else max(hand, key=worth.__getitem__))  # the first of equal ones
+            dealer.taken.add(chosen[-1])
+        return torch.tensor(chosen[offer.first :], dtype=torch.int64)
+
+    def measure(self, part: ResponseBatch) -> Stat:
+        return {"seen": pass_rates.observed(part)}
+
+    def advance(self, state: State, stat: Settled) -> State:
+        seen, old = stat.grouped("seen"), state["filled"]
+        prompts = torch.cat([state["prompts"][:old], seen.keys])[-self.window :]
+        worth = torch.cat([state["worth"][:old], pass_rates.spread(seen.totals / seen.counts)])[-self.window :]
+        filled = len(prompts)
+        rest = (0, self.window - filled)
+        pad = torch.nn.functional.pad
+        return {"prompts": pad(prompts, rest), "worth": pad(worth, rest), "filled": filled}
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        return {"window": Mean.scalar(float(state["filled"]))}
+
+    def _expected(self, prompts: Tensor, offer: Offer, state: State) -> Tensor:
+        """``(n,)`` what the teacher expects of ``(n,)`` prompts; 0 before it has learnt anything."""
+        filled = state["filled"]
+        if not filled or self.candidates == 1:
+            return torch.zeros(len(prompts), dtype=torch.float64)
+        different, place = torch.cat([state["prompts"][:filled], prompts]).unique(return_inverse=True)
+        features = offer.features(different).double()[place]
+        teacher = HalfSigmoid.fit(features[:filled], state["worth"][:filled], self.ridge)
+        return teacher(features[filled:]).round(decimals=DECIMALS)
+
+
+class _Dealer:
+    """Deals candidates from the shuffled pool; what is not taken is shuffled and dealt again.
+
+    Attributes:
+        taken: prompts that slots took; once that is all of the pool, it is emptied.
+        may_deal: ``(n,)`` int64, all that can be in a hand of this offer.
+    """
+
+    def __init__(self, offer: Offer, pool: int, candidates: int) -> None:
+        self.taken: set[int] = set()
+        self._offer, self._pool, self._candidates = offer, pool, candidates
+        self._turns = count(1)
+        first = shuffled(offer, pool)
+        self._deck: Iterator[int] = iter(first.tolist())
+        self.may_deal = first[: (offer.first + offer.count) * candidates]
+
+    def hand(self) -> list[int]:
+        """The next candidates, at least one; fewer than there should be where the pool ends."""
+        if not (hand := list(islice(self._deck, self._candidates))):
+            if len(self.taken) == self._pool:
+                self.taken.clear()
+            again = shuffled(self._offer, self._pool, next(self._turns)).tolist()
+            self._deck = iter([one for one in again if one not in self.taken])
+            hand = list(islice(self._deck, self._candidates))
+        return hand

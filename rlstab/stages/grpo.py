@@ -1,0 +1,105 @@
+"""The group-relative advantage of GRPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, final
+
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.settings import Range
+from rlstab.core.stats import Settled
+from rlstab.stages.advantages import grpo
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+
+@final
+@dataclass(frozen=True)
+class GRPO(AdvantageEstimator):
+    """Compare a response with all answers to its prompt, in standard deviations of their rewards.
+
+    Problem:
+        A reward alone says little: on an easy prompt every answer gets it. PPO compares it with the value that a second
+        network predicts, which has to be trained and held in memory. GRPO samples several answers to each prompt and
+        takes their mean for that value, and their standard deviation for the unit.
+
+    Equation:
+        Of a group of n rewards R_i = ``rewards`` with mean m:
+
+            s    = sqrt( sum_j (R_j - m)^2 / (n - ddof) )
+            A_i  = (R_i - m) / (s + e)          std: true
+                 = R_i - m                      std: false
+            A_i  = 0                            where all R_j are equal
+
+        e is ``epsilon``.
+
+    Reads:
+        - ``rewards`` (S,): as the reward shapers left them.
+        - ``group_ids`` (S,): which responses are compared.
+
+    Gives:
+        (S,) advantages, which every token of the response gets.
+
+    Parameters:
+        - ``std``: bool, default True. Whether to divide. The paper does, section 4.1.2; ``dr_grpo`` does not.
+        - ``epsilon`` (e): float in (0, inf), default 0.0001. TRL; verl has 1e-6, and the paper has none.
+        - ``ddof``: 0 | 1, default 1. What is taken from n. verl and TRL; the paper does not say.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: it adds nothing to the standard deviation.
+        - From verl: it leaves a lone answer its reward, and divides the rounding of a mean of equal rewards by epsilon.
+          Here both are exactly 0.
+
+    Interacts:
+        - Reward shapers, such as ``overlong`` and ``laconic``: where all answers to a prompt are right, or all wrong, a
+          small penalty is the only difference between them, and the division makes it as large as any other.
+        - ``dynamic_sampling``: drops the groups that have the advantage 0.
+
+    Limits:
+        - ``std=False`` is ``dr_grpo``.
+        - A group of one response, or of equal rewards, has the advantage 0.
+
+    Example:
+        One right answer of four: m = 1 / 4, s = sqrt((9 + 1 + 1 + 1) / 16 / 3) = 1 / 2.
+
+        >>> import torch
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(4, dtype=torch.float64)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
+        ...     lengths=zeros + 8,
+        ...     ended=zeros == 0,
+        ...     prompt_ids=zeros.long(),
+        ...     group_ids=zeros.long(),
+        ...     sequence_ids=torch.arange(4),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=8,
+        ... )
+        >>> stage = GRPO()
+        >>> [round(one, 3) for one in stage.advantages(batch, Settled(), {}).tolist()]
+        [1.5, -0.5, -0.5, -0.5]
+
+    Source:
+        Z. Shao et al., "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models", 2024,
+        arXiv 2402.03300 (section 4.1.2). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``
+        (``compute_grpo_outcome_advantage``).
+    """
+
+    name: ClassVar[str] = "grpo"
+
+    std: bool = True
+    epsilon: Annotated[float, Range(gt=0)] = 1e-4
+    ddof: Literal[0, 1] = 1
+
+    def in_words(self) -> str:
+        spread = f", divided by their standard deviation (ddof {self.ddof}) plus {self.epsilon}" if self.std else ""
+        return f"Take the reward less the mean over the answers to the prompt{spread}."
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        return grpo(responses.rewards, responses.group_ids, std=self.std, epsilon=self.epsilon, ddof=self.ddof)

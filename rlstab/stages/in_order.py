@@ -1,0 +1,97 @@
+"""Prompts one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.random import uniform
+from rlstab.stages.stage import Offer, PromptSelector
+
+#: Added to the seed: the order of prompts is a stream of random numbers of its own.
+STREAM = 1_000_000_007
+
+
+@final
+@dataclass(frozen=True)
+class InOrder(PromptSelector):
+    """Takes prompts one after another, and goes through a task that has an end again, each time in a new order.
+
+    Problem:
+        A run has to show every prompt equally often, and a resumed run the prompts that the interrupted one would have
+        shown. What a run does that names no other selector.
+
+    Equation:
+        With d = ``offer.drawn``, prompts chosen since the run began, and M = ``offer.size``, the slot s = 0, 1, ... of
+        an offer takes
+
+            place  = d + s
+            prompt = place                                M is None
+                   = order_e[place mod M]                 e = place div M, the epoch
+
+        where order_e sorts the prompts by ``uniform(seed + STREAM, e, prompt)``, or leaves them as they are without
+        ``shuffle``.
+
+    Reads:
+        nothing of the responses.
+
+    Gives:
+        The numbers of the prompts, each once in an epoch. A refill goes on in the epoch, so a task with fewer prompts
+        than a rollout asks for repeats some within it.
+
+    Parameters:
+        - ``shuffle``: bool, default True. Whether each epoch has an order of its own; own choice, as data loaders of
+          trainers do by default.
+
+    State:
+        none
+
+    Deviations:
+        none
+
+    Interacts:
+        - with ``dynamic_sampling``: the prompts of refills count as shown, and the epoch ends sooner.
+
+    Limits:
+        - A task without end has no order to shuffle: ``shuffle`` does nothing there.
+
+    Example:
+        A task of three prompts, and two chosen already. The third place of the first epoch is left; then the second
+        epoch begins.
+
+        >>> from rlstab.stages.in_order import InOrder
+        >>> from rlstab.stages.stage import Offer, no_features
+        >>> offer = Offer(rollout=1, first=0, count=4, drawn=2, size=3, seed=0, features=no_features)
+        >>> InOrder(shuffle=False).select(offer, {}).tolist()
+        [2, 0, 1, 2]
+        >>> sorted(InOrder().select(offer, {}).tolist()[1:])
+        [0, 1, 2]
+
+    Source:
+        No paper: sampling without replacement in epochs, as data loaders do.
+    """
+
+    name: ClassVar[str] = "in_order"
+
+    shuffle: bool = True
+
+    def in_words(self) -> str:
+        again = "each time in a new order" if self.shuffle else "in the same order"
+        return f"Take prompts one after another; a task that has an end is gone through again, {again}."
+
+    def select(self, offer: Offer, state: State) -> Tensor:
+        places = offer.drawn + torch.arange(offer.count)
+        if offer.size is None:
+            return places
+        epoch, within = places // offer.size, places % offer.size
+        if not self.shuffle:
+            return within
+        chosen = within.clone()
+        for one in epoch.unique():
+            order = uniform(offer.seed + STREAM, one, torch.arange(offer.size)).argsort(stable=True)
+            chosen[epoch == one] = order[within[epoch == one]]
+        return chosen

@@ -1,0 +1,105 @@
+"""The advantage of maximum likelihood reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.stats import Settled
+from rlstab.errors import OutOfRange
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+_NEGATIVE = "advantages are divided by the mean reward of a group, and a penalty makes rewards negative."
+
+
+@final
+@dataclass(frozen=True)
+class MaxRL(AdvantageEstimator):
+    """Compare a response with all answers to its prompt, and divide by their mean reward: hard prompts pull hardest.
+
+    Problem:
+        Expected reward counts a prompt by how fast its pass rate p rises, however small p is. Where the aim is to
+        answer correctly at all, the likelihood of a right answer, log p, is the better objective: its gradient is that
+        of p divided by p. The paper shows that with n answers to a prompt the division by their mean reward stands for
+        the first n terms of a series for log p, so that more samples come nearer to the likelihood.
+
+    Equation:
+        Of a group of n rewards R_i = ``rewards``, with the mean m:
+
+            A_i  = (R_i - m) / m
+            A_i  = 0                            where all R_j are equal, so where m = 0
+
+    Reads:
+        - ``rewards`` (S,): as the reward shapers left them, at least 0.
+        - ``group_ids`` (S,): which responses are compared.
+
+    Gives:
+        (S,) advantages, which every token of the response gets: at least -1 and at most n - 1.
+
+    Parameters:
+        none
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: its rewards are 0 or 1. Here they are any numbers of at least 0, for which this is the
+          gradient of the log of the mean reward.
+
+    Interacts:
+        - ``overlong``, ``laconic``: excluded, for a penalty makes rewards negative, and a small or negative mean makes
+          the division meaningless.
+        - Learning rates do not carry over from ``grpo``: one right answer of n has the advantage n - 1, where ``grpo``
+          gives about the square root of n.
+
+    Limits:
+        - ``dr_grpo`` divided by the pass rate of the group.
+        - A group of one response, of equal rewards, or without a success has the advantage 0.
+
+    Example:
+        One right answer of four: (1 - 1 / 4) / (1 / 4), and -1 for the others.
+
+        >>> import torch
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(4, dtype=torch.float64)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
+        ...     lengths=zeros + 8,
+        ...     ended=zeros == 0,
+        ...     prompt_ids=zeros.long(),
+        ...     group_ids=zeros.long(),
+        ...     sequence_ids=torch.arange(4),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=8,
+        ... )
+        >>> MaxRL().advantages(batch, Settled(), {}).tolist()
+        [3.0, -1.0, -1.0, -1.0]
+
+    Source:
+        F. Tajwar, G. Zeng, Y. Zhou et al., "Maximum Likelihood Reinforcement Learning", 2026, arXiv 2602.02710. Common
+        code: NovaSky-AI/SkyRL ``ppo_utils.py``, PrimeIntellect-ai/prime-rl.
+    """
+
+    name: ClassVar[str] = "max_rl"
+    addresses = frozenset({"exploration"})
+    excludes: ClassVar[Mapping[str, str]] = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
+
+    def in_words(self) -> str:
+        return "Take the reward less the mean over the answers to the prompt, divided by that mean."
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        """Raises OutOfRange where a reward is negative."""
+        if bool((responses.rewards < 0).any()):
+            raise OutOfRange(
+                f"'max_rl': a reward is {float(responses.rewards.min())!r}, expected at least 0: advantages are "
+                f"divided by the mean reward of a group. Give rewards of at least 0, or take the estimator 'dr_grpo'."
+            )
+        mean = responses.group_mean(responses.rewards)
+        return torch.where(responses.even, 0.0, (responses.rewards - mean) / mean)

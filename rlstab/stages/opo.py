@@ -1,0 +1,105 @@
+"""The optimal reward baseline of OPO, with length for the squared gradient norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.stats import Mean, Settled
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+
+@final
+@dataclass(frozen=True)
+class OPO(AdvantageEstimator):
+    """Compare a response with the mean of the answers to its prompt in which long answers count more.
+
+    Problem:
+        Which baseline a policy gradient has does not change its mean but does change its variance. The variance is
+        least where each reward counts by the squared norm of the gradient of its response, and not where all count the
+        same. That norm is costly to measure. If the gradients of tokens are about orthogonal and equally long, its
+        square grows as the number of tokens, so OPO weighs by length.
+
+    Equation:
+        Of a group with rewards R_i = ``rewards`` and lengths L_i = ``lengths``:
+
+            b    = sum_j L_j R_j / sum_j L_j
+            A_i  = R_i - b
+            A_i  = 0                            where all R_j are equal
+
+    Reads:
+        - ``rewards`` (S,): as the reward shapers left them.
+        - ``lengths`` (S,), tokens: what was sampled, the end included.
+        - ``group_ids`` (S,): which responses are compared.
+
+    Gives:
+        (S,) advantages, which every token of the response gets. They do not sum to 0 over a group.
+
+    Parameters:
+        none
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: none in the baseline. It asks for exact on-policy training, one optimizer step per rollout,
+          which is the run's to set.
+        - From verl: it leaves a lone answer its reward; here that is 0.
+
+    Interacts:
+        - ``sequence_mean``: divides the gradient of a response by its length, so that its squared norm falls with the
+          length and the weights that this baseline takes for optimal are not. The paper takes sums over tokens:
+          ``token_mean`` or ``constant_length``.
+        - ``opob``: the same with measured norms, and for responses of an older policy.
+
+    Limits:
+        - ``dr_grpo`` where the responses of a group are equally long.
+        - A group of one response, or of equal rewards, has the advantage 0.
+
+    Example:
+        Two right answers of 10 and 40 tokens among five: b = (10 + 40) / 200 = 1 / 4, where the plain mean is 2 / 5.
+
+        >>> import torch
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(5, dtype=torch.float64)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64),
+        ...     lengths=torch.tensor([10.0, 20.0, 30.0, 40.0, 100.0], dtype=torch.float64),
+        ...     ended=zeros == 0,
+        ...     prompt_ids=zeros.long(),
+        ...     group_ids=zeros.long(),
+        ...     sequence_ids=torch.arange(5),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=100,
+        ... )
+        >>> OPO().advantages(batch, Settled(), {}).tolist()
+        [0.75, -0.25, -0.25, 0.75, -0.25]
+
+    Source:
+        Y. Hao, L. Dong, X. Wu et al., "On-Policy RL with Optimal Reward Baseline", 2025, arXiv 2505.23585. Common code:
+        verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``compute_opo_outcome_advantage``).
+    """
+
+    name: ClassVar[str] = "opo"
+    addresses = frozenset({"length"})
+
+    def in_words(self) -> str:
+        return "Take the reward less the mean over the answers to the prompt, each weighed by its length."
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        baseline = responses.group_mean(responses.rewards, responses.lengths)
+        nothing = responses.even | baseline.isnan()  # a group without a token has nothing to learn
+        return torch.where(nothing, 0.0, responses.rewards - baseline)
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        """How far the baseline lies above the mean of the group, over responses of groups that differ."""
+        mean = responses.group_mean(responses.rewards)
+        shift = responses.group_mean(responses.rewards, responses.lengths) - mean
+        return {"baseline_shift": Mean.of(shift, ~responses.even & ~shift.isnan())}

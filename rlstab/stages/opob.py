@@ -1,0 +1,143 @@
+"""OPOB: the off-policy optimal baseline of VCPO, from measured gradient norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.stats import Mean, Settled
+from rlstab.stages.optimal_baseline import baseline_report, less_baseline, log_ratios
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+
+@final
+@dataclass(frozen=True)
+class OPOB(AdvantageEstimator):
+    """Compare a response with the baseline of least variance: by importance weight and measured gradient norm (VCPO).
+
+    Problem:
+        A stale sampler makes a few responses carry most of the importance weight, and some responses have far larger
+        gradients than others. A plain mean of the rewards counts all alike; the gradient then swings with the few that
+        count. A baseline changes no mean of the gradient, so it is free to be the one under which it varies least:
+        the mean reward weighed by what each response contributes to the square of the gradient.
+
+    Equation:
+        Of a group with rewards R_i = ``rewards``:
+
+            w_i  = exp sum_t (logprobs_it - rollout_logprobs_it)
+            n_i  = || grad sum_t log pi(y_it) ||,   n_i^2 = ``squared_gradient``
+            b    = sum_j w_j^2 n_j^2 R_j / sum_j w_j^2 n_j^2
+            A_i  = (R_i - b) / s               s: the standard deviation of the group over n, or 1 below 10^-8
+            A_i  = 0                           where all R_j are equal
+
+        Without ``norm_by_std`` s is 1. w is not clipped, and the largest factor is divided out before the exponential.
+
+    Reads:
+        - ``rewards`` (S,): as the reward shapers left them.
+        - ``logprobs`` (S, T), nats: the policy that learns.
+        - ``rollout_logprobs`` (S, T), nats: as the sampler reported them.
+        - ``squared_gradient`` (S,): over all trainable weights, by one backward for each response.
+        - ``lengths`` (S,): how many tokens there are.
+        - ``group_ids`` (S,): which responses are compared.
+
+    Gives:
+        (S,) advantages, which every token of the response gets. They do not sum to 0 over a group.
+
+    Parameters:
+        - ``norm_by_std``: bool, default True. Whether to divide by the standard deviation of the group. The authors'
+          scripts.
+
+    State:
+        none
+
+    Deviations:
+        - From its code: it multiplies w^2 by the squared norm of a gradient that carries the truncated w already, so
+          that w enters four times. Here it enters twice, as in the paper.
+        - From its code: the norm is measured in the backward of the optimizer step, one response at a time, and the
+          advantage is applied to two summed gradients afterwards. Here norms are measured before, by backwards of their
+          own, and the optimizer step is as with any other advantage.
+        - From its code: a baseline over a whole mini-batch, medians, and weights clipped or normalised by length, all
+          off in its scripts, are not offered.
+        - From the paper: its other half, a learning rate by the effective sample size, is the method ``ess_scale``.
+
+    Interacts:
+        - ``importance_correction``: the gradient has to carry the weight w that the baseline assumes: it was published
+          with level 'sequence' and weights truncated at 8.
+        - ``sequence_mean``: divides the gradient of a response by its length, which the norms here do not know. The
+          baseline is that of least variance under a sum over tokens: ``constant_length``.
+        - ``opob_proxy``: the same without backwards, and not the same baseline.
+        - ``opo``: length in place of the norm, and w = 1.
+
+    Limits:
+        - ``grpo`` with ``ddof=0``, but for its epsilon, where all w_i n_i of a group are equal.
+        - A group of one response, or of equal rewards, has the advantage 0.
+        - Price: a forward and a backward for each response, one at a time. On the countdown model, for 16 prompts with
+          8 answers each, that is 14 optimizer steps, or 6 where only groups whose rewards differ are measured, as the
+          trainer does and the optimizer step too (``python -m benchmarks opob_variance``). Larger models fill the
+          processor with one response, so there it should be fewer; that was not measured.
+        - Gain: there, with a sampler four optimizer steps old, the variance of the gradient of a group is 0.51 times
+          that under ``dr_grpo`` (95 % interval 0.39 to 0.67, five seeds), and 0.47 times (0.33 to 0.66) at gradients of
+          equal length along the unbiased one. On-policy it is 0.46 times (0.35 to 0.61): the norms do it, not the
+          importance weights. Whether that makes a policy better was not measured.
+
+    Example:
+        Three answers, the first right and with twice the gradient norm of the others: b = 4 / (4 + 1 + 1) = 2 / 3.
+
+        >>> import torch
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(3, dtype=torch.float64)
+        >>> same = torch.tensor([[-1.0, -2.0]] * 3)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64),
+        ...     lengths=zeros + 2,
+        ...     ended=zeros == 0,
+        ...     prompt_ids=zeros.long(),
+        ...     group_ids=zeros.long(),
+        ...     sequence_ids=torch.arange(3),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=8,
+        ...     extra={
+        ...         "logprobs": same,
+        ...         "rollout_logprobs": same,
+        ...         "squared_gradient": torch.tensor([4.0, 1.0, 1.0]),
+        ...     },
+        ... )
+        >>> [round(one, 4) for one in OPOB(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
+        [0.3333, -0.6667, -0.6667]
+
+    Source:
+        L. J. Huang et al., "Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs", 2026, arXiv 2602.17616.
+        Reference code: mit-han-lab/vcpo ``verl/workers/actor/megatron_actor.py``, ``verl/workers/utils/vcpo.py``.
+    """
+
+    name: ClassVar[str] = "opob"
+    needs = frozenset({"squared_gradient", "logprobs", "rollout_logprobs"})
+    addresses = frozenset({"off-policy"})
+    expects: ClassVar[Mapping[str, str]] = {
+        "importance_correction": "the baseline is that of a gradient in which every response has its importance weight."
+    }
+
+    norm_by_std: bool = True
+
+    def in_words(self) -> str:
+        spread = ", divided by their standard deviation" if self.norm_by_std else ""
+        return (
+            "Take the reward less the mean over the answers to the prompt, each weighed by its squared importance "
+            f"weight times its squared gradient norm{spread}."
+        )
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        return less_baseline(responses, _log_weights(responses), norm_by_std=self.norm_by_std)
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        return baseline_report(responses, _log_weights(responses))
+
+
+def _log_weights(responses: ResponseBatch) -> Tensor:
+    return 2 * log_ratios(responses) + responses.evidence("squared_gradient").double().log()

@@ -1,0 +1,130 @@
+"""Prompts whose pass rate is nearest to a half (PACED-RL, its scheduler alone)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Settled, Stat
+from rlstab.stages import pass_rates
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.slots import best_first, filled, pool_of
+from rlstab.stages.stage import Offer, PromptSelector
+
+
+@final
+@dataclass(frozen=True)
+class Paced(PromptSelector):
+    """Takes the prompts of a pool whose expected pass rate is nearest to a target.
+
+    Problem:
+        Prompts that are always solved, or never, teach nothing, and the cost of sampling them is that of any other.
+        PACED-RL shows those nearest to a pass rate of one half. It trains by trajectory balance, where the logarithm of
+        the partition function that is learnt beside the policy estimates the pass rate for free; with the losses of
+        this library there is no such function, and the pass rate is counted.
+
+    Equation:
+        Of each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
+        its pass rate, from a uniform prior. After a rollout with n > 0 responses to q, of ``raw_rewards`` r in [0, 1]:
+
+            right_q <- lambda right_q + sum r
+            wrong_q <- lambda wrong_q + n - sum r
+            value_q  = -| a_q / (a_q + b_q) - tau |
+
+        lambda is ``discount``, tau ``target``. A slot of the rollout takes the prompt of the largest value that is
+        left, or, with probability epsilon = ``random_share``, any that is left. Equal values are ordered at random.
+
+    Reads:
+        - ``raw_rewards`` (S,), of the scorer: outside of [0, 1] they count as 0 or 1.
+        - ``prompt_ids`` (S,): several groups of one prompt are added up.
+        - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
+
+    Gives:
+        The numbers of the prompts, different ones within a rollout, refills included, until it has taken all.
+
+    Parameters:
+        - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are asked. The state has a row for
+          each.
+        - ``target`` (tau): float in (0, 1), default 0.5. The paper's target pass rate.
+        - ``discount`` (lambda): float in [0, 1], default 0.5. The share of what was known of a prompt that is left when
+          it is asked again; 1 never forgets. As in ``goldilocks``; the paper's estimate follows the policy by itself.
+        - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice. The paper takes none at random: its
+          estimate reads the prompt, and a count knows nothing of prompts that were not asked.
+
+    State:
+        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. No
+          cut into parts or ranks changes a bit of it: rewards are rounded to a multiple of 2^-20, so sums are exact.
+
+    Deviations:
+        - From the paper: the head for log Z is not built, and p is the mean of a posterior instead of beta log Z. It
+          needs the trajectory-balance loss, which no method here has.
+        - From the paper: without its second half, the replay of correct responses by the error of the estimate.
+        - From its code: none was found.
+
+    Interacts:
+        - with ``dynamic_sampling``: both are against groups of equal rewards; this one before they are sampled. What
+          is refilled comes from the best of what is left, and dropped groups count as evidence.
+        - with ``overlong`` and other reward shapers: not seen, ``raw_rewards`` are what was solved.
+        - with metrics of the reward: ``reward/mean`` is that of the prompts that were selected, near the target by
+          intent. Compare runs by an evaluation.
+
+    Limits:
+        - ``random_share: 1.0`` is ``uniform`` with the same pool, bit for bit.
+        - In the first rollout nothing is known, and all prompts are equally likely.
+        - At the default target no prompt comes again, but at random, before the whole pool was asked: one that never
+          was has an expected pass rate of exactly 1/2. ``goldilocks`` prefers one that is known to be near it.
+        - A pool of as many prompts as a rollout has leaves nothing to choose.
+
+    Example:
+        A pool of three. Of prompt 0 four of four responses were right, of prompt 1 three of four, of prompt 2 none.
+        The expected pass rates are 5/6, 4/6 and 1/6; a third, a sixth and a third away from one half.
+
+        >>> import torch
+        >>> from rlstab.stages.paced import Paced
+        >>> from rlstab.stages.stage import Offer, no_features
+        >>> state = {"right": torch.tensor([4.0, 3.0, 0.0]).double(), "wrong": torch.tensor([0.0, 1.0, 4.0]).double()}
+        >>> offer = Offer(rollout=1, first=0, count=1, drawn=3, size=None, seed=0, features=no_features)
+        >>> Paced(pool=3, random_share=0.0).select(offer, state).tolist()
+        [1]
+
+    Source:
+        D. Kim, M. Kim, J. Kim et al., "Beyond Normalization: Rethinking the Partition Function as a Difficulty
+        Scheduler for RLVR", 2026, arXiv 2602.12642. Reference code: none found.
+    """
+
+    name: ClassVar[str] = "paced"
+    needs = pass_rates.NEEDS
+
+    pool: Annotated[int, Range(ge=1)]
+    target: Annotated[float, Range(gt=0, lt=1)] = 0.5
+    discount: Annotated[float, Range(ge=0, le=1)] = 0.5
+    random_share: Annotated[float, Range(ge=0, le=1)] = 0.2
+
+    def in_words(self) -> str:
+        return (
+            f"Take those of the first {self.pool} prompts whose expected pass rate is nearest to {self.target:g}, and "
+            f"any in {self.random_share:.0%} of the slots. When a prompt is asked again, {self.discount:.0%} of "
+            f"what was known of it still counts."
+        )
+
+    def init_state(self) -> State:
+        return pass_rates.no_evidence(self.pool)
+
+    def select(self, offer: Offer, state: State) -> Tensor:
+        pool_of(self.name, self.pool, offer)
+        distance = (pass_rates.expected_rate(state) - self.target).abs()
+        return filled(offer, best_first(offer, -distance), self.random_share)
+
+    def measure(self, part: ResponseBatch) -> Stat:
+        return {"seen": pass_rates.observed(part)}
+
+    def advance(self, state: State, stat: Settled) -> State:
+        return pass_rates.with_evidence(self.name, state, stat.grouped("seen"), self.discount)
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        return pass_rates.report(responses, state)

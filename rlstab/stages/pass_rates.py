@@ -1,0 +1,98 @@
+"""What is known of how often the policy solves each prompt of a pool: a Beta posterior that forgets.
+
+The evidence of a prompt is how much reward its responses had (``right``) and how much they missed (``wrong``); from a
+uniform prior, its pass rate p has the density Beta(1 + right, 1 + wrong). What was known of a prompt fades when it is
+answered again, for the policy has moved on, and by the prompts that it is shown most of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.stats import Grouped, Mean
+from rlstab.errors import OutOfRange
+from rlstab.stages.response_batch import ResponseBatch
+
+#: Evidence that :func:`observed` reads.
+NEEDS = frozenset({"raw_rewards"})
+#: Rewards are rounded to a multiple of 1 / GRID: their sums are then exact, and the same however they are cut.
+GRID = 2.0**20
+
+
+def observed(responses: ResponseBatch) -> Grouped:
+    """Rewards of the scorer by prompt, in [0, 1].
+
+    A branch says nothing of the pass rate of its prompt, for it begins with an answer that was chosen: none is counted.
+    """
+    rewards = (responses.evidence("raw_rewards").double().clamp(0, 1) * GRID).round() / GRID
+    return Grouped.of(responses.prompt_ids, rewards, responses.given == 0)
+
+
+def spread(rate: Tensor) -> Tensor:
+    """``(n,)`` standard deviation ``sqrt(p (1 - p))`` of a reward that is 1 at the ``(n,)`` rate p and else 0."""
+    return (rate * (1 - rate)).clamp(min=0).sqrt()
+
+
+def no_evidence(pool: int) -> State:
+    """The state before the first rollout."""
+    return {name: torch.zeros(pool, dtype=torch.float64) for name in ("right", "wrong")}
+
+
+def with_evidence(name: str, state: State, seen: Grouped, discount: float) -> State:
+    """The state after a rollout.
+
+    Args:
+        name: of the selector.
+        state: the one before.
+        seen: what :func:`observed` found in the whole rollout.
+        discount: share of the earlier evidence that stays, of a prompt that was answered again.
+
+    Raises:
+        OutOfRange: a prompt outside of the pool was answered.
+    """
+    pool = len(state["right"])
+    if seen.keys.numel() and not 0 <= int(seen.keys[0]) <= int(seen.keys[-1]) < pool:
+        raise OutOfRange(
+            f"'{name}': pool = {pool}, and the prompt {int(seen.keys[-1])} was answered. Raise `pool`, or answer the "
+            f"prompts that the stage selects."
+        )
+    fresh = {"right": seen.totals, "wrong": seen.counts - seen.totals}
+    return {key: state[key].index_copy(0, seen.keys, state[key][seen.keys] * discount + fresh[key]) for key in fresh}
+
+
+def expected_rate(state: State) -> Tensor:
+    """``(pool,)`` E[p]."""
+    right, wrong = _beta(state)
+    return right / (right + wrong)
+
+
+def expected_spread(state: State) -> Tensor:
+    """``(pool,)`` E[sqrt(p (1 - p))]: B(a + 1/2, b + 1/2) / B(a, b) of the posterior Beta(a, b)."""
+    right, wrong = _beta(state)
+    return (_log_beta(right + 0.5, wrong + 0.5) - _log_beta(right, wrong)).exp()
+
+
+def report(responses: ResponseBatch, state: State) -> Mapping[str, Mean]:
+    """How much of the pool is known, and the mean pass rate of the chosen prompts: as expected, and as it was."""
+    rewards = responses.evidence("raw_rewards").double().clamp(0, 1)
+    rates = responses.group_mean(rewards, weight=responses.given == 0)
+    first = responses.first[~rates[responses.first].isnan()]
+    known = (state["right"] + state["wrong"] > 0).double().mean()
+    return {
+        "known": Mean.scalar(float(known)),
+        "expected_pass_rate": Mean.of(expected_rate(state)[responses.prompt_ids[first]]),
+        "pass_rate": Mean.of(rates[first]),
+    }
+
+
+def _beta(state: State) -> tuple[Tensor, Tensor]:
+    """The parameters of the posterior."""
+    return 1 + state["right"], 1 + state["wrong"]
+
+
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
+    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)

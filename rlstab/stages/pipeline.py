@@ -1,0 +1,88 @@
+"""The stages of a run: one selector, one estimator, any number of reward shapers and expanders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlstab.core.method import State
+from rlstab.errors import Conflict
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.in_order import InOrder
+from rlstab.stages.stage import AdvantageEstimator, PromptSelector, RewardShaper, RolloutExpander, Stage
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What acts outside the loss, in the order in which a rollout runs through it.
+
+    Attributes:
+        selector: chooses the prompts.
+        shapers: add to the rewards.
+        expanders: sample more, or drop; asked in this order.
+        estimator: makes the advantages.
+    """
+
+    selector: PromptSelector = InOrder()  # noqa: RUF009  # frozen
+    shapers: tuple[RewardShaper, ...] = ()
+    expanders: tuple[RolloutExpander, ...] = ()
+    estimator: AdvantageEstimator = GRPO()  # noqa: RUF009  # frozen
+
+    @classmethod
+    def of(cls, *stages: Stage) -> Pipeline:
+        """The pipeline of some stages in any order; ``in_order`` and ``grpo`` are there where no other is.
+
+        Raises:
+            Conflict: two of a kind of which a run has one, one stage twice, or two that exclude each other.
+        """
+        names = [one.name for one in stages]
+        for name in names:
+            if names.count(name) > 1:
+                raise Conflict(f"the stage '{name}' is there twice. Remove one of them.")
+        check_exclusions(stages, {name: "stage" for name in names})
+        selectors = [one for one in stages if isinstance(one, PromptSelector)]
+        estimators = [one for one in stages if isinstance(one, AdvantageEstimator)]
+        for several, does in ((selectors, "choose the prompts"), (estimators, "estimate the advantages")):
+            if len(several) > 1:
+                first, second = several[:2]
+                raise Conflict(
+                    f"'{first.name}' and '{second.name}' both {does}; a run has exactly one stage that does. Remove "
+                    f"one of them."
+                )
+        return cls(
+            selectors[0] if selectors else InOrder(),
+            tuple(one for one in stages if isinstance(one, RewardShaper)),
+            tuple(one for one in stages if isinstance(one, RolloutExpander)),
+            estimators[0] if estimators else GRPO(),
+        )
+
+    def __iter__(self) -> Iterator[Stage]:
+        yield from (self.selector, *self.shapers, *self.expanders, self.estimator)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Evidence that some stage reads."""
+        return frozenset[str]().union(*(one.needs for one in self))
+
+    def init_state(self) -> dict[str, State]:
+        """The state of each stage before the first rollout, by its name."""
+        return {one.name: one.init_state() for one in self}
+
+
+def check_exclusions(stages: Sequence[Stage], others: Mapping[str, str]) -> None:
+    """Refuse what cannot act together.
+
+    Args:
+        stages: whose ``excludes`` are asked.
+        others: names of what is there, with what each is: a stage, or a method.
+
+    Raises:
+        Conflict: names the two parties and the reason.
+    """
+    for one in stages:
+        for name, why in sorted(one.excludes.items()):
+            if name in others:
+                raise Conflict(
+                    f"the stage '{one.name}' and the {others[name]} '{name}' exclude each other: {why} Remove one of "
+                    f"them."
+                )

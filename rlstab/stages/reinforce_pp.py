@@ -1,0 +1,153 @@
+"""The advantage of REINFORCE++: whitened over every token of the rollout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Pool, Settled, Stat
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+
+@final
+@dataclass(frozen=True)
+class ReinforcePP(AdvantageEstimator):
+    """Compare a response with all of the rollout: whiten rewards over every token that is learnt from (REINFORCE++).
+
+    Problem:
+        The standard deviation of a group of few answers is itself a rough estimate, and it depends on the very reward
+        that it divides: the quotient is biased, and large where nearly all answers agree. REINFORCE++ takes mean and
+        deviation over the whole rollout, which a single response hardly moves. Its variant for groups takes off the
+        mean of the group first.
+
+    Equation:
+        With x_i = ``rewards``, or with ``baseline`` the reward less the mean of its group, L_i = ``lengths`` and
+        N = sum_i L_i, all sums over the whole rollout:
+
+            m    = sum_i L_i x_i / N
+            v    = sum_i L_i (x_i - m)^2 / (N - 1)
+            A_i  = (x_i - m) / sqrt(v + e)
+            A_i  = 0                            where all x_i of the rollout are equal
+
+        e is ``epsilon``.
+
+    Reads:
+        - ``rewards`` (S,): as the reward shapers left them.
+        - ``lengths`` (S,), tokens: what was sampled, the end included.
+        - ``group_ids`` (S,): which responses are compared; with ``baseline``.
+
+    Gives:
+        (S,) advantages, which every token of the response gets.
+
+    Parameters:
+        - ``baseline``: bool, default False. Take off the mean of the group first. The paper has both, and takes the
+          variant with it for reasoning with several answers to a prompt.
+        - ``epsilon`` (e): float in (0, inf), default 1e-08. verl's; the paper has none.
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: it takes a penalty by the KL divergence off the reward of each token, or in the variant adds
+          it to the loss. Here a KL term is the method ``kl`` of the loss. So the reward comes at the end alone, and
+          without a discount every token of a response has the same return.
+        - From the paper: a discount below 1 is not offered; its scripts have 1.
+        - From verl: its statistics are those of what one driver holds; here of what all ranks learn from.
+
+    Interacts:
+        - ``dynamic_sampling``: without ``baseline`` a group of equal rewards is compared with the rest of the rollout
+          and teaches something. Dropping it takes the easiest and the hardest prompts out of the mean.
+        - ``sequence_mean``: the whitening counts tokens, so advantages average to 0 over tokens and not over responses.
+
+    Limits:
+        - A rollout in which all x_i are equal has the advantage 0. A group of equal rewards in another rollout does
+          not, in either variant: the mean of the rollout is taken off there too.
+        - Where all responses are equally long, ``baseline`` makes it ``dr_grpo`` divided by one number.
+
+    Example:
+        A wrong response of one token and a right one of three: m = 3 / 4, v = (9 + 3) / 16 / 3 = 1 / 4. The short one
+        is farther from the mean.
+
+        >>> import torch
+        >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(2, dtype=torch.float64)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([0.0, 1.0], dtype=torch.float64),
+        ...     lengths=torch.tensor([1.0, 3.0], dtype=torch.float64),
+        ...     ended=zeros == 0,
+        ...     prompt_ids=torch.arange(2),
+        ...     group_ids=torch.arange(2),
+        ...     sequence_ids=torch.arange(2),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=8,
+        ... )
+        >>> stage = ReinforcePP()
+        >>> stat, state = stage.settle([batch], stage.init_state(), LocalComm())
+        >>> [round(one, 4) for one in stage.advantages(batch, stat, state).tolist()]
+        [-1.5, 0.5]
+
+    Source:
+        J. Hu, J. K. Liu, H. Xu, W. Shen, "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global
+        Advantage Normalization", 2025, arXiv 2501.03262. Common code: verl-project/verl
+        ``verl/trainer/ppo/core_algos.py`` (``compute_reinforce_plus_plus_outcome_advantage``,
+        ``compute_reinforce_plus_plus_baseline_outcome_advantage``), OpenRLHF/OpenRLHF.
+    """
+
+    name: ClassVar[str] = "reinforce_pp"
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "even group": "it compares with the whole rollout, so equal answers to a prompt have something to compare with."
+    }
+
+    baseline: bool = False
+    epsilon: Annotated[float, Range(gt=0)] = 1e-8
+
+    def in_words(self) -> str:
+        what = "the reward less the mean over the answers to the prompt" if self.baseline else "the reward"
+        return f"Take {what}, less its mean over all tokens of the rollout, divided by their standard deviation."
+
+    def measure(self, part: ResponseBatch) -> Stat:
+        values = self._values(part)
+        return {
+            "value": Mean((values * part.lengths).sum(), part.lengths.sum()),
+            "low": Pool.quantile(values, 0.0),
+            "high": Pool.quantile(values, 1.0),
+        }
+
+    def measure_again(self, part: ResponseBatch, stat: Settled) -> Stat:
+        squares = (self._values(part) - stat.mean("value").value).square()
+        return {"square": Mean((squares * part.lengths).sum(), part.lengths.sum())}
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        # by range, not by variance: the mean of equal numbers can miss them by a rounding
+        if stat.threshold("low").value == stat.threshold("high").value:
+            return torch.zeros_like(responses.rewards)
+        scale = math.sqrt(self._variance(stat) + self.epsilon)
+        return (self._values(responses) - stat.mean("value").value) / scale
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        """Mean over tokens, and standard deviation, of what is whitened."""
+        if not float(stat.mean("value").count):
+            return {}
+        return {
+            "mean": Mean.scalar(stat.mean("value").value),
+            "deviation": Mean.scalar(math.sqrt(self._variance(stat))),
+        }
+
+    def _values(self, responses: ResponseBatch) -> Tensor:
+        if not self.baseline:
+            return responses.rewards
+        return torch.where(responses.even, 0.0, responses.rewards - responses.group_mean(responses.rewards))
+
+    def _variance(self, stat: Settled) -> float:
+        square = stat.mean("square")
+        return float(square.total) / max(float(square.count) - 1, 1.0)

@@ -1,0 +1,153 @@
+"""What stages see: whole responses in complete groups, once they are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.errors import MissingSignal, ShapeError, did_you_mean
+
+#: Evidence beyond the basic fields that a stage may need, by name: how many dimensions it has, and what it is. Names
+#: that are not here are signals of tokens, ``(S, T)``.
+EVIDENCE: Mapping[str, tuple[int, str]] = {
+    "raw_rewards": (1, "rewards as the scorer gave them; always there"),
+    "squared_gradient": (
+        1,
+        "squared norm of the gradient of the log-prob of the whole response; 0 in groups of equal rewards",
+    ),
+    "block_rewards": (2, "reward of each block of the response, `(S, K)`"),
+    "block_outcomes": (2, "int64 outcome, from 1, of the answer up to and with each block, and 0 for none, `(S, K)`"),
+    "block_ids": (2, "the block that a token belongs to, from 0, and -1 for none, `(S, T)`"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ResponseBatch:
+    """``S`` responses of one rank, complete groups in any order. All of it is on the CPU.
+
+    Attributes:
+        rewards: ``(S,)`` float64, shaped as far as the stages before have shaped them.
+        lengths: ``(S,)`` float64, sampled tokens, the end included.
+        ended: ``(S,)`` bool, False where the response was cut off.
+        prompt_ids: ``(S,)`` int64, the number of the prompt in its task, the same whenever it is asked again.
+        group_ids: ``(S,)`` int64, one for each time that a prompt is answered, unique over the run.
+        sequence_ids: ``(S,)`` int64, unique over the run.
+        given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, 0 elsewhere.
+        pivot: ``(S,)`` float64, ``given`` as a share of the length of the answer that was branched from; 0 elsewhere.
+        limit: tokens that an answer may have, the given ones included.
+        extra: evidence by name, see :data:`EVIDENCE`.
+    """
+
+    rewards: Tensor
+    lengths: Tensor
+    ended: Tensor
+    prompt_ids: Tensor
+    group_ids: Tensor
+    sequence_ids: Tensor
+    given: Tensor
+    pivot: Tensor
+    limit: int
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = self.rewards.shape[0]
+        for name, one in self._tensors():
+            if one.shape[:1] != (count,):
+                raise ShapeError(f"ResponseBatch: {name} is {tuple(one.shape)}, expected {count} responses as rewards.")
+
+    def __len__(self) -> int:
+        return self.rewards.shape[0]
+
+    @classmethod
+    def empty(cls, needs: Iterable[str] = (), limit: int = 1) -> ResponseBatch:
+        """No responses, with all evidence of ``needs``: what a rank without responses measures."""
+        floats, ids = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        extra = {name: torch.zeros((0,) * EVIDENCE.get(name, (2, ""))[0], dtype=torch.float64) for name in needs}
+        return cls(floats, floats, floats.bool(), ids, ids, ids, ids, floats, limit, extra)
+
+    def evidence(self, name: str) -> Tensor:
+        """The evidence of this name.
+
+        Raises:
+            MissingSignal: the batch was made without it.
+        """
+        if name not in self.extra:
+            hint = did_you_mean(name, self.extra) if self.extra else ""
+            raise MissingSignal(
+                f"the evidence '{name}' was read and is not there. Put it into `needs`. {hint}".rstrip()
+            )
+        return self.extra[name]
+
+    def select(self, where: Tensor) -> ResponseBatch:
+        """Some of the responses, by a bool or by their places."""
+        own = {one.name for one in fields(self)}
+        moved: dict[str, Any] = {name: one[where] for name, one in self._tensors() if name in own}
+        return replace(self, **moved, extra={name: one[where] for name, one in self.extra.items()})
+
+    def reshaped(self, rewards: Tensor) -> ResponseBatch:
+        """The same responses with other rewards."""
+        return replace(self, rewards=rewards)
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def group(self) -> Tensor:
+        """``(S,)`` int64 number of each response's group, 0 to ``groups`` - 1 in the order of their ids."""
+        number: Tensor = torch.unique(self.group_ids, return_inverse=True)[1]
+        return number
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return int(self.group.max()) + 1 if len(self) else 0
+
+    @cached_property
+    def first(self) -> Tensor:
+        """``(G,)`` place of the first response of each group, by which what belongs to a group is read off."""
+        places = torch.arange(len(self))
+        start = torch.full((self.groups,), len(self), dtype=torch.int64)
+        return start.scatter_reduce(0, self.group, places, "amin")
+
+    def group_sum(self, values: Tensor) -> Tensor:
+        """``(S,)`` float64 sum of ``(S,)`` values over the group of each response."""
+        zeros = torch.zeros(self.groups, dtype=torch.float64)
+        return zeros.index_add(0, self.group, values.double())[self.group]
+
+    def group_mean(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
+        """``(S,)`` float64 mean over the group of each response, weighted; NaN where all weights are 0."""
+        weight = torch.ones_like(self.rewards) if weight is None else weight.double()
+        return self.group_sum(weight * values.double()) / self.group_sum(weight)
+
+    @cached_property
+    def even(self) -> Tensor:
+        """``(S,)`` bool, True where all rewards of the group are equal: there is nothing to compare with.
+
+        By range, not by deviation: the mean of equal numbers can miss them by a rounding.
+        """
+        zeros = torch.zeros(self.groups, dtype=torch.float64)
+        high = zeros.scatter_reduce(0, self.group, self.rewards, "amax", include_self=False)
+        low = zeros.scatter_reduce(0, self.group, self.rewards, "amin", include_self=False)
+        return (high == low)[self.group]
+
+    # -- moving it -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; evidence under ``extra/<name>``."""
+        own = {one.name for one in fields(self)}
+        return {name if name in own else f"extra/{name}": one for name, one in self._tensors()}
+
+    @classmethod
+    def from_tensors(cls, found: Mapping[str, Tensor], limit: int) -> ResponseBatch:
+        """What :meth:`tensors` gave."""
+        extra = {name.removeprefix("extra/"): one for name, one in found.items() if name.startswith("extra/")}
+        own: dict[str, Any] = {name: one for name, one in found.items() if not name.startswith("extra/")}
+        return cls(**own, limit=limit, extra=extra)
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        own = [(one.name, getattr(self, one.name)) for one in fields(self) if one.name not in ("limit", "extra")]
+        return [*own, *self.extra.items()]

@@ -1,0 +1,91 @@
+"""The leave-one-out advantage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.stats import Settled
+from rlstab.stages.advantages import rloo
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
+
+
+@final
+@dataclass(frozen=True)
+class RLOO(AdvantageEstimator):
+    """Compare a response with the mean of the other answers to its prompt, itself left out.
+
+    Problem:
+        A mean over the whole group contains the response that is compared with it, so a part of the reward cancels:
+        the gradient is that of REINFORCE times (n - 1) / n, and the smaller the group, the more is lost. A baseline
+        from the other responses alone depends on nothing that the response did, so the gradient is unbiased.
+
+    Equation:
+        Of a group of n rewards R_i = ``rewards``:
+
+            A_i  = R_i - sum_{j != i} R_j / (n - 1)  =  n / (n - 1) (R_i - sum_j R_j / n)
+            A_i  = 0                            where all R_j are equal
+
+    Reads:
+        - ``rewards`` (S,): as the reward shapers left them.
+        - ``group_ids`` (S,): which responses are compared.
+
+    Gives:
+        (S,) advantages, which every token of the response gets.
+
+    Parameters:
+        none
+
+    State:
+        none
+
+    Deviations:
+        - From the paper: it trains with plain REINFORCE, without a ratio and a clip. The loss here is that of the
+          objective.
+        - From verl: it leaves a lone answer its reward; here that is 0.
+
+    Interacts:
+        - Groups of different sizes, which branches and dropped responses make: the factor n / (n - 1) makes their
+          gradients comparable, and ``dr_grpo`` does not.
+
+    Limits:
+        - ``dr_grpo`` times n / (n - 1): 2 for a pair, 1.14 for a group of 8.
+        - A group of one response, or of equal rewards, has the advantage 0.
+
+    Example:
+        One right answer of four: 1 - 0, and 0 - 1 / 3.
+
+        >>> import torch
+        >>> from rlstab.stages.response_batch import ResponseBatch
+        >>> zeros = torch.zeros(4, dtype=torch.float64)
+        >>> batch = ResponseBatch(
+        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
+        ...     lengths=zeros + 8,
+        ...     ended=zeros == 0,
+        ...     prompt_ids=zeros.long(),
+        ...     group_ids=zeros.long(),
+        ...     sequence_ids=torch.arange(4),
+        ...     given=zeros.long(),
+        ...     pivot=zeros,
+        ...     limit=8,
+        ... )
+        >>> [round(one, 4) for one in RLOO().advantages(batch, Settled(), {}).tolist()]
+        [1.0, -0.3333, -0.3333, -0.3333]
+
+    Source:
+        A. Ahmadian et al., "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in
+        LLMs", 2024, arXiv 2402.14740 (eq. 8). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``
+        (``compute_rloo_outcome_advantage``).
+    """
+
+    name: ClassVar[str] = "rloo"
+
+    def in_words(self) -> str:
+        return "Take the reward less the mean over the other answers to the prompt."
+
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        return rloo(responses.rewards, responses.group_ids)

@@ -1,0 +1,157 @@
+"""What acts outside the loss: choosing prompts, shaping rewards, estimating advantages, adding responses.
+
+A stage is a method without terms: settings, evidence that it needs, summaries of the responses of a rollout, a state
+in the checkpoint; and one thing that it does. A rollout runs through them in this order::
+
+    select prompts -> sample -> score -> shape rewards -> expand (sample more, or drop) -> estimate advantages -> learn
+
+What a stage does reads the state before the rollout; the state then advances once, by all responses of the rollout,
+dropped ones included. An estimator sees what is learnt from, and advances when that is learnt.
+
+A part is any set of whole groups, so whatever a stage does may not depend on how groups are dealt out to parts and
+ranks: what concerns other groups comes from the settled statistics. Randomness is by identity
+(:func:`rlstab.core.random.uniform`), and states are equal bit for bit on all ranks.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlstab.core.docstring import summary
+from rlstab.core.method import Method, State
+from rlstab.core.settings import settings_of
+from rlstab.core.stats import Mean, Settled
+from rlstab.stages.response_batch import ResponseBatch
+
+
+class Stage(Method[ResponseBatch]):
+    """Settings, needs and state; a kind of stage adds what it does.
+
+    Attributes:
+        kind: what kind of stage it is, as one says it.
+        excludes: stages and methods of the loss, by name, that it cannot act beside, each with the reason.
+    """
+
+    kind: ClassVar[str]
+    excludes: ClassVar[Mapping[str, str]] = {}
+
+    def empty_part(self) -> ResponseBatch:
+        """A batch without responses."""
+        return ResponseBatch.empty(self.needs)
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        """Metrics of one part, by name; they are logged under ``<name of the stage>/<name>``."""
+        return {}
+
+    def in_words(self) -> str:
+        """What it does, one sentence with the settings filled in."""
+        chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
+        return f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a selector chooses from.
+
+    Attributes:
+        rollout: its number, from 0.
+        first: prompts of this rollout that are chosen already; a refill goes on where they ended.
+        count: how many to choose.
+        drawn: prompts that the run chose before these.
+        size: how many different training prompts the task has, numbered from 0; None where there is no end.
+        seed: of the run.
+        features: ``(n,)`` numbers of prompts to ``(n, width)`` float64, for a selector that needs
+            ``prompt_features``: the mean of the policy's input embeddings over the tokens of a prompt.
+    """
+
+    rollout: int
+    first: int
+    count: int
+    drawn: int
+    size: int | None
+    seed: int
+    features: Callable[[Tensor], Tensor]
+
+
+class PromptSelector(Stage):
+    """Chooses the prompts of a rollout. A run has one; without another it is ``in_order``."""
+
+    kind = "prompts"
+    acts_by = "select"
+
+    @abstractmethod
+    def select(self, offer: Offer, state: State) -> Tensor:
+        """``(count,)`` int64 numbers of prompts, a function of the offer and the state: the same on every rank."""
+
+
+class RewardShaper(Stage):
+    """Adds to the rewards. A run has any number; each sees the rewards of the scorer, and what they give is summed."""
+
+    kind = "rewards"
+    acts_by = "shape"
+
+    @abstractmethod
+    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        """``(S,)`` float64, to be added to the rewards. ``stat`` is that of the responses sampled at a time."""
+
+
+class AdvantageEstimator(Stage):
+    """Turns rewards into advantages. A run has one; without another it is ``grpo``."""
+
+    kind = "advantages"
+    acts_by = "advantages"
+
+    @abstractmethod
+    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
+        """``(S,)`` or ``(S, T)`` float64 advantages; 0 in a group that has nothing to compare with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """What to sample beyond, and what not to learn from.
+
+    Attributes:
+        drop: ``(S,)`` bool, responses to leave out of learning, in whole groups; None for none.
+        fresh: how many more prompts to answer, over all ranks: the same number on every rank.
+        parents: ``(b,)`` int64 places of responses to branch from, each at most once in a run.
+        pivots: ``(b,)`` int64, how many of their tokens a branch keeps, at least 1 and fewer than there are.
+        branches: how many responses go on from each.
+    """
+
+    drop: Tensor | None = None
+    fresh: int = 0
+    parents: Tensor | None = None
+    pivots: Tensor | None = None
+    branches: int = 0
+
+
+class RolloutExpander(Stage):
+    """Adds responses to a rollout, or drops some. A run has any number, asked in the order of the list.
+
+    Attributes:
+        rounds: how often it is asked at most in one rollout, while it asks for more. Fresh prompts are sampled only
+            where a round is left: it sees all that it asked for.
+    """
+
+    kind = "rollouts"
+    acts_by = "expand"
+
+    @property
+    def rounds(self) -> int:
+        """How often it is asked in one rollout, at most, as long as it asks for fresh prompts."""
+        return 1
+
+    @abstractmethod
+    def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
+        """What to add or drop, given the responses that are learnt from so far; ``stat`` is theirs."""
+
+
+def no_features(prompt_ids: Tensor) -> Tensor:
+    """For offers to selectors that need none."""
+    return torch.zeros((len(prompt_ids), 0), dtype=torch.float64)

@@ -1,0 +1,81 @@
+"""Prompts at random from a finite pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.method import State
+from rlstab.core.settings import Range
+from rlstab.stages.slots import filled, pool_of
+from rlstab.stages.stage import Offer, PromptSelector
+
+
+@final
+@dataclass(frozen=True)
+class Uniform(PromptSelector):
+    """Takes each prompt of a pool with the same probability, none twice in a rollout.
+
+    Problem:
+        What a selector that prefers some prompts is compared with: the same pool, and no preference. A run that shows
+        other prompts than its baseline cannot tell a better choice from more data.
+
+    Equation:
+        With M = ``pool``, the rollout takes the first prompts of the pool in the order of
+
+            uniform(seed + ORDER, rollout, turn, prompt),    prompt = 0 .. M - 1
+
+        and refills go on in this order. Only refills can reach its end; then the pool begins again with the next turn,
+        in another order.
+
+    Reads:
+        nothing of the responses.
+
+    Gives:
+        The numbers of the prompts, different ones within a rollout; over rollouts a prompt comes back at random.
+
+    Parameters:
+        - ``pool`` (M): int in [1, inf) or None, default None. Prompts 0 to M - 1 of the task are drawn from; None takes
+          as many as the task has.
+
+    State:
+        none
+
+    Deviations:
+        none
+
+    Interacts:
+        - with ``goldilocks``, ``goldilocks_teacher`` and ``paced``: their baseline, at the same pool and seed. A run
+          has one selector.
+
+    Limits:
+        - A rollout that takes the whole pool shows what ``in_order`` shows in an epoch, in another order.
+
+    Example:
+        A pool of four prompts, of which a rollout takes two, and then two more: none comes twice.
+
+        >>> from rlstab.stages.stage import Offer, no_features
+        >>> from rlstab.stages.uniform import Uniform
+        >>> offer = Offer(rollout=0, first=0, count=2, drawn=0, size=None, seed=0, features=no_features)
+        >>> refill = Offer(rollout=0, first=2, count=2, drawn=2, size=None, seed=0, features=no_features)
+        >>> selector = Uniform(pool=4)
+        >>> sorted(selector.select(offer, {}).tolist() + selector.select(refill, {}).tolist())
+        [0, 1, 2, 3]
+
+    Source:
+        No paper: simple random sampling.
+    """
+
+    name: ClassVar[str] = "uniform"
+
+    pool: Annotated[int | None, Range(ge=1)] = None
+
+    def in_words(self) -> str:
+        pool = "the task's prompts" if self.pool is None else f"the first {self.pool} prompts of the task"
+        return f"Draw the prompts of each rollout from {pool}, all with the same probability and none twice."
+
+    def select(self, offer: Offer, state: State) -> Tensor:
+        return filled(offer, torch.arange(pool_of(self.name, self.pool, offer)), random_share=1.0)

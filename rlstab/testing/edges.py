@@ -1,0 +1,249 @@
+"""Where two methods that look alike differ: ties, values just on a threshold, ratios far from 1 and of exactly 1.
+
+Continuous random numbers meet none of these. A step of :mod:`rlstab.testing.steps` is sharpened here before a law sees
+it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any, TypeAlias
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlstab.core.batch import SIGNALS
+from rlstab.core.objective import TokenObjective
+from rlstab.core.settings import settings_of
+from rlstab.core.walk import walk
+from rlstab.testing.steps import Step, make_step, steps
+
+#: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
+ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
+#: Numbers by name, one for each token.
+Columns: TypeAlias = dict[str, list[float]]
+
+#: Not read off one token's own numbers: a copy of a token keeps them.
+_OF_THE_ROW = frozenset({"advantages", "truncated", "block_ids"})
+#: Two log-probs that methods compare, the minuend first; the first is the ratio's.
+_PAIRS = (
+    ("live", "old_logprobs"),
+    ("live", "logprobs"),
+    ("live", "ref_logprobs"),
+    ("logprobs", "old_logprobs"),
+    ("logprobs", "ref_logprobs"),
+    ("old_logprobs", "rollout_logprobs"),
+    ("logprobs", "rollout_logprobs"),
+)
+
+
+def numbers_of(method: TokenObjective) -> tuple[float, ...]:
+    """Numbers that a method may compare with: its settings and the literals of its code, at most 24."""
+    found: dict[float, None] = {}
+    for leaf in walk(method, observed=True):
+        for setting in settings_of(type(leaf.method)):
+            found.update(dict.fromkeys(_plain_numbers(getattr(leaf.method, setting.name))))
+    for leaf in walk(method, observed=True):
+        for owner in type(leaf.method).__mro__:
+            if not owner.__module__.startswith("rlstab.core"):
+                members = [getattr(one, "__func__", getattr(one, "fget", one)) for one in vars(owner).values()]
+                functions = [one for one in members if hasattr(one, "__code__")]
+                found.update(dict.fromkeys(number for one in functions for number in _literals(one)))
+    return tuple(found)[:24]
+
+
+def _literals(function: Any) -> Iterator[float]:
+    """Numbers in the code of a function, in functions inside of it or of its module, and in globals that it names."""
+    pending: list[CodeType] = [function.__code__]
+    seen: set[CodeType] = set()
+    while pending:
+        code = pending.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        for one in code.co_consts:
+            if isinstance(one, CodeType):
+                pending.append(one)
+            else:
+                yield from _plain_numbers(one)
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            if getattr(value, "__module__", None) == function.__module__ and hasattr(value, "__code__"):
+                pending.append(value.__code__)
+            yield from _plain_numbers(value)
+
+
+def _plain_numbers(value: object) -> Iterator[float]:
+    for one in value if isinstance(value, tuple) else (value,):
+        if isinstance(one, int | float) and not isinstance(one, bool) and (one == 0 or 1e-6 <= abs(one) <= 1e3):
+            yield float(one)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A quantity of a token that can be put on a number to the bit: ``one - other``, or ``one`` alone."""
+
+    one: str
+    other: str | None
+    value: float
+
+    def put(self, columns: Columns, place: int) -> None:
+        """Put it there."""
+        if self.other is None:
+            columns[self.one][place] = self.value
+        elif self.value == 0:
+            columns[self.one][place] = columns[self.other][place]
+        else:  # where one of the two is 0, their difference is not rounded
+            gap = self.value
+            columns[self.one][place], columns[self.other][place] = (0.0, -gap) if gap > 0 else (gap, 0.0)
+
+
+def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
+    """What a method may compare, on all numbers that it may compare it with."""
+    return tuple(_edges(numbers_of(method), method.needs, method.live_needs))
+
+
+def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> Iterator[Edge]:
+    read = {"live", "old_logprobs", "logprobs", *needs}
+    plain = [name for name in ("entropies", *sorted(needs - SIGNALS.keys())) if name in needs]
+    plain += [f"live {name}" for name in sorted(live_needs)]
+    for number in dict.fromkeys([*numbers, *ROUND]):
+        gaps = {number, -number} | {_log(one) for one in (number, 1 + number, 1 - number) if 1e-3 <= one <= 1e3}
+        for one, other in _PAIRS:
+            if {one, other} <= read:
+                yield from (Edge(one, other, gap) for gap in sorted(gaps) if abs(gap) < 20)
+        yield from (Edge("advantages", None, one) for one in {number, -number})
+        yield from (Edge(name, None, number) for name in plain)
+        logs = {-abs(number)} | ({_log(number)} if 0 < number <= 1 else set())
+        for name in ("logprobs", "old_logprobs", *sorted({"max_logprobs", "log_kept_mass"} & needs)):
+            yield from (Edge(name, None, one) for one in sorted(logs) if one > -80)
+        if "sum_p_sq" in needs and 0 < number <= 1:
+            yield Edge("sum_p_sq", None, number)
+
+
+@st.composite
+def sharp_steps(draw: st.DrawFn, extra: Sequence[str] = (), edges: Sequence[Edge] = ()) -> Step:
+    """Drawn optimizer steps, sharpened; ``extra`` as in :func:`steps`, the rest as in :func:`sharpened`."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    return sharpened(draw(steps(extra)), seed, random.Random(seed).sample(edges, min(len(edges), 100)))
+
+
+def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
+    """One of the optimizer steps with which laws begin: eight responses, and a bit of everything.
+
+    Together, the first ``count(edges)`` of them have all edges.
+    """
+    step = make_step("mixed", RICH, 2, number, extra, extreme=extreme)
+    if extreme:
+        return step
+    spread = random.Random(1).sample(edges, len(edges))
+    return sharpened(step, number, spread[number % count(edges) :: count(edges)], every=True)
+
+
+#: Lengths of the responses of a rich step.
+RICH = (7, 1, 10, 4, 11, 3, 8, 6)
+#: Edges that one of them has room for.
+_ROOM = 30
+
+
+def count(edges: Sequence[Edge]) -> int:
+    """How many rich steps have room for the edges."""
+    return max(1, -(-len(edges) // _ROOM))
+
+
+def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool = False) -> Step:
+    """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
+
+    Args:
+        step: with continuous random numbers.
+        seed: of all choices.
+        edges: to put tokens on, in this order. Without any, ratios stay moderate too: a threshold and its value may
+            fall on different sides in another precision, and what is small vanishes there.
+        every: put a token on each edge, if there are tokens for it; otherwise on some, and some just beside.
+    """
+    if not len(step):
+        return step
+    draw = random.Random(seed)
+    values = {name: list(map(float, one)) for name, one in step.evidence.items()}
+    live = {name: list(map(float, one)) for name, one in step.live.items()}
+    columns = {**values, **{f"live {name}": one for name, one in live.items()}, "live": live["logprobs"]}
+    rows: dict[int, list[int]] = {}
+    for place, row in enumerate(step.sequence.tolist()):
+        rows.setdefault(row, []).append(place)
+    if draw.random() < 0.6 or every:
+        _twins(draw, columns, rows, share=0.9 if every else 0.75)
+    far = 6.9 if edges else 0.9
+    for place in range(len(step)):
+        if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
+            gap = 0.0 if draw.random() < 0.4 else draw.uniform(-far, far)
+            Edge(*draw.choice((_PAIRS[0], *_PAIRS)), gap).put(columns, place)
+    if edges and not every:
+        for places in rows.values():
+            if draw.random() < 0.2:
+                one = draw.choice(edges)
+                for place in places:
+                    one.put(columns, place)
+    if every:  # the ratio of the first token of each response
+        for places in rows.values():
+            Edge(*_PAIRS[0], 0.0).put(columns, places[0])
+    pulling = [place for place in range(len(step)) if values["advantages"][place] != 0]
+    for place, one in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
+        if every:
+            one.put(columns, place)
+        elif draw.random() < 0.4:
+            beside = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
+            replace(one, value=one.value * beside).put(columns, place)
+    likeliest = zip(values["max_logprobs"], values["logprobs"], strict=True)
+    values["max_logprobs"] = [max(pair) for pair in likeliest]
+
+    def back(columns: Columns) -> dict[str, Tensor]:
+        return {name: torch.tensor(one, dtype=torch.float64) for name, one in columns.items()}
+
+    labels = draw.sample(range(5, 500), int(step.group_ids.max()) + 1)  # the number of a group is no place in a list
+    group_ids = torch.tensor(labels, dtype=torch.int64)[step.group_ids]
+    return replace(step, evidence=back(values), live=back(live), group_ids=group_ids)
+
+
+def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], share: float) -> None:
+    """Most tokens become copies of a few, in whatever they are compared by; some miss that by a ten-thousandth."""
+    count = len(columns["live"])
+    models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
+    kept = {name: [one[model] for model in models] for name, one in columns.items()}
+    few = [draw.choice([-1.0, -0.5, 0.5, 1.0]) for _ in range(2)]
+    for places in rows.values():
+        if draw.random() < 0.7:
+            advantage = draw.choice(few)
+            for place in places:
+                columns["advantages"][place] = advantage
+    for place in range(count):
+        if draw.random() < share:
+            model, also_live, near = draw.randrange(len(models)), draw.random() < 0.5, draw.random() < 0.2
+            factor = 1 + 1e-4 * draw.choice([-1, 1]) if near else 1.0
+            for name, one in columns.items():
+                if name not in _OF_THE_ROW and (also_live or not name.startswith("live")):
+                    one[place] = kept[name][model] * factor
+
+
+def _log(number: float) -> float:
+    """The logarithm, or a neighbour of it whose exponential is ``number`` to the bit, by Python and by torch."""
+    middle = math.log(number)
+    for one in (middle, math.nextafter(middle, 1e9), math.nextafter(middle, -1e9)):
+        if math.exp(one) == number and bool((torch.full((9,), one, dtype=torch.float64).exp() == number).all()):
+            return one
+    return middle
+
+
+def stretched(step: Step) -> Step:
+    """The step with values that drawn ones seldom reach: what limits its inputs limits these."""
+    found = dict(step.evidence)
+    found["advantages"] = found["advantages"] * 1e3
+    for name in ("entropies", "sum_p_sq"):
+        found[name] = found[name] * 10
+    for name in ("logprobs", "old_logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass"):
+        found[name] = found[name] * 10
+    return replace(step, evidence=found)

@@ -1,0 +1,263 @@
+"""Another process, in which a method has not run yet: another hash seed, rank, time zone and date.
+
+Two servers are started for all checks of a Python process; two, for another hash seed may order a small set alike. They
+import the modules of methods and never run one; every question is answered by a fork, so that nothing is left of the
+last one.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.walk import walk
+from rlstab.errors import ProcessError
+from rlstab.testing.agreement import BrokenLaw
+from rlstab.testing.outcome import Outcome, run_whole
+from rlstab.testing.steps import Step
+from rlstab.testing.watch import Shared
+
+#: Seconds that a method may take to run two optimizer steps.
+ALARM = 60
+#: Seconds that an answer may take, the start of the server and imports among them.
+TIMEOUT = 240.0
+#: How many servers there are.
+SERVERS = 2
+#: Seconds by which the clocks of the other process are ahead: a hundred days.
+LATER = 100 * 86400
+#: What tells a process which one of several it is; the other process is another one.
+_RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "HOSTNAME": "elsewhere"}
+#: 26 hours apart: at any time one of the two has another date than this process.
+_ZONES = ("Etc/GMT-14", "Etc/GMT+12")
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class Unreachable(Exception):
+    """A method cannot run in another process; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A method as it was before any law saw it, for another process to run.
+
+    Attributes:
+        pickled: the method, or why it cannot be sent.
+        modules: files of the modules of its classes, by name.
+    """
+
+    pickled: bytes | str
+    modules: Mapping[str, str]
+
+    @classmethod
+    def of(cls, method: TokenObjective) -> Sent:
+        """Take a method as it is now."""
+        names = {type(leaf.method).__module__ for leaf in walk(method, observed=True)}
+        files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in sorted(names)}
+        try:
+            return cls(pickle.dumps(method), files)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            return cls(f"{error}. Define the class at the top of a module", files)
+
+    def run(self, steps: Sequence[Step], which: int = 0) -> list[Outcome]:
+        """What these optimizer steps in a row give there, from the initial state; ``which`` of the servers answers.
+
+        Raises:
+            Unreachable: the method cannot be sent.
+            BrokenLaw: it changed there what the whole process shares.
+            RuntimeError: the method raised there, and not here.
+            ProcessError: the other process died, or does not answer.
+        """
+        if isinstance(self.pickled, str):
+            raise Unreachable(self.pickled)
+        path = [place or str(Path.cwd()) for place in sys.path]
+        kind, answer = start(which % SERVERS).ask((path, dict(self.modules), self.pickled, pickle.dumps(list(steps))))
+        if kind == "unreachable":
+            raise Unreachable(answer)
+        if kind == "broken":
+            raise BrokenLaw(answer)
+        if kind == "raised":
+            raise RuntimeError(f"in another process it raised {answer}")
+        return list(answer)
+
+
+def run_on(method: TokenObjective, steps: Sequence[Step]) -> list[Outcome]:
+    """Optimizer steps in a row, from the initial state, in this process."""
+    state: State | None = None
+    found: list[Outcome] = []
+    for step in steps:
+        found.append(run_whole(method, step, state))
+        state = found[-1].state
+    return found
+
+
+# -- this side ---------------------------------------------------------------------------------------------------------
+
+
+class _Server:
+    def __init__(self, which: int) -> None:
+        self.owner = os.getpid()
+        here, there = os.pipe(), os.pipe()
+        seed = [one for one in ("1", "2", "3") if one != os.environ.get("PYTHONHASHSEED")][which]
+        code = f"import sys; sys.path[:0] = {sys.path!r}; from rlstab.testing import elsewhere; "
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"{code}elsewhere.serve({there[0]}, {here[1]})"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **_RANK, **_THREADS, "PYTHONHASHSEED": seed, "TZ": _ZONES[which]},
+            pass_fds=(there[0], here[1]),
+        )
+        os.close(there[0])
+        os.close(here[1])
+        self.answers, self.questions = Connection(here[0], writable=False), Connection(there[1], readable=False)
+
+    def ask(self, job: object) -> tuple[str, Any]:
+        try:
+            self.questions.send_bytes(pickle.dumps(job))
+            if self.answers.poll(TIMEOUT):
+                return pickle.loads(self.answers.recv_bytes())  # type: ignore[no-any-return]  # what serve sent
+            what = f"did not answer within {TIMEOUT:g} s. Look for what hangs there"
+        except (EOFError, OSError):
+            what = "died. Its output says why"
+        self.close()
+        start.cache_clear()
+        raise ProcessError(f"the process in which a method is run anew {what}.")
+
+    def close(self) -> None:
+        if self.owner == os.getpid():
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # a fork of it that hangs, too
+            self.process.wait()
+        self.answers.close()
+        self.questions.close()
+
+
+@cache
+def start(which: int) -> _Server:
+    """One of the servers, started at the first call; it takes seconds until it answers, and nobody waits before.
+
+    Raises:
+        Unreachable: this platform has none.
+    """
+    if not (hasattr(os, "fork") and sys.platform != "darwin" and sys.executable):
+        raise Unreachable("processes of this platform cannot be forked safely; check it on Linux")
+    server = _Server(which)
+    atexit.register(server.close)
+    os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process gets one of its own
+    return server
+
+
+# -- the other side ----------------------------------------------------------------------------------------------------
+
+
+def serve(questions: int, answers: int) -> None:
+    """Answer until the other end is closed, each time in a fork; what a method prints goes nowhere."""
+    torch.set_num_threads(1)
+    asked, told = Connection(questions, writable=False), Connection(answers, readable=False)
+    for name in ("time", "monotonic", "perf_counter"):
+        setattr(time, name, _later(getattr(time, name), LATER))
+        setattr(time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), LATER * 10**9))
+    with suppress(EOFError):
+        while True:
+            path, modules, pickled, steps = pickle.loads(asked.recv_bytes())
+            sys.path[:] = path
+            try:
+                for name, file in modules.items():
+                    _import(name, file)
+            except Exception as error:
+                told.send_bytes(pickle.dumps(("unreachable", _text(error))))
+                continue
+            child = os.fork()
+            if child == 0:
+                _answer(told, pickled, steps)
+            if os.waitpid(child, 0)[1] != 0:
+                told.send_bytes(pickle.dumps(("raised", "nothing: it died, or did not end")))
+
+
+def _answer(told: Connection, pickled: bytes, steps: bytes) -> None:
+    """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
+    signal.alarm(ALARM)
+    kind = "unreachable"
+    try:
+        method, given = pickle.loads(pickled), pickle.loads(steps)
+        kind = "raised"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were told on the other side
+            shared = Shared()
+            found = run_on(method, given)
+            shared.check()
+        answer = pickle.dumps(("ran", found))
+    except BrokenLaw as error:
+        answer = pickle.dumps(("broken", str(error)))
+    except Exception as error:
+        answer = pickle.dumps((kind, _text(error)))
+    told.send_bytes(answer)
+    os._exit(0)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _later(clock: Callable[[], float], by: int) -> Callable[[], float]:
+    return lambda: clock() + by
+
+
+def _import(name: str, file: str) -> None:
+    """The module of a class: by its name, or from its file where the name leads nowhere or elsewhere."""
+    known = sys.modules.get(name)
+    if known is not None and name != "__main__" and (not file or getattr(known, "__file__", None) == file):
+        return
+    if name == "__main__":
+        if getattr(known, "defined_in", None) != file:
+            sys.modules[name] = _definitions(file)
+        return
+    with suppress(ImportError):
+        if known is None and getattr(importlib.import_module(name), "__file__", None) == file:
+            return
+    if not file:
+        raise ImportError(f"no module named {name}")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _definitions(file: str) -> types.ModuleType:
+    """What a script defines at its top, without what it does: imports, classes, functions and plain values."""
+    if not Path(file).is_file():
+        raise ImportError("its class was typed in. Define it in a file")
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=file, defined_in=file)
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"), file)
+    kept = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
+    tree.body = [
+        one
+        for one in tree.body
+        if isinstance(one, kept)
+        or (isinstance(one, ast.Assign | ast.AnnAssign) and not any(isinstance(x, ast.Call) for x in ast.walk(one)))
+    ]
+    sys.modules["__main__"] = module  # dataclasses look it up
+    exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
+    return module

@@ -1,0 +1,286 @@
+"""Rollouts to test stages with: ragged groups, ties, branches, cut-off responses, none at all; drawn by hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import SIGNALS
+from rlstab.core.random import uniform
+from rlstab.errors import MissingPackage
+from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
+from rlstab.stages.stage import Offer
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise MissingPackage('rlstab.testing needs hypothesis: pip install "rlstab[testing]".') from error
+
+#: Shapes of a rollout that have broken stages before.
+KINDS = (
+    "mixed",
+    "graded",
+    "shaped",
+    "even",
+    "tied",
+    "groups of one",
+    "one response",
+    "branches",
+    "cut off",
+    "prompt twice",
+    "all right",
+    "all wrong",
+    "nothing",
+)
+#: Different prompts of the task; a selector is also offered one that has no end.
+PROMPTS = 24
+#: Tokens that an answer may have.
+LIMIT = 12
+#: Blocks of a response, and how wide the features of a prompt are.
+BLOCKS, WIDTH = 3, 4
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One rollout: its responses, and what its prompts are chosen from.
+
+    Attributes:
+        responses: all of them, with all evidence; the prompts are those of a run without a selector to test.
+        slots: ``(S,)`` which of the prompts that were chosen each response answers.
+        offer: to a selector.
+    """
+
+    responses: ResponseBatch
+    slots: Tensor
+    offer: Offer
+
+    def __repr__(self) -> str:
+        whole = self.responses
+        rewards = [[round(one, 3) for one in whole.rewards[whole.group == group].tolist()] for group in self.groups]
+        return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis would print every tensor."""
+        printer.text(repr(self))
+
+    @property
+    def groups(self) -> range:
+        """Numbers of the groups, see :attr:`ResponseBatch.group`."""
+        return range(self.responses.groups)
+
+    def part(self, groups: Sequence[int], chosen: Tensor | None = None) -> ResponseBatch:
+        """Some of the groups on fresh memory, token evidence as wide as they need.
+
+        Args:
+            groups: their numbers.
+            chosen: the prompts that a selector chose.
+        """
+        whole = self.responses
+        where = (whole.group.unsqueeze(-1) == torch.tensor(list(groups), dtype=torch.int64)).any(-1)
+        picked = whole.select(where)
+        width = int(picked.lengths.max()) if len(picked) else 0
+        extra = {name: one[:, :width].clone() if of_tokens(name) else one.clone() for name, one in picked.extra.items()}
+        if chosen is not None:
+            picked = replace(picked, prompt_ids=chosen[self.slots[where]])
+            extra["prompt_features"] = features(picked.prompt_ids)
+        own = {name: getattr(picked, name).clone() for name in _FIELDS}
+        return replace(picked, **own, extra=extra)
+
+    def whole(self, chosen: Tensor | None = None) -> ResponseBatch:
+        """All groups, see :meth:`part`."""
+        return self.part(self.groups, chosen)
+
+    def shuffled(self, seed: int) -> Rollout:
+        """The responses in another order, groups and members alike."""
+        order = torch.randperm(len(self.responses), generator=torch.Generator().manual_seed(seed))
+        return replace(self, responses=self.responses.select(order), slots=self.slots[order])
+
+    def relabelled(self) -> Rollout:
+        """The same responses under other group and sequence ids, in another order of the ids."""
+        whole = self.responses
+        other = replace(whole, group_ids=10**7 - 3 * whole.group_ids, sequence_ids=10**9 - 11 * whole.sequence_ids)
+        return replace(self, responses=other)
+
+    def evened(self) -> Rollout:
+        """Every second group with one reward for all members, and no evidence that tells them apart."""
+        whole = self.responses
+        first, even = whole.first[whole.group], whole.group % 2 == 0
+        alike = torch.where(even, first, torch.arange(len(whole)))
+        extra = {name: one[alike] for name, one in whole.extra.items()}
+        return replace(self, responses=replace(whole, rewards=whole.rewards[alike], extra=extra))
+
+    def padded(self, fill: float) -> Rollout:
+        """The same responses with other numbers after the end of each, where there is no token."""
+        whole = self.responses
+        sampled = torch.arange(whole.limit) < whole.lengths.unsqueeze(-1)
+        extra = {}
+        for name, one in whole.extra.items():
+            other = torch.full_like(one, fill % BLOCKS if name == "block_ids" else fill)
+            extra[name] = torch.where(sampled, one, other) if of_tokens(name) else one
+        return replace(self, responses=replace(whole, extra=extra))
+
+    def only(self, names: frozenset[str]) -> Rollout:
+        """The same with this evidence and no other."""
+        extra = {name: one for name, one in self.responses.extra.items() if name in names}
+        return replace(self, responses=replace(self.responses, extra=extra))
+
+
+_FIELDS = ("rewards", "lengths", "ended", "prompt_ids", "group_ids", "sequence_ids", "given", "pivot")
+
+
+def of_tokens(name: str) -> bool:
+    """Whether evidence of this name is ``(S, T)``."""
+    return name == "block_ids" or (name not in EVIDENCE and name != "prompt_features")
+
+
+def features(prompt_ids: Tensor) -> Tensor:
+    """``(n, WIDTH)`` float64 features of prompts, a pure function of their numbers."""
+    return uniform(17, prompt_ids.unsqueeze(-1), torch.arange(WIDTH)) - 0.5
+
+
+@st.composite
+def rollouts(draw: st.DrawFn, needs: Sequence[str] = (), *, extreme: bool = False) -> tuple[Rollout, Rollout, Rollout]:
+    """Three rollouts of one run in a row, each of 0 to about 30 responses.
+
+    Args:
+        draw: hypothesis gives it.
+        needs: names of token signals of your own, to fill with random numbers.
+        extreme: rewards that differ by a rounding, and in half of the runs such of a million.
+    """
+    size = draw(st.sampled_from([PROMPTS, None]))
+    seed = draw(st.integers(0, 2**31))
+    largest = draw(st.sampled_from([1.0, 1e6])) if extreme else None
+    drawn: list[Rollout] = []
+    for number in range(3):
+        kind = draw(st.sampled_from(KINDS))
+        # the first draw is the simplest there is, and a group of two can already break most laws
+        sizes = draw(st.lists(st.sampled_from((2, 1, 3, 4, 5)), min_size=2, max_size=6))
+        own = draw(st.integers(0, 2**32 - 1))
+        drawn.append(make_rollout(kind, sizes, own, needs, number=number, size=size, seed=seed, extreme=largest))
+    return drawn[0], drawn[1], drawn[2]
+
+
+def make_rollout(
+    kind: str,
+    sizes: Sequence[int],
+    draw: int,
+    needs: Sequence[str] = (),
+    *,
+    number: int = 0,
+    size: int | None = None,
+    seed: int = 0,
+    extreme: float | None = None,
+) -> Rollout:
+    """One rollout of a kind, with groups of some sizes; a pure function of its arguments.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        sizes: of its groups, as far as the kind leaves them.
+        draw: seed of its numbers.
+        needs: names of token signals of your own.
+        number: of the rollout.
+        size: different prompts of the task; None where there is no end.
+        seed: of the run.
+        extreme: the largest of rewards that differ little or much; None for plain ones.
+    """
+    rng = torch.Generator().manual_seed(draw)
+    sizes = {"nothing": [], "one response": [1], "groups of one": [1] * len(sizes)}.get(kind, list(sizes))
+    group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
+    slots = torch.arange(len(sizes)) // (2 if kind == "prompt twice" else 1)
+    count = max(1, int(slots.max()) + 1 if sizes else 1)
+    prompts = torch.randperm(PROMPTS, generator=rng)[:count]
+    given, pivot, lengths, ended = _lengths(kind, group, len(sizes), rng)
+    rows = len(group)
+    raw = _rewards(kind, group, len(sizes), rng, extreme)
+    penalty = torch.rand(rows, generator=rng, dtype=torch.float64)
+    responses = ResponseBatch(
+        rewards=raw - 0.4 * penalty if kind == "shaped" else raw,
+        lengths=lengths.double(),
+        ended=ended,
+        prompt_ids=prompts[slots[group]],
+        group_ids=1000 * number + torch.randperm(200, generator=rng)[: len(sizes)][group],
+        sequence_ids=10_000 * number + 3 * torch.arange(rows),
+        given=given,
+        pivot=pivot,
+        limit=LIMIT,
+        extra={"raw_rewards": raw.clone(), **_evidence(lengths, ended, needs, rng)},
+    )
+    order = torch.randperm(rows, generator=rng)
+    first = number % 2
+    offer = Offer(number, first, count, 8 * number + first, size, seed, features)
+    return Rollout(responses.select(order), slots[group][order], offer)
+
+
+def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, extreme: float | None) -> Tensor:
+    def numbers(count: int) -> Tensor:
+        return torch.rand(count, generator=rng, dtype=torch.float64)
+
+    own, shared, even = numbers(len(group)), numbers(groups)[group], (numbers(groups) < 0.25)[group]
+    binary = torch.where(even, (shared < 0.5).double(), (own < 0.5).double())
+    rewards = {
+        "graded": own,
+        "even": torch.where(shared < 0.5, shared, (shared < 0.75).double()),
+        "tied": (own * 3).floor() / 2,
+        "all right": torch.ones_like(own),
+        "all wrong": torch.zeros_like(own),
+    }.get(kind, binary)
+    if extreme is not None:
+        far = own if extreme <= 1 else extreme * (own - 0.5)
+        rewards = torch.where(shared < 0.3, far, torch.where(shared < 0.6, 0.1 + 1e-13 * own, rewards))
+    return rewards
+
+
+def _lengths(kind: str, group: Tensor, groups: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens given and the pivot, shared by the group of a branch; tokens sampled; whether the answer ended."""
+
+    def whole(low: int, high: Tensor) -> Tensor:
+        """From ``low`` to ``high``, both included."""
+        return low + (torch.rand(high.shape, generator=rng) * (high - low + 1)).long()
+
+    branch = torch.rand(groups, generator=rng) < {"branches": 0.6, "mixed": 0.1}.get(kind, 0.0)
+    parent = whole(2, torch.full((groups,), LIMIT))
+    given = torch.where(branch, whole(1, parent - 1), 0)
+    pivot = given.double() / parent
+    given, pivot = given[group], pivot[group]
+    lengths = whole(1, LIMIT - given)
+    full = torch.rand(len(group), generator=rng) < (0.6 if kind == "cut off" else 0.15)
+    lengths = torch.where(full, LIMIT - given, lengths)
+    ended = ~full | (torch.rand(len(group), generator=rng) < 0.2)  # some end with their last token
+    return given, pivot, lengths, ended
+
+
+def _evidence(lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.Generator) -> dict[str, Tensor]:
+    """All that is known of by name, and what is asked for: of tokens in float32, with zeros after the end."""
+    rows = len(lengths)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.rand(rows, *shape, generator=rng, dtype=torch.float64)
+
+    position = torch.arange(LIMIT).expand(rows, LIMIT)
+    sampled = position < lengths.unsqueeze(-1)
+    logprobs = -8.0 * numbers(LIMIT)
+    tokens: Mapping[str, Tensor] = {
+        "logprobs": logprobs,
+        "old_logprobs": logprobs - 0.1 * numbers(LIMIT),
+        "rollout_logprobs": logprobs - 0.02 * numbers(LIMIT),
+        "ref_logprobs": logprobs - numbers(LIMIT),
+        "max_logprobs": logprobs * numbers(LIMIT),
+        "entropies": 2.5 * numbers(LIMIT),
+        "log_kept_mass": -0.2 * numbers(LIMIT),
+        "sum_p_sq": numbers(LIMIT),
+        "truncated": (~ended).double().unsqueeze(-1).expand(rows, LIMIT),
+        **{name: numbers(LIMIT) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
+    }
+    blocks = torch.where(position % 5 == 4, -1, position * BLOCKS // LIMIT)
+    found = {name: torch.where(sampled, one, 0.0).float() for name, one in tokens.items()}
+    return {
+        **found,
+        "block_ids": torch.where(sampled, blocks, -1),
+        "block_rewards": (numbers(BLOCKS) * 3).floor() / 2,
+        "block_outcomes": (numbers(BLOCKS) * 3).long(),
+        "squared_gradient": 0.1 + numbers(),
+    }

@@ -1,0 +1,150 @@
+"""Which token is in which block: from the characters that a task speaks of to the tokens that are learnt."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.errors import DataError, MissingSignal, kind_of
+from rlstab.tasks import Block, Example
+
+
+@dataclass(frozen=True, eq=False)
+class BlockEvidence:
+    """What :class:`rlstab.stages.blockwise.Blockwise` and the method ``block_mean`` read of ``S`` responses.
+
+    Attributes:
+        ids: ``(S, T)`` int64, the block of each sampled token, from 0, and -1 for none.
+        rewards: ``(S, K)`` float64, 0 where there is no block; K is the most that a response has.
+        outcomes: ``(S, K)`` int64, one more than that of the task, so that 0 is no block.
+    """
+
+    ids: Tensor
+    rewards: Tensor
+    outcomes: Tensor
+
+
+def require_blocks(task: Any, who: str) -> None:
+    """Refuse a task that knows no blocks.
+
+    Raises:
+        MissingSignal: it has no method ``blocks``.
+    """
+    if not callable(getattr(task, "blocks", None)):
+        raise MissingSignal(
+            f"{who} needs blocks, and the task '{task.name}' says of none. Give the task a method "
+            f"`blocks` (rlstab.tasks.HasBlocks), or take another task or another advantage estimator."
+        )
+
+
+def told_blocks(task: Any, examples: Sequence[Example], texts: Sequence[str]) -> tuple[list[list[Block]], list[str]]:
+    """The blocks of each text by the task, and an error for each text that has none because of it.
+
+    As with rewards, what goes wrong in a task costs its response and not the run.
+    """
+    found: list[list[Block]] = []
+    errors: list[str] = []
+    for example, text in zip(examples, texts, strict=True):
+        try:
+            found.append(_checked(task.blocks(example, text), text))
+        except Exception as error:  # tasks are foreign code
+            found.append([])
+            errors.append(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
+    return found, errors
+
+
+def block_evidence(
+    blocks: Sequence[Sequence[Block]],
+    texts: Sequence[str],
+    answers: Sequence[Sequence[int]],
+    given: Sequence[int],
+    width: int,
+    decode: Callable[[list[int]], str],
+) -> BlockEvidence:
+    """Blocks of ``S`` responses as tensors.
+
+    Args:
+        blocks: of each response, by :func:`told_blocks`.
+        texts: the whole answers, as the task saw them.
+        answers: their tokens, those that were not sampled included.
+        given: how many of these were not sampled; they come first and are left out of ``ids``.
+        width: T.
+        decode: from tokens to text, as ``texts`` were made.
+    """
+    most = max(map(len, blocks), default=0)
+    ids = torch.full((len(blocks), width), -1, dtype=torch.int64)
+    rewards = torch.zeros((len(blocks), most), dtype=torch.float64)
+    outcomes = torch.zeros((len(blocks), most), dtype=torch.int64)
+    for row, own in enumerate(blocks):
+        sampled = token_blocks(answers[row], texts[row], own, decode)[given[row] :]
+        ids[row, : len(sampled)] = torch.tensor(sampled, dtype=torch.int64)
+        rewards[row, : len(own)] = torch.tensor([one.reward for one in own], dtype=torch.float64)
+        outcomes[row, : len(own)] = torch.tensor([one.outcome + 1 for one in own], dtype=torch.int64)
+    return BlockEvidence(ids, rewards, outcomes)
+
+
+def token_blocks(
+    tokens: Sequence[int], text: str, blocks: Sequence[Block], decode: Callable[[list[int]], str]
+) -> list[int]:
+    """The block of each token, -1 for none.
+
+    A token belongs to the first block that has one of its characters: it was chosen while that block was written, and
+    what a later block is compared with must not depend on it. A token that is a part of a character belongs where the
+    character does, and tokens without text at the end of an answer, such as EOS, to a block that reaches to the end. So
+    a short block may have no token of its own.
+
+    Characters are found by decoding the first n tokens, for a token alone may read otherwise; only the edges of blocks
+    are searched for, by halving.
+    """
+    counts = range(len(tokens) + 1)
+
+    @cache
+    def reached(count: int) -> int:
+        """How many characters the first tokens settle: a character that is cut reads otherwise, and is not counted."""
+        prefix = decode(list(tokens[:count]))
+        pairs = enumerate(zip(prefix, text, strict=False))
+        return next((place for place, (one, other) in pairs if one != other), min(len(prefix), len(text)))
+
+    found = [-1] * len(tokens)
+    for number, block in enumerate(blocks):
+        # a token that goes beyond the start, or the first part of a character that begins there
+        first = min(
+            bisect_right(counts, block.start, key=reached) - 1,
+            bisect_left(counts, block.start, key=reached),
+        )
+        last = len(tokens) if block.stop == len(text) else bisect_left(counts, block.stop, key=reached)
+        for place in range(first, min(last, len(tokens))):
+            if found[place] < 0:
+                found[place] = number
+    return found
+
+
+def _checked(blocks: Any, text: str) -> list[Block]:
+    """The blocks, if they lie in the text one after another.
+
+    Raises:
+        DataError: they do not, or one has a reward or an outcome that none can have.
+    """
+    end, found = 0, list(blocks)
+    for one in found:
+        if not isinstance(one, Block):
+            raise DataError(f"`blocks` returned {kind_of(one)} among the blocks. Return a list of rlstab.tasks.Block.")
+        if not end <= one.start < one.stop <= len(text):
+            raise DataError(
+                f"`blocks` returned a block from {one.start} to {one.stop} after one that ends at {end}, in a text of "
+                f"{len(text)} characters. Return blocks in the order of the text that do not overlap and are not empty."
+            )
+        if not math.isfinite(one.reward) or one.outcome != int(one.outcome) or one.outcome < 0:
+            raise DataError(
+                f"`blocks` returned the reward {one.reward!r} and the outcome {one.outcome!r}. Return a finite reward "
+                f"and a whole number of at least 0."
+            )
+        end = one.stop
+    return found

@@ -1,0 +1,145 @@
+"""Stream weight: a mean over answers from the prompt, and one over branches (DEEP-GRPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.compare import greater
+from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.settings import Range
+from rlstab.core.stats import Mean, Settled, Stat
+from rlstab.core.terms import Terms
+
+
+@final
+@dataclass(frozen=True)
+class StreamWeight(TokenObjective):
+    """Give the tokens of branches a mean of their own, beside that of the answers from the prompt.
+
+    Problem:
+        Where failed answers are sampled again from a place inside, the optimizer step holds two kinds of responses.
+        There may be many times more of the new ends than of answers from the prompt, and their number changes with how
+        much fails. In one mean they outvote what is sampled as it will be sampled in use, by an amount that nobody
+        chose. Two means keep their proportion.
+
+    Equation:
+        Over the optimizer step N tokens, N_main of answers from the prompt and N_branch sampled in branches:
+
+            w_t = N / N_main               on an answer from the prompt
+            w_t = lambda N / N_branch      on a branch
+            L   = sum_t w_t surrogate_t / N
+                = mean over the answers from the prompt + lambda times the mean over branches
+
+        lambda is ``coefficient``. The second line of L holds under ``token_mean`` where no token is dropped. What a
+        branch was given belongs to its prompt, so no gradient reaches it.
+
+    Reads:
+        - ``branch`` (n,), 0 or 1: 1 on every token that was sampled in a branch.
+
+    Writes:
+        - ``weight``: as above.
+
+    Denominator:
+        untouched: all tokens count in N.
+
+    Parameters:
+        - ``coefficient`` (lambda): float in [0, inf), default 1.0. The paper and its code,
+          ``branch_chain_loss_lambda``. 0 learns nothing from branches.
+
+    State:
+        none
+
+    Deviations:
+        - From its code: it counts the tokens of one rank and averages over ranks, and adds 1e-8 to each count. Here
+          both counts are those of the whole optimizer step.
+        - From its code: it drops responses without advantage before it counts. Here they count, unless
+          ``dynamic_sampling`` dropped them from the rollout.
+        - From its code: a KL term is averaged per stream too, branches times lambda. Here penalties are over all
+          tokens.
+
+    Surprises:
+        The policy term grows: its weights add up to (1 + lambda) N where both streams are there. An optimizer step
+        without answers from the prompt has the weight lambda everywhere, for the mean over nothing is 0.
+
+    Example:
+        An answer of three tokens and a branch of one: 4 / 3 on each of the three, 4 on the one, divided by four.
+
+        >>> import torch
+        >>> from rlstab import PolicyOutputs, StreamWeight, TokenBatch, compose
+        >>> old = torch.full((2, 3), 0.5).log()
+        >>> mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=mask,
+        ...     advantages=torch.tensor([1.0, -1.0]),
+        ...     old_logprobs=old,
+        ...     branch=torch.tensor([False, True]),
+        ... )
+        >>> live = old.clone().requires_grad_()
+        >>> compose(StreamWeight())(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) for g in live.grad[mask.bool()].tolist()]
+        [-0.3333, -0.3333, -0.3333, 1.0]
+
+    Source:
+        Y. Guo et al., "Deep Dense Exploration for LLM Reinforcement Learning via Pivot-Driven Resampling", 2026,
+        arXiv 2602.14169. Reference code: AgentCombo/DEEP-GRPO ``verl/workers/actor/dp_actor.py``.
+    """
+
+    limits = (Limit(None, "An optimizer step without branches has no weight but 1."),)
+    interacts = (
+        Interaction("good", "token_mean", "under {other} both streams of {own} are exact means."),
+        Interaction(
+            "beside",
+            MASK,
+            "{own} counts every token of a stream, also those that {other} drops, so a stream that loses more of them "
+            "weighs less. Put {own} within the mask to count what is left.",
+            nested=False,
+        ),
+        Interaction(
+            "beside",
+            ("sequence_mean", "block_mean"),
+            "{own} divides by counts of tokens. Under {other}, where tokens of long responses weigh less, the streams "
+            "are not in the proportion 1 to lambda.",
+        ),
+        Interaction(
+            "beside",
+            ("kl", "entropy_bonus"),
+            "the penalty of {other} has no part in the two streams of {own}: it stays one mean over all tokens.",
+        ),
+    )
+
+    name: ClassVar[str] = "stream_weight"
+    reads_policies = frozenset[str]()
+    needs = frozenset({"branch"})
+    addresses = frozenset({"sample"})
+    writes = frozenset({"weight"})
+
+    coefficient: Annotated[float, Range(ge=0)] = 1.0
+
+    def in_words(self) -> Mapping[str, str]:
+        return {
+            "weight": f"Multiply the policy term so that answers from the prompt have a mean of their own, and "
+            f"branches another that counts {self.coefficient} times."
+        }
+
+    def measure(self, batch: TokenBatch) -> Stat:
+        return {"branch": Mean.of(_branch(batch))}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        tokens, branches = float(stat.mean("branch").count), float(stat.mean("branch").total)
+        main = tokens / (tokens - branches) if tokens > branches else 1.0
+        other = self.coefficient * tokens / branches if branches else 1.0
+        branch = _branch(batch)
+        weight = torch.where(branch, other, torch.full(branch.shape, main, dtype=torch.float64, device=branch.device))
+        return Terms(weight=weight, report={"branches": Mean.of(branch), "weight": Mean.of(weight)})
+
+
+def _branch(batch: TokenBatch) -> Tensor:
+    """``(n,)`` bool."""
+    return greater(batch.signal("branch"), 0)

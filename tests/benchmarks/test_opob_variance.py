@@ -1,0 +1,55 @@
+"""The variance of group gradients from inner products, against the gradients themselves."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks.opob_variance import GROUP, across, coefficients, regrouped, spread_moments
+from tests.stages.estimating import batch
+
+
+def test_moments_are_those_of_the_gradients_themselves() -> None:
+    torch.manual_seed(0)
+    per, permutations = 3 * GROUP, 5
+    vectors = torch.randn(per, 7, dtype=torch.float64)
+    whole = batch([0.0] * per)
+    groups, order = regrouped(whole, permutations, torch.Generator().manual_seed(1))
+    assert sorted(order[:per].tolist()) == list(range(per))
+    assert groups.groups == 3 * permutations
+    pulls = torch.randn(per * permutations, dtype=torch.float64)
+    others = torch.randn(per * permutations, dtype=torch.float64)
+    spread, reference = (coefficients(one, order, permutations, per) for one in (pulls, others))
+    found = spread_moments(spread, reference, vectors @ vectors.T)
+
+    def sums(by: torch.Tensor, start: int) -> list[torch.Tensor]:
+        return [
+            sum((by[one] * vectors[order[one]] for one in range(first, first + GROUP)), torch.zeros(7))
+            for first in range(start, start + per, GROUP)
+        ]
+
+    own, different, crossed = [], [], []
+    for start in range(0, per * permutations, per):
+        here, there = sums(pulls, start), sums(others, start)
+        own += [float(one @ one) for one in here]
+        different += [float(one @ two) for one, two in itertools.permutations(here, 2)]
+        crossed += [float(here[one] @ there[two]) for one, two in itertools.permutations(range(3), 2)]
+    signal = sum(different) / len(different)
+    assert found.signal == pytest.approx(signal)
+    assert found.variance == pytest.approx(sum(own) / len(own) - signal)
+    assert found.along == pytest.approx(sum(crossed) / len(crossed))
+
+
+def test_products_across_prompts() -> None:
+    one, other = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
+    expected = sum(float(one[place] @ other[two]) for place, two in itertools.permutations(range(4), 2))
+    assert across(one, other) == pytest.approx(expected)
+
+
+def test_of_one_gradient_for_all_there_is_no_variance() -> None:
+    per = 2 * GROUP
+    spread = coefficients(torch.full((per,), 1 / GROUP, dtype=torch.float64), torch.arange(per), 1, per)
+    found = spread_moments(spread, spread, torch.full((per, per), 4.0, dtype=torch.float64))
+    assert (found.variance, found.signal, found.along) == (0.0, 4.0, 4.0)

@@ -1,0 +1,343 @@
+"""DEEP-GRPO against plain loops over lists."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import random
+
+import pytest
+import torch
+
+from rlstab.core.comm import LocalComm
+from rlstab.core.random import uniform
+from rlstab.errors import MissingSignal, OutOfRange
+from rlstab.stages import STAGES, deep_grpo
+from rlstab.stages.deep_grpo import RIDGE, STREAM, DeepGRPO, logistic
+from rlstab.stages.response_batch import ResponseBatch
+
+
+def batch(rows: list[dict]) -> ResponseBatch:
+    """Responses from lists: group, raw, length; of branches given and pivot; optionally the reward and the prompt."""
+
+    def column(name, default, dtype):
+        return torch.tensor([one.get(name, default) for one in rows], dtype=dtype)
+
+    raw = column("raw", 0.0, torch.float64)
+    rewards = torch.tensor([one.get("reward", one["raw"]) for one in rows], dtype=torch.float64)
+    groups = column("group", 0, torch.int64)
+    return ResponseBatch(
+        rewards,
+        column("length", 8, torch.float64),
+        torch.ones(len(rows), dtype=torch.bool),
+        torch.tensor([one.get("prompt", one["group"]) for one in rows], dtype=torch.int64),
+        groups,
+        torch.tensor([one.get("id", place) for place, one in enumerate(rows)], dtype=torch.int64),
+        column("given", 0, torch.int64),
+        column("pivot", 0.0, torch.float64),
+        32,
+        {"raw_rewards": raw},
+    )
+
+
+def drawn(seed: int, groups: int = 6) -> list[dict]:
+    """Main groups, and branch groups of some of their prompts."""
+    dice, rows = random.Random(seed), []
+    for group in range(groups):
+        pivot = dice.randint(1, 9) / 10 if dice.random() < 0.4 else 0.0
+        for _ in range(dice.randint(1, 5)):
+            rows.append(
+                {
+                    "group": 100 + 3 * group,
+                    "prompt": dice.randint(0, 3),
+                    "raw": dice.choice([0.0, 0.0, 1.0]),
+                    "length": dice.randint(1, 12),
+                    "given": round(10 * pivot),
+                    "pivot": pivot,
+                    "id": 1000 * seed + len(rows),
+                }
+            )
+    return rows
+
+
+def settled(stage: DeepGRPO, *parts: ResponseBatch, state=None):
+    return stage.settle(parts, stage.init_state() if state is None else state, LocalComm())
+
+
+# -- which answers branch, and where ----------------------------------------------------------------------------------
+
+
+def parents_by_hand(rows, *, groups, max_parents, threshold, seed):
+    chosen = []
+    for group in {one["group"]: None for one in rows}:
+        inside = [place for place, one in enumerate(rows) if one["group"] == group]
+        failed = [
+            place
+            for place in inside
+            if rows[place]["raw"] <= threshold and rows[place]["given"] == 0 and rows[place]["length"] >= 2
+        ]
+        if groups == "failed" and any(rows[place]["raw"] > threshold for place in inside):
+            continue
+        draws = {
+            place: float(uniform(seed + STREAM, torch.tensor(rows[place]["id"]), torch.tensor(1))) for place in failed
+        }
+        chosen += sorted(failed, key=draws.get)[:max_parents]
+    return sorted(chosen)
+
+
+def pivot_by_hand(length, draw, gamma, fitted):
+    weights = []
+    for kept in range(1, length):
+        x = kept / length
+        chance = 1.0 if fitted is None else 1 / (1 + math.exp(-(fitted[0] + fitted[1] * x)))
+        weights.append(chance * x**gamma)
+    below = 0.0
+    for kept, weight in enumerate(weights, 1):
+        below += weight
+        if draw * math.fsum(weights) < below:
+            return kept
+    return length - 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("groups", "max_parents"), [("all", None), ("all", 1), ("failed", None), ("failed", 2)])
+def test_parents_and_pivots(seed: int, groups, max_parents) -> None:
+    stage, rows = DeepGRPO(branches=3, groups=groups, max_parents=max_parents, window=32, warmup=2), drawn(seed)
+    state = stage.init_state()
+    for before in range(3):  # the window of some rollouts before
+        state = settled(stage, batch(drawn(50 + 10 * seed + before)), state=state)[1]
+    fitted = stage.fitted(state)
+    found = stage.expand(batch(rows), settled(stage, batch(rows))[0], state, seed=7)
+    expected = parents_by_hand(rows, groups=groups, max_parents=max_parents, threshold=0.0, seed=7)
+    assert found.parents.tolist() == expected
+    draws = [float(uniform(7 + STREAM, torch.tensor(rows[place]["id"]), torch.tensor(0))) for place in expected]
+    assert found.pivots.tolist() == [
+        pivot_by_hand(rows[place]["length"], draw, 2.0, fitted) for place, draw in zip(expected, draws, strict=True)
+    ]
+    assert (found.branches, found.fresh, found.drop) == (3, 0, None)
+    assert all(1 <= kept < rows[place]["length"] for place, kept in zip(expected, found.pivots.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("fitted", [None, (2.0, -6.0)])
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_pivots_follow_the_published_distribution(gamma: float, fitted) -> None:
+    """6000 answers of 5 tokens: the share of each pivot is within five standard deviations of Q."""
+    count, stage = 6000, DeepGRPO(gamma=gamma)
+    draws = uniform(STREAM, torch.arange(count), torch.tensor(0)).tolist()
+    found = torch.bincount(torch.tensor([stage._pivot(5, draw, fitted) for draw in draws]), minlength=5)[1:] / count
+    weights = [
+        (kept / 5) ** gamma * (1 if fitted is None else 1 / (1 + math.exp(-fitted[0] - fitted[1] * kept / 5)))
+        for kept in range(1, 5)
+    ]
+    for share, weight in zip(found.tolist(), weights, strict=True):
+        expected = weight / sum(weights)
+        assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / count)
+
+
+def test_a_pivot_belongs_to_the_answer() -> None:
+    """Wherever it stands in the batch, and whatever stands beside it."""
+    rows = drawn(3)
+    stage, whole = DeepGRPO(), batch(rows)
+    stat, state = settled(stage, whole)
+
+    def by_id(part):
+        asked = stage.expand(part, stat, state, seed=1)
+        return dict(zip(part.sequence_ids[asked.parents].tolist(), asked.pivots.tolist(), strict=True))
+
+    together = by_id(whole)
+    assert len(together) > 3
+    order = torch.tensor(random.Random(0).sample(range(len(rows)), len(rows)))
+    assert by_id(whole.select(order)) == together
+    apart = [by_id(whole.select(whole.group == one)) for one in range(whole.groups)]
+    assert {key: value for one in apart for key, value in one.items()} == together
+    other = stage.expand(whole, stat, state, seed=2)
+    assert other.pivots.tolist() != list(together.values())
+
+
+def test_success_is_what_the_scorer_says() -> None:
+    """A penalty does not make a right answer one that failed, nor does pay for the form make a wrong one right."""
+    rows = [{"group": 0, "raw": 1.0, "reward": -0.5}, {"group": 0, "raw": 0.1, "reward": 0.9}]
+    for threshold, expected in ((0.0, []), (0.1, [1]), (1.0, [0, 1])):
+        stage = DeepGRPO(threshold=threshold)
+        assert stage.expand(batch(rows), settled(stage, batch(rows))[0], stage.init_state(), 0).parents.tolist() == (
+            expected
+        )
+
+
+def test_what_does_not_branch() -> None:
+    rows = [
+        {"group": 0, "raw": 1.0},
+        {"group": 0, "raw": 0.0, "length": 1},  # no place inside
+        {"group": 1, "raw": 0.0, "given": 3, "pivot": 0.5},  # a branch itself
+    ]
+    for part in (batch(rows), ResponseBatch.empty({"raw_rewards"})):
+        for stage in (DeepGRPO(), DeepGRPO(max_parents=1, groups="failed")):
+            found = stage.expand(part, settled(stage, part)[0], stage.init_state(), 0)
+            assert (found.parents.tolist(), found.pivots.tolist()) == ([], [])
+            assert found.parents.dtype == found.pivots.dtype == torch.int64
+
+
+# -- the window -------------------------------------------------------------------------------------------------------
+
+
+def test_the_window_keeps_the_last_branch_points() -> None:
+    stage, kept = DeepGRPO(window=5), []
+    state = stage.init_state()
+    for seed in range(8):
+        rows = drawn(seed, groups=9)
+        points = {}
+        for one in rows:
+            if one["given"]:
+                _, success = points.get(one["group"], (0, 0))
+                points[one["group"]] = (one["pivot"], max(success, float(one["raw"] > 0)))
+        kept += [points[group] for group in sorted(points)]
+        state = settled(stage, batch(rows), state=state)[1]
+        assert state["seen"] == len(kept)
+        found = sorted(zip(state["place"].tolist(), state["success"].tolist(), strict=True))
+        assert found == sorted((kept + [(0.0, 0.0)] * 5)[:5] if len(kept) < 5 else kept[-5:])
+    assert len(kept) > 15
+
+
+def test_more_branch_points_in_a_rollout_than_the_window_has() -> None:
+    rows = [{"group": one, "raw": one % 2, "given": 1, "pivot": one / 10} for one in range(1, 10)]
+    stage = DeepGRPO(window=4)
+    state = settled(stage, batch(rows))[1]
+    assert sorted(state["place"].tolist()) == [0.6, 0.7, 0.8, 0.9]
+    assert state["seen"] == 9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cut_into_parts_it_is_the_same(seed: int) -> None:
+    stage = DeepGRPO(window=8, warmup=1)
+    whole_state = cut_state = stage.init_state()
+    for step in range(4):
+        whole = batch(drawn(10 * seed + step))
+        parts = [whole.select(whole.group % 2 == one) for one in (1, 0)]
+        stat, whole_next = settled(stage, whole, state=whole_state)
+        other, cut_next = settled(stage, *parts, ResponseBatch.empty(stage.needs), state=cut_state)
+        assert all(torch.equal(torch.as_tensor(whole_next[one]), torch.as_tensor(cut_next[one])) for one in whole_next)
+        report = stage.report(whole, stat, whole_state)
+        pieces = [stage.report(one, other, cut_state) for one in parts]
+        for name, one in report.items():
+            merged = pieces[0][name].merge(pieces[1][name]).value
+            assert merged == pytest.approx(one.value, rel=1e-12, nan_ok=True), name
+        whole_state, cut_state = whole_next, cut_next
+
+
+def test_the_state_before_is_not_written_to() -> None:
+    stage = DeepGRPO(window=4)
+    first = stage.init_state()
+    settled(stage, batch([{"group": 0, "raw": 1.0, "given": 2, "pivot": 0.5}]), state=first)
+    assert first["seen"] == 0
+    assert not first["place"].any()
+
+
+# -- the logistic regression ------------------------------------------------------------------------------------------
+
+
+def slopes(x, y, at):
+    """Of the cost, by intercept and slope, one sample after another."""
+    misses = [1 / (1 + math.exp(-(at[0] + at[1] * one))) - label for one, label in zip(x, y, strict=True)]
+    return math.fsum(misses), math.fsum(m * one for m, one in zip(misses, x, strict=True)) + RIDGE * at[1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fit_is_a_minimum(seed: int) -> None:
+    """The cost is strictly convex, so where both slopes vanish is the only one."""
+    dice = random.Random(seed)
+    count = dice.choice([2, 3, 12, 300])
+    x = [dice.choice([dice.random(), 0.5]) for _ in range(count)]
+    y = [float(dice.random() < 0.05 + 0.9 * one) for one in x]
+    y[0], y[1] = 0.0, 1.0
+    found = logistic(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
+    assert slopes(x, y, found) == pytest.approx((0, 0), abs=1e-9 * count)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ([0.1] * 5000 + [0.9], [0.0] * 5000 + [1.0]),  # one success
+        ([0.5] * 10, [0.0, 1.0] * 5),  # one place
+        ([0.01 * one for one in range(100)], [float(one >= 50) for one in range(100)]),  # separable
+        # rare and separable: whole steps of Newton overshoot until no curvature is left
+        ([(one / 10_000) ** 8 for one in range(10_000)], [float(one >= 9400) for one in range(10_000)]),
+    ],
+)
+def test_the_fit_on_hard_data(x, y) -> None:
+    found = logistic(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
+    assert slopes(x, y, found) == pytest.approx((0, 0), abs=1e-9 * len(x))
+
+
+def test_the_fit_by_hand() -> None:
+    """At 0 three quarters of the points succeed, at 1 one quarter."""
+    x = torch.tensor([0.0] * 4000 + [1.0] * 4000, dtype=torch.float64)
+    y = torch.tensor(([1.0] * 3 + [0.0]) * 1000 + ([0.0] * 3 + [1.0]) * 1000, dtype=torch.float64)
+    intercept, slope = logistic(x, y)
+    # log odds log 3 at 0 and -log 3 at 1, up to the ridge, which is small beside 8000 points
+    assert (intercept, slope) == pytest.approx((math.log(3), -2 * math.log(3)), rel=5e-3)
+
+
+def test_the_model_is_used_once_there_are_enough_of_both() -> None:
+    stage = DeepGRPO(warmup=10, window=100)
+
+    def with_points(successes: int, failures: int):
+        rows = [
+            {"group": one, "raw": float(one < successes), "given": 1, "pivot": 0.3}
+            for one in range(successes + failures)
+        ]
+        return settled(stage, batch(rows))[1]
+
+    assert stage.fitted(stage.init_state()) is None
+    assert stage.fitted(with_points(11, 0)) is None
+    assert stage.fitted(with_points(0, 11)) is None
+    assert stage.fitted(with_points(5, 5)) is None  # ten are not more than ten
+    assert stage.fitted(with_points(6, 5)) is not None
+    intercept, slope = stage.fitted(with_points(6, 6))
+    assert (intercept, slope) == pytest.approx((0, 0), abs=1e-9)
+
+
+# -- what it reports --------------------------------------------------------------------------------------------------
+
+
+def test_report() -> None:
+    stage = DeepGRPO()
+    rows = [
+        {"group": 0, "prompt": 4, "raw": 0.0, "length": 10},
+        {"group": 0, "prompt": 4, "raw": 0.0, "length": 6},
+        {"group": 1, "prompt": 5, "raw": 1.0, "length": 8},
+        {"group": 1, "prompt": 5, "raw": 0.0, "length": 8},
+        {"group": 2, "prompt": 4, "raw": 1.0, "length": 5, "given": 5, "pivot": 0.5},
+        {"group": 2, "prompt": 4, "raw": 0.0, "length": 3, "given": 5, "pivot": 0.5},
+        {"group": 3, "prompt": 5, "raw": 0.0, "length": 4, "given": 2, "pivot": 0.25},
+        {"group": 3, "prompt": 5, "raw": 0.0, "length": 4, "given": 2, "pivot": 0.25},
+    ]
+    stat, _ = settled(stage, batch(rows))
+    found = {name: one.value for name, one in stage.report(batch(rows), stat, stage.init_state()).items()}
+    assert found == {
+        "branches": 1.0,  # four for four
+        "tokens": 0.5,  # 16 for 32
+        "pivot": 0.375,
+        "recovered": 0.5,
+        "both_outcomes": 1.0,
+        "both_outcomes_without": 0.5,
+        "fitted": 0.0,
+    }
+    fitted = settled(DeepGRPO(warmup=1), batch(rows))[1]
+    assert stage.report(batch(rows), stat, fitted).keys() == found.keys()  # two points are not more than ten
+    assert "slope" in DeepGRPO(warmup=1).report(batch(rows), stat, fitted)
+
+
+def test_declared() -> None:
+    assert DeepGRPO().needs == {"raw_rewards"}
+    assert set(DeepGRPO.expects) == {"stream_weight"}
+    assert DeepGRPO().rounds == 1
+    assert STAGES.get("deep_grpo") is DeepGRPO
+    with pytest.raises(OutOfRange, match="branches"):
+        DeepGRPO(branches=0)
+    with pytest.raises(MissingSignal, match="raw_rewards"):
+        DeepGRPO().measure(ResponseBatch.empty())
+    assert "at most 2 in a group" in DeepGRPO(max_parents=2).in_words()
+
+
+def test_example_runs() -> None:
+    assert doctest.testmod(deep_grpo) == doctest.TestResults(0, 9)

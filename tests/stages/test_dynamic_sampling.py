@@ -1,0 +1,169 @@
+"""Dynamic sampling against plain loops over lists."""
+
+from __future__ import annotations
+
+import doctest
+import random
+
+import pytest
+import torch
+
+from rlstab.core.comm import LocalComm
+from rlstab.errors import MissingSignal, OutOfRange
+from rlstab.stages import STAGES, dynamic_sampling
+from rlstab.stages.dynamic_sampling import DynamicSampling
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.response_batch import ResponseBatch
+
+
+def batch(*groups: list[float], branches: tuple[int, ...] = (), raw: list[list[float]] | None = None) -> ResponseBatch:
+    """One group after another; those in ``branches`` are made of ends of other answers."""
+    rewards = torch.tensor([one for group in groups for one in group], dtype=torch.float64)
+    ids = torch.tensor([7 * place + 3 for place, group in enumerate(groups) for _ in group], dtype=torch.int64)
+    given = torch.tensor([5 * (place in branches) for place, group in enumerate(groups) for _ in group]).long()
+    extra = (
+        {}
+        if raw is None
+        else {"raw_rewards": torch.tensor([one for group in raw for one in group], dtype=torch.float64)}
+    )
+    count = len(rewards)
+    return ResponseBatch(
+        rewards,
+        torch.full((count,), 8.0, dtype=torch.float64),
+        torch.ones(count, dtype=torch.bool),
+        ids,
+        ids,
+        torch.arange(count),
+        given,
+        given / 10,
+        8,
+        extra,
+    )
+
+
+def asked(stage: DynamicSampling, *parts: ResponseBatch):
+    stat, state = stage.settle(parts, stage.init_state(), LocalComm())
+    assert state == {}
+    return [stage.expand(part, stat, state, seed=0) for part in parts]
+
+
+def by_hand(groups, branches):
+    """Which responses go, and how many prompts come."""
+    drop, fresh = [], 0
+    for place, group in enumerate(groups):
+        even = all(one == group[0] for one in group)
+        drop += [even] * len(group)
+        fresh += even and place not in branches
+    return drop, fresh
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_drops_what_is_even_and_asks_for_as_many_prompts(seed: int) -> None:
+    dice = random.Random(seed)
+    groups = [[dice.choice([0.0, 1.0, 0.1]) for _ in range(dice.randint(1, 4))] for _ in range(dice.randint(1, 9))]
+    branches = tuple(place for place in range(len(groups)) if dice.random() < 0.3)
+    (found,) = asked(DynamicSampling(), batch(*groups, branches=branches))
+    assert (found.drop.tolist(), found.fresh) == by_hand(groups, branches)
+    assert found.parents is None
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_every_part_asks_for_the_prompts_of_all(cut: int) -> None:
+    groups = [[1.0, 1.0], [0.0, 1.0], [0.0], [1.0, 0.0, 0.0], [0.0, 0.0]]
+    whole = batch(*groups, branches=(4,))
+    (all_at_once,) = asked(DynamicSampling(), whole)
+    first = whole.group < cut
+    parts = asked(DynamicSampling(), whole.select(first), whole.select(~first))
+    assert [one.fresh for one in parts] == [all_at_once.fresh] * 2 == [2, 2]
+    assert torch.equal(torch.cat([one.drop for one in parts]), all_at_once.drop)
+
+
+def test_a_group_in_any_order_is_one_group() -> None:
+    mixed = batch([1.0, 1.0, 1.0], [1.0, 0.0, 1.0]).select(torch.tensor([3, 0, 4, 1, 5, 2]))
+    (found,) = asked(DynamicSampling(), mixed)
+    assert found.drop.tolist() == [False, True, False, True, False, True]
+
+
+def test_equal_numbers_are_equal_whatever_their_mean_is() -> None:
+    """The mean of three times 0.1 is not 0.1 in floating point; a deviation would be 1.4e-17."""
+    assert sum([0.1] * 3) / 3 != 0.1
+    (found,) = asked(DynamicSampling(), batch([0.1] * 3))
+    assert found.drop.all()
+
+
+def test_no_responses() -> None:
+    for stage in (DynamicSampling(), DynamicSampling(rewards="raw")):
+        (found,) = asked(stage, ResponseBatch.empty(stage.needs))
+        assert (found.drop.shape, found.fresh) == ((0,), 0)
+
+
+def test_a_penalty_makes_a_group_uneven_unless_raw_rewards_are_compared() -> None:
+    """All right, one of them too long; and one that is right and too long beside one that is wrong."""
+    some = batch([1.0, 0.6], [0.0, 0.0], raw=[[1.0, 1.0], [1.0, 0.0]])
+    (shaped,), (raw,) = asked(DynamicSampling(), some), asked(DynamicSampling(rewards="raw"), some)
+    assert (shaped.drop.tolist(), shaped.fresh) == ([False, False, True, True], 1)
+    assert (raw.drop.tolist(), raw.fresh) == ([True, True, False, False], 1)
+
+
+def test_raw_rewards_have_to_be_there() -> None:
+    assert DynamicSampling().needs == frozenset()
+    assert DynamicSampling(rewards="raw").needs == {"raw_rewards"}
+    with pytest.raises(MissingSignal, match="raw_rewards"):
+        asked(DynamicSampling(rewards="raw"), batch([1.0]))
+
+
+def test_without_refills_it_only_drops() -> None:
+    stage = DynamicSampling(max_refills=0)
+    (found,) = asked(stage, batch([1.0, 1.0], [0.0, 1.0]))
+    assert (found.drop.tolist(), found.fresh, stage.rounds) == ([True, True, False, False], 0, 1)
+
+
+def test_nothing_even_nothing_happens() -> None:
+    (found,) = asked(DynamicSampling(), batch([0.0, 1.0], [1.0, 0.0]))
+    assert (found.drop.any().item(), found.fresh) == (False, 0)
+
+
+@pytest.mark.parametrize("refills", range(4))
+def test_rounds_until_full(refills: int) -> None:
+    """A rollout as the trainer makes one: 4 prompts, of which the sampled groups are dead as listed."""
+    dead = iter([True, False, True, True, True, False, False, True, True, False, False, False])
+
+    def answered(count: int) -> list[list[float]]:
+        return [[1.0, 1.0] if next(dead) else [1.0, 0.0] for _ in range(count)]
+
+    stage, groups, sampled = DynamicSampling(max_refills=refills), answered(4), 4
+    for left in reversed(range(stage.rounds)):
+        (found,) = asked(stage, batch(*groups))
+        groups = [group for group, drop in zip(groups, found.drop[::2].tolist(), strict=True) if not drop]
+        if not found.fresh or not left:
+            break
+        groups += answered(found.fresh)
+        sampled += found.fresh
+    # 4 of which 1 lives; 3 more: 2 live; 1 more: dead; 1 more: dead
+    assert (len(groups), sampled) == [(1, 4), (3, 7), (3, 8), (3, 9)][refills]
+    assert groups == [[1.0, 0.0]] * len(groups)
+
+
+def test_report_says_what_it_cost() -> None:
+    stage, whole = DynamicSampling(), batch([1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0, 0.0], branches=(2, 3))
+    parts = [whole.select(whole.group < 2), whole.select(whole.group >= 2)]
+    stat, state = stage.settle(parts, stage.init_state(), LocalComm())
+    both = [stage.report(one, stat, state) for one in parts]
+    merged = {name: both[0][name].merge(both[1][name]).value for name in both[0]}
+    # prompts: one of two even; branches: one of two; 9 responses for 5 that are learnt from
+    assert merged == {"dropped": 0.5, "dropped_branches": 0.5, "dropped_groups": 1.0, "sampled_per_learnt": 9 / 5}
+
+
+def test_settings_are_checked_and_told() -> None:
+    with pytest.raises(OutOfRange, match="max_refills"):
+        DynamicSampling(max_refills=-1)
+    assert DynamicSampling().in_words() == (
+        "Drop every group whose rewards are all equal, and sample as many fresh prompts, at most 9 times."
+    )
+    assert DynamicSampling(0, "raw").in_words() == "Drop every group whose scores are all equal."
+    assert STAGES.get("dynamic_sampling") is DynamicSampling
+    assert Pipeline.of(DynamicSampling()).expanders == (DynamicSampling(),)
+
+
+def test_example_runs() -> None:
+    assert doctest.testmod(dynamic_sampling) == doctest.TestResults(0, 8)

@@ -1,0 +1,173 @@
+"""Goldilocks by counting: the posterior of each prompt, and the prompts that it takes."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from rlstab.core.comm import LocalComm
+from rlstab.stages import pass_rates
+from rlstab.stages.goldilocks import Goldilocks
+from rlstab.stages.uniform import Uniform
+from tests.stages.selections import fill, offer, responses
+
+
+def evidence(rollouts, pool, discount):
+    """What is known of each prompt after rollouts of ``(prompt, group, reward, given)`` rows: ``[right, wrong]``."""
+    found = [[0.0, 0.0] for _ in range(pool)]
+    for rows in rollouts:
+        for prompt in {row[0] for row in rows if row[3] == 0}:
+            found[prompt] = [one * discount for one in found[prompt]]
+        for prompt, _, reward, given in rows:
+            if given == 0:
+                solved = min(max(reward, 0.0), 1.0)
+                found[prompt][0] += solved
+                found[prompt][1] += 1 - solved
+    return found
+
+
+def expected_spread(right, wrong, cells=20_000):
+    """E[sqrt(p (1 - p))] under Beta(1 + right, 1 + wrong), by the midpoint rule in x with p = sin(x)^2.
+
+    The substitution makes the integrand smooth at both ends.
+    """
+    above = below = 0.0
+    for cell in range(cells):
+        x = (cell + 0.5) * math.pi / 2 / cells
+        p = math.sin(x) ** 2
+        density = p**right * (1 - p) ** wrong * math.sin(x) * math.cos(x)
+        above += density * math.sqrt(p * (1 - p))
+        below += density
+    return above / below
+
+
+def rollouts_of(pool, number, seed):
+    dice = random.Random(seed)
+    return [
+        [(dice.randrange(pool), group, dice.choice([0, 1, 0.25, 2.0, -1.0]), dice.choice([0, 0, 3]))
+         for group in range(5) for _ in range(4)]
+        for _ in range(number)
+    ]  # fmt: skip
+
+
+def state_after(stage, rollouts):
+    state = stage.init_state()
+    for rows in rollouts:
+        state = stage.settle([responses(rows)], state, LocalComm())[1]
+    return state
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.7, 1.0])
+def test_the_state_equals_the_oracle(discount):
+    rollouts = rollouts_of(7, 5, seed=1)
+    state = state_after(Goldilocks(pool=7, discount=discount), rollouts)
+    expected = torch.tensor(evidence(rollouts, 7, discount), dtype=torch.float64)
+    torch.testing.assert_close(torch.stack([state["right"], state["wrong"]], 1), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(0, 0), (4, 0), (0, 8), (4, 4), (0.3, 2.6), (57.5, 20.25), (400, 3)])
+def test_the_expected_spread_is_the_integral(right, wrong):
+    state = {"right": torch.tensor([right], dtype=torch.float64), "wrong": torch.tensor([wrong], dtype=torch.float64)}
+    assert float(pass_rates.expected_spread(state)) == pytest.approx(expected_spread(right, wrong), rel=1e-7)
+    assert float(pass_rates.expected_rate(state)) == pytest.approx((1 + right) / (2 + right + wrong), rel=1e-14)
+
+
+def test_the_expected_spread_of_much_evidence_is_that_of_the_rate():
+    state = {"right": torch.tensor([3e6]).double(), "wrong": torch.tensor([1e6]).double()}
+    assert float(pass_rates.expected_spread(state)) == pytest.approx(math.sqrt(0.75 * 0.25), rel=1e-5)
+
+
+@pytest.mark.parametrize("random_share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("first", "count"), [(0, 5), (5, 4), (9, 14)])
+def test_the_selection_equals_the_oracle(random_share, first, count):
+    rollouts = rollouts_of(11, 3, seed=2)
+    stage = Goldilocks(pool=11, random_share=random_share)
+    values = [expected_spread(*one) for one in evidence(rollouts, 11, stage.discount)]
+    state = state_after(stage, rollouts)
+    found = stage.select(offer(count, first=first, rollout=3, seed=6), state).tolist()
+    assert found == fill(values, first + count, random_share, seed=6, rollout=3)[first:]
+
+
+def test_what_is_always_or_never_solved_comes_last():
+    """Of three prompts that are solved half the time, and others that always or never are: in any order of both."""
+    rows = [(prompt, prompt, float(prompt % 3 == 0 if prompt < 6 else one % 2), 0)
+            for prompt in range(9) for one in range(8)]  # fmt: skip
+    stage = Goldilocks(pool=9, random_share=0.0)
+    found = stage.select(offer(3, rollout=1), state_after(stage, [rows])).tolist()
+    assert sorted(found) == [6, 7, 8]
+
+
+def test_what_was_never_asked_comes_before_what_hardly_varies_and_after_what_does():
+    rows = [(0, 0, 1.0, 0)] * 8 + [(1, 1, 1.0, 0)] * 4 + [(1, 1, 0.0, 0)] * 4
+    stage = Goldilocks(pool=3, random_share=0.0)
+    assert stage.select(offer(3, rollout=1), state_after(stage, [rows])).tolist() == [1, 2, 0]
+
+
+def test_what_was_known_of_a_prompt_fades_when_it_is_asked_again_and_only_then():
+    """A prompt that was never solved, and then always: three rollouts later it is known to be solved."""
+    stage = Goldilocks(pool=2, discount=0.25)
+    rollouts = [[(0, 0, 0.0, 0)] * 8, *[[(0, 0, 1.0, 0)] * 8] * 3]
+    rates = [float(pass_rates.expected_rate(state_after(stage, rollouts[:one]))[0]) for one in range(5)]
+    assert rates == pytest.approx([1 / 2, 1 / 10, 9 / 12, 11 / 12.5, 11.5 / 12.625])
+    idle = state_after(stage, [rollouts[0], *[[(1, 0, 1.0, 0)]] * 50])
+    assert float(pass_rates.expected_rate(idle)[0]) == rates[1]
+
+
+def test_branches_are_no_evidence():
+    main = [(0, 0, 1.0, 0), (0, 0, 0.0, 0), (1, 1, 0.0, 0)]
+    branches = [(0, 2, 1.0, 5), (0, 2, 1.0, 5), (2, 3, 1.0, 1)]
+    stage = Goldilocks(pool=3)
+    one, other = state_after(stage, [main]), state_after(stage, [main + branches])
+    assert all(torch.equal(one[key], other[key]) for key in ("right", "wrong"))
+
+
+def test_shaped_rewards_are_no_evidence():
+    batch = responses([(0, 0, 1.0, 0), (0, 0, 0.0, 0)])
+    stage = Goldilocks(pool=1)
+    _, one = stage.settle([batch], stage.init_state(), LocalComm())
+    _, other = stage.settle([batch.reshaped(batch.rewards * 100)], stage.init_state(), LocalComm())
+    assert one["right"].tolist() == other["right"].tolist() == [1.0]
+
+
+def test_all_at_random_is_uniform_bit_for_bit():
+    stage = Goldilocks(pool=13, random_share=1.0)
+    state = state_after(stage, rollouts_of(13, 4, seed=3))
+    for first, count in ((0, 6), (6, 5), (6, 30)):
+        asked = offer(count, first=first, rollout=4, seed=2)
+        assert torch.equal(stage.select(asked, state), Uniform(pool=13).select(asked, {}))
+
+
+@pytest.mark.parametrize("random_share", [0.0, 0.5])
+def test_in_the_first_rollout_all_prompts_are_equally_likely(random_share):
+    stage, seeds = Goldilocks(pool=5, random_share=random_share), 1500
+    counts = [0] * 5
+    for seed in range(seeds):
+        for one in stage.select(offer(2, seed=seed), stage.init_state()).tolist():
+            counts[one] += 1
+    assert all(abs(one / seeds - 0.4) < 5 * (0.4 * 0.6 / seeds) ** 0.5 for one in counts)
+
+
+def test_a_share_of_slots_is_filled_at_random():
+    """Of 10 prompts 5 are known to be worthless. The second slot takes one of these at random, from 4 good ones and 5
+    where the first took a good one, which it does unless its own prompt is one of the 5 of 10.
+    """
+    stage, rollouts, share = Goldilocks(pool=10, random_share=0.4), 2000, 0.4
+    state = {"right": torch.zeros(10).double(), "wrong": torch.zeros(10).double()}
+    state["wrong"][5:] = 1e3
+    shown = torch.stack([stage.select(offer(2, rollout=one), state) >= 5 for one in range(rollouts)])
+    first = share / 2
+    second = share * (first * 4 / 9 + (1 - first) * 5 / 9)
+    for found, expected in zip(shown.double().mean(0).tolist(), (first, second), strict=True):
+        assert abs(found - expected) < 5 * (expected * (1 - expected) / rollouts) ** 0.5
+
+
+def test_what_it_reports():
+    stage = Goldilocks(pool=4)
+    state = state_after(stage, [[(0, 0, 1.0, 0)] * 2])
+    batch = responses([(0, 5, 1.0, 0), (0, 5, 0.0, 0), (1, 6, 1.0, 0), (0, 7, 1.0, 4)])
+    stat, _ = stage.settle([batch], state, LocalComm())
+    found = {name: one.value for name, one in stage.report(batch, stat, state).items()}
+    assert found == {"known": 0.25, "expected_pass_rate": (3 / 4 + 1 / 2) / 2, "pass_rate": (1 / 2 + 1) / 2}

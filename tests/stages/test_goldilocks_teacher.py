@@ -1,0 +1,179 @@
+"""Goldilocks by its teacher: what it learns from, and whom it deals which candidates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlstab.core.comm import LocalComm
+from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
+from rlstab.stages.half_sigmoid import HalfSigmoid
+from rlstab.stages.in_order import InOrder
+from rlstab.stages.slots import DICE
+from rlstab.stages.uniform import Uniform
+from tests.core.says import says
+from tests.stages.selections import number, offer, order_of, responses
+from tests.stages.test_goldilocks import rollouts_of, state_after
+
+
+def features(prompts):
+    return torch.stack([(prompts.double() * 0.37).sin(), (prompts.double() * 1.3).cos()], 1)
+
+
+def window_of(rollouts, length):
+    """The newest (prompt, worth), rollout by rollout, and prompt by prompt within one."""
+    found = []
+    for rows in rollouts:
+        for prompt in sorted({row[0] for row in rows if row[3] == 0}):
+            rewards = [min(max(reward, 0.0), 1.0) for one, _, reward, given in rows if one == prompt and given == 0]
+            rate = sum(rewards) / len(rewards)
+            found.append((prompt, (rate * (1 - rate)) ** 0.5))
+    return found[-length:]
+
+
+def expected_values(rollouts, stage, pool):
+    """What the teacher expects of each prompt of the pool; its fit is tested by itself."""
+    prompts, worth = zip(*window_of(rollouts, stage.window), strict=True)
+    fit = HalfSigmoid.fit(features(torch.tensor(prompts)), torch.tensor(worth, dtype=torch.float64), stage.ridge)
+    return [round(one, 9) for one in fit(features(torch.arange(pool))).tolist()]
+
+
+def deal(values, slots, candidates, random_share, seed, rollout):
+    """What each slot takes, of hands that are dealt from lists."""
+    pool, taken, chosen, turn = len(values), [], [], 0
+    deck = order_of(seed, rollout, 0, pool)
+    for slot in range(slots):
+        if not deck:
+            turn += 1
+            taken = [] if len(taken) == pool else taken
+            deck = [one for one in order_of(seed, rollout, turn, pool) if one not in taken]
+        hand, deck = deck[:candidates], deck[candidates:]
+        best = hand[0]
+        if number(seed + DICE, rollout, slot) >= random_share:
+            for one in hand[1:]:
+                if values[one] > values[best]:
+                    best = one
+        taken.append(best)
+        chosen.append(best)
+    return chosen
+
+
+@pytest.mark.parametrize("length", [3, 8, 100])
+def test_the_state_is_the_window(length):
+    stage, rollouts = GoldilocksTeacher(pool=9, window=length), rollouts_of(9, 4, seed=1)
+    for number_of_them in range(5):
+        state = state_after(stage, rollouts[:number_of_them])
+        expected = window_of(rollouts[:number_of_them], length)
+        assert state["filled"] == len(expected)
+        assert state["prompts"].tolist() == [one for one, _ in expected] + [0] * (length - len(expected))
+        worth = torch.tensor([one for _, one in expected] + [0.0] * (length - len(expected)), dtype=torch.float64)
+        torch.testing.assert_close(state["worth"], worth, rtol=0, atol=1e-5)  # rewards are rounded
+
+
+@pytest.mark.parametrize("random_share", [0.0, 0.4])
+@pytest.mark.parametrize("candidates", [1, 3, 8, 50])
+@pytest.mark.parametrize(("first", "count"), [(0, 6), (6, 4), (10, 45)])
+def test_the_selection_equals_the_oracle(random_share, candidates, first, count):
+    stage = GoldilocksTeacher(pool=19, candidates=candidates, random_share=random_share, window=12)
+    rollouts = rollouts_of(19, 4, seed=5)
+    values = expected_values(rollouts, stage, 19)
+    asked = offer(count, first=first, rollout=4, seed=7, features=features)
+    found = stage.select(asked, state_after(stage, rollouts)).tolist()
+    assert found == deal(values, first + count, candidates, random_share, 7, 4)[first:]
+
+
+@pytest.mark.parametrize("random_share", [0.0, 0.4])
+def test_a_task_without_end_deals_the_next_prompts_to_each_slot(random_share):
+    stage = GoldilocksTeacher(candidates=5, random_share=random_share, window=12)
+    rollouts = rollouts_of(60, 4, seed=5)
+    values = expected_values(rollouts, stage, 200)
+    found = stage.select(offer(4, first=2, rollout=4, drawn=30, features=features), state_after(stage, rollouts))
+    for slot, one in enumerate(found.tolist()):
+        hand = range((30 + slot) * 5, (31 + slot) * 5)
+        random = number(DICE, 4, 2 + slot) < random_share
+        assert one == (hand[0] if random else max(hand, key=values.__getitem__))
+
+
+def test_a_task_with_an_end_is_the_pool():
+    rollouts = rollouts_of(19, 4, seed=5)
+    one, other = GoldilocksTeacher(), GoldilocksTeacher(pool=19)
+    state = state_after(one, rollouts)
+    asked = offer(6, rollout=4, size=19, features=features)
+    assert torch.equal(one.select(asked, state), other.select(asked, state))
+
+
+def test_what_the_teacher_learnt_of_some_prompts_decides_about_others():
+    """Even prompts are worth most; the features say which are even, and the candidates were never asked."""
+
+    def parity(prompts):
+        return (prompts % 2).double().unsqueeze(1)
+
+    stage = GoldilocksTeacher(candidates=6, random_share=0.0)
+    rows = [(prompt, prompt, float(one % 2 and prompt % 2 == 0), 0) for prompt in range(8) for one in range(4)]
+    found = stage.select(offer(10, rollout=1, drawn=8, features=parity), state_after(stage, [rows]))
+    assert (found >= 48).all()
+    assert (found % 2 == 0).all()
+
+
+def test_one_candidate_is_uniform_or_in_order_bit_for_bit():
+    stage = GoldilocksTeacher(candidates=1)
+    state = state_after(stage, rollouts_of(13, 4, seed=3))
+    for first, count in ((0, 6), (6, 5), (6, 30)):
+        asked = offer(count, first=first, rollout=4, seed=2, size=13, features=features)
+        assert torch.equal(stage.select(asked, state), Uniform().select(asked, {}))
+        endless = offer(count, first=first, rollout=4, seed=2, features=features)
+        assert torch.equal(stage.select(endless, state), InOrder().select(endless, {}))
+
+
+@pytest.mark.parametrize("how", ["random", "unlearnt", "blind"])
+@pytest.mark.parametrize("size", [40, None])
+def test_without_a_choice_each_slot_takes_its_first_candidate(how, size):
+    stage = GoldilocksTeacher(candidates=4, random_share=float(how == "random"))
+    state = stage.init_state() if how == "unlearnt" else state_after(stage, rollouts_of(13, 2, seed=3))
+    blind = {"features": features if how != "blind" else lambda prompts: torch.ones(len(prompts), 2).double()}
+    found = stage.select(offer(5, rollout=2, size=size, drawn=10, **blind), state).tolist()
+    deck = list(range(40, 60)) if size is None else order_of(0, 2, 0, size)
+    assert found == deck[:20:4]
+
+
+def test_features_are_asked_for_once_and_for_no_prompt_twice():
+    asked = []
+
+    def watched(prompts):
+        asked.append(prompts.tolist())
+        return features(prompts)
+
+    stage = GoldilocksTeacher(pool=40, candidates=4)
+    state = state_after(stage, rollouts_of(13, 4, seed=3))
+    stage.select(offer(5, rollout=4, features=watched), state)
+    assert len(asked) == 1
+    assert len(asked[0]) == len(set(asked[0])) <= 13 + 20
+
+
+def test_branches_teach_nothing():
+    stage = GoldilocksTeacher(pool=5, window=4)
+    main = [(1, 0, 1.0, 0), (1, 0, 0.0, 0), (3, 1, 1.0, 0)]
+    one, other = state_after(stage, [main]), state_after(stage, [[*main, (1, 2, 1.0, 3), (4, 3, 1.0, 2)]])
+    assert one["filled"] == other["filled"] == 2
+    assert torch.equal(one["prompts"], other["prompts"])
+    assert one["worth"].tolist() == other["worth"].tolist() == [0.5, 0.0, 0.0, 0.0]
+
+
+def test_several_groups_of_one_prompt_make_one_pass_rate():
+    stage = GoldilocksTeacher(pool=5, window=4)
+    parts = [responses([(2, group, 1.0 - group, 0)] * 2) for group in (0, 1)]
+    _, state = stage.settle(parts, stage.init_state(), LocalComm())
+    assert state["filled"] == 1
+    assert state["worth"].tolist() == [0.5, 0, 0, 0]
+
+
+def test_what_it_reports():
+    stage = GoldilocksTeacher(pool=5, window=4)
+    state = state_after(stage, rollouts_of(5, 1, seed=1))
+    stat, _ = stage.settle([], state, LocalComm())
+    assert stage.report(stage.empty_part(), stat, state)["window"].value == state["filled"]
+
+
+def test_settings_are_checked():
+    with says(ValueError, "'goldilocks_teacher': candidates = 0..."):
+        GoldilocksTeacher(candidates=0)

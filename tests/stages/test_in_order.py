@@ -1,0 +1,41 @@
+"""Prompts one after another: epochs of a task that has an end."""
+
+import pytest
+
+from rlstab.stages.in_order import STREAM, InOrder
+from tests.stages.selections import number, offer
+
+
+def expected(places, size, seed, shuffle):
+    """Place by place, with the whole epoch sorted for each."""
+    found = []
+    for place in places:
+        epoch, within = divmod(place, size)
+        order = list(range(size))
+        if shuffle:
+            order.sort(key=lambda prompt: number(seed + STREAM, epoch, prompt))
+        found.append(order[within])
+    return found
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("drawn", "count", "size"), [(0, 4, 10), (8, 4, 10), (7, 25, 10), (3, 2, 1), (20, 5, 5)])
+def test_equals_the_oracle(shuffle, drawn, count, size):
+    found = InOrder(shuffle=shuffle).select(offer(count, drawn=drawn, size=size, seed=3), {})
+    assert found.tolist() == expected(range(drawn, drawn + count), size, 3, shuffle)
+
+
+def test_an_epoch_shows_every_prompt_once_and_the_next_one_in_another_order():
+    epochs = [InOrder().select(offer(20, drawn=start, size=20), {}).tolist() for start in (0, 20)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
+    assert epochs[0] != epochs[1]
+
+
+def test_another_seed_is_another_order():
+    one, other = (InOrder().select(offer(20, drawn=0, size=20, seed=seed), {}).tolist() for seed in (0, 1))
+    assert one != other
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_task_without_end_has_no_order_to_shuffle(shuffle):
+    assert InOrder(shuffle=shuffle).select(offer(3, drawn=40), {}).tolist() == [40, 41, 42]

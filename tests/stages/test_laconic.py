@@ -1,0 +1,157 @@
+"""The price on tokens beyond a budget against loops over lists."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+import torch
+
+from rlstab.core.comm import LocalComm
+from rlstab.core.stats import Settled
+from rlstab.errors import OutOfRange
+from rlstab.stages import STAGES, laconic
+from rlstab.stages.laconic import Laconic
+from tests.stages.shaped import Answer, answers, batch_of
+
+LIMIT = 60
+SETTINGS = [
+    {"budget": 10.0, "step": 0.05, "ceiling": 0.3},
+    {"budget": 25.0, "step": 0.5, "floor": 0.05, "ceiling": 0.2, "most": 0.1, "cut": 0.0},
+    {"budget": 100.0, "step": 0.1, "floor": 0.01, "ceiling": 1.0, "cut": 0.3},
+    {"budget": 7.5, "step": 2.0, "ceiling": 5.0, "most": 100.0},
+]
+
+
+def shaped(stage: Laconic, found: list[Answer], state: object) -> list[float]:
+    assert isinstance(state, dict)
+    return stage.shape(batch_of(found, LIMIT), Settled(), state).tolist()
+
+
+def independent(found: list[Answer], stage: Laconic, price: float) -> tuple[list[float], float]:
+    """What each loses, and the price after it."""
+    values, total = [], 0.0
+    for one in found:
+        length = one.sampled + one.given
+        total += length
+        charge = price * max(0.0, (length - stage.budget) / stage.budget)
+        values.append(-(min(charge, stage.most) + (0.0 if one.ended else stage.cut)))
+    if found:
+        price = price + stage.step * (total / len(found) / stage.budget - 1)
+        price = stage.floor if price < stage.floor else stage.ceiling if price > stage.ceiling else price
+    return values, price
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_five_rollouts(settings: dict[str, float]) -> None:
+    stage = Laconic(**settings)
+    state, price = stage.init_state(), stage.floor
+    assert state == {"multiplier": stage.floor}
+    for rollout in range(5):
+        found = answers(48, LIMIT, seed=rollout)
+        expected, price_after = independent(found, stage, price)
+        assert shaped(stage, found, state) == pytest.approx(expected, abs=1e-12)
+        _, state = stage.settle([batch_of(found, LIMIT)], state, LocalComm())
+        assert state["multiplier"] == pytest.approx(price_after, abs=1e-12)
+        price = price_after
+    assert stage.floor <= state["multiplier"] <= stage.ceiling
+
+
+def test_the_multiplier_meets_floor_and_ceiling() -> None:
+    stage = Laconic(budget=10.0, step=1.0, floor=0.02, ceiling=0.3)
+    long, short = [Answer(1.0, 40, 0, True, 0)], [Answer(1.0, 1, 0, True, 0)]
+    _, high = stage.settle([batch_of(long, LIMIT)], stage.init_state(), LocalComm())
+    assert high == {"multiplier": 0.3}
+    _, low = stage.settle([batch_of(short, LIMIT)], high, LocalComm())
+    assert low == {"multiplier": 0.02}
+
+
+def test_short_answers_make_up_for_long_ones() -> None:
+    stage = Laconic(budget=20.0, step=1.0, floor=0.0, ceiling=1.0)
+    found = [Answer(1.0, 30, 0, True, 0), Answer(0.0, 10, 0, True, 0)]
+    _, after = stage.settle([batch_of(found, LIMIT)], {"multiplier": 0.5}, LocalComm())
+    assert after == {"multiplier": 0.5}  # the mean is the budget, though one is above it
+    assert shaped(stage, found, after) == [-0.25, 0.0]
+
+
+def test_the_tokens_that_a_branch_was_given_count() -> None:
+    stage = Laconic(budget=10.0, step=1.0, ceiling=1.0)
+    branch, whole = [Answer(1.0, 5, 10, True, 0)], [Answer(1.0, 15, 0, True, 0)]
+    assert shaped(stage, branch, {"multiplier": 0.5}) == shaped(stage, whole, {"multiplier": 0.5}) == [-0.25]
+    ends = [stage.settle([batch_of(one, LIMIT)], {"multiplier": 0.1}, LocalComm())[1] for one in (branch, whole)]
+    assert ends[0] == ends[1] == {"multiplier": pytest.approx(0.6)}
+
+
+def test_what_is_cut_off_pays_once() -> None:
+    stage = Laconic(budget=10.0, most=0.4, cut=0.1)
+    at_limit = [Answer(0.0, LIMIT, 0, False, 0), Answer(0.0, LIMIT, 0, True, 0)]
+    assert shaped(stage, at_limit, {"multiplier": 0.0}) == [-0.1, 0.0]  # ended with its very last token
+    assert shaped(stage, at_limit, {"multiplier": 9.0}) == [-0.5, -0.4]
+
+
+@pytest.mark.parametrize("settings", [{"step": 0.0, "cut": 0.0}, {"most": 0.0, "cut": 0.0}])
+def test_it_changes_nothing_at_its_limits(settings: dict[str, float]) -> None:
+    stage = Laconic(budget=10.0, **settings)
+    state = stage.init_state()
+    for rollout in range(3):
+        batch = batch_of(answers(24, LIMIT, seed=rollout), LIMIT)
+        assert not stage.shape(batch, Settled(), state).any()
+        _, state = stage.settle([batch], state, LocalComm())
+
+
+def test_no_response() -> None:
+    stage, state = Laconic(budget=10.0), {"multiplier": 0.07}
+    assert stage.settle([], state, LocalComm())[1] == state
+    assert stage.settle([batch_of([], LIMIT)], state, LocalComm())[1] == state
+    assert shaped(stage, [], state) == []
+    report = stage.report(batch_of([], LIMIT), Settled(), state)
+    assert report["multiplier"].value == 0.07
+    assert math.isnan(report["penalty"].value)
+
+
+def test_any_cut_gives_the_same() -> None:
+    stage, found, state = Laconic(budget=10.0, step=0.3, ceiling=9.0), answers(40, LIMIT, seed=7), {"multiplier": 0.2}
+    whole = stage.settle([batch_of(found, LIMIT)], state, LocalComm())[1]
+    for cut in (4, 16, 36):
+        parts = [found[:cut], found[cut:]]
+        found_in_parts = stage.settle([batch_of(one, LIMIT) for one in parts], state, LocalComm())[1]
+        assert found_in_parts["multiplier"] == pytest.approx(whole["multiplier"], abs=1e-12)
+        assert shaped(stage, parts[0], state) + shaped(stage, parts[1], state) == shaped(stage, found, state)
+
+
+def test_report() -> None:
+    stage, found = Laconic(budget=10.0), answers(20, LIMIT, seed=8)
+    report = stage.report(batch_of(found, LIMIT), Settled(), {"multiplier": 0.1})
+    expected, _ = independent(found, stage, 0.1)
+    assert report["penalty"].value == pytest.approx(-sum(expected) / 20, abs=1e-12)
+    assert report["multiplier"].value == 0.1
+
+
+def test_floor_above_ceiling() -> None:
+    with pytest.raises(OutOfRange) as caught:
+        Laconic(budget=10.0, floor=0.2)
+    assert str(caught.value) == (
+        "'laconic': floor = 0.2, ceiling = 0.1, expected floor <= ceiling. Raise ceiling or lower floor."
+    )
+
+
+def test_it_is_registered_and_says_what_it_does() -> None:
+    assert STAGES.get("laconic") is Laconic
+    assert Laconic(budget=1500.0).in_words() == (
+        "Charge an answer for its tokens beyond 1500, a multiplier for every 1500 of them and at most 0.4, and 0.1 if "
+        "it was cut off. The multiplier begins at 0.0; after a rollout it moves by 0.002 times how far the mean length "
+        "is above or below the budget, within [0.0, 0.1]."
+    )
+    assert doctest.testmod(laconic).attempted > 0 == doctest.testmod(laconic).failed
+
+
+def test_a_feedback_loop_reaches_its_budget() -> None:
+    """Answers that shorten as the price rises come to rest at the budget, not at the ceiling."""
+    stage = Laconic(budget=20.0, step=0.02, ceiling=1.0, cut=0.0)
+    state = stage.init_state()
+    for _ in range(400):
+        length = round(40 - 60 * state["multiplier"])  # at a price of 1/3 they are as long as the budget
+        _, state = stage.settle([batch_of([Answer(1.0, length, 0, True, 0)], LIMIT)], state, LocalComm())
+    assert state["multiplier"] == pytest.approx(1 / 3, abs=1 / 60)
+    assert torch.is_tensor(stage.shape(batch_of([], LIMIT), Settled(), state))

@@ -1,0 +1,47 @@
+"""What the trainer has for stages, and what is said where it has not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlstab.errors import MissingSignal
+from rlstab.stages import STAGES
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.stage import RewardShaper
+from rlstab.testing.stage_examples import STAGE_EXAMPLES
+from rlstab.train.stage_evidence import require_evidence
+
+
+def test_every_stage_that_ships_gets_what_it_needs() -> None:
+    checked = [one for several in STAGE_EXAMPLES.values() for one in several]
+    assert {one.name for one in checked} == set(STAGES.names())
+    for one in checked:
+        require_evidence(Pipeline.of(one))
+
+
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [
+        ("rollout_logprob", "which the trainer does not have. Did you mean 'rollout_logprobs'?"),
+        ("squared_gradient", "which is known only when a rollout is learnt, and only an advantage estimator can read"),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_runs(read: str, says: str) -> None:
+    @dataclass(frozen=True)
+    class Reads(RewardShaper):
+        """Read something."""
+
+        name: ClassVar[str] = "reads"
+        needs = frozenset({read})
+
+        def shape(self, responses: Any, stat: Any, state: Any) -> Tensor:
+            return torch.zeros(len(responses))
+
+    with pytest.raises(MissingSignal, match="the stage 'reads' reads ") as caught:
+        require_evidence(Pipeline.of(Reads()))
+    assert says in str(caught.value)
