@@ -54,6 +54,11 @@ def scored(asked: list[str], trainer: Any) -> dict[str, Any]:
     return found
 
 
+def branch(inputs: dict[str, Tensor]) -> Tensor:
+    """Every second response is one that a rollout grew from another; TRL has none."""
+    return (inputs["rlstab_sequence_ids"] % 2).unsqueeze(-1).expand(inputs["completion_ids"].shape)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     objective = PRESETS[name].objective
@@ -62,6 +67,7 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
         tmp_path,
         objective,
         sampling=scored,
+        extra={"signals": {"branch": branch}},
         **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": beta, "max_steps": 2},
     )
     steps = recorder(trainer)
@@ -82,6 +88,7 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
                 **{key: values.detach() for key, values in now.items()},
                 "ref_logprobs": ref,
                 "rollout_logprobs": inputs["sampling_per_token_logps"].double(),
+                "branch": branch(inputs),
                 "truncated": (last != EOS) & (last != PAD),
             }
             batches.append(
