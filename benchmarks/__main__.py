@@ -16,6 +16,7 @@ NAMES = {
     "quantile": "exact quantiles of a whole step against torch.quantile",
     "e2e": "forward and backward of a whole model of 134.5M parameters",
     "throughput": "whole training steps against TRL's GRPOTrainer",
+    "trl_adapter": "an objective inside TRL's trainer against its own loss",
     "opob_variance": "how much the gradient varies under the optimal off-policy baseline, and what that costs",
     "scorers": "scoring in worker processes against scoring in this one",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command line: ``rlstab train | check | explain | bench | report | view | runs | schema | list | cards``."""
+"""The command line: ``rlstab train | check | explain | bench | report | view`` and the rest that ``--help`` lists."""
 
 from __future__ import annotations
 
@@ -72,7 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say what each method of a YAML file does, needs and costs")
     check.add_argument("file", help="run file, or a file with an objective alone")
     check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
+    check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
     check.set_defaults(command=_check)
+
+    doctor = commands.add_parser("doctor", help="say which other trainers are installed, and whether the adapters work")
+    doctor.set_defaults(command=_doctor)
 
     explain = commands.add_parser("explain", help="say in words what an objective does, costs, equals and cannot do")
     source = explain.add_mutually_exclusive_group(required=True)
@@ -180,11 +184,19 @@ def _check(options: argparse.Namespace) -> int:
 
     with no_fit_warnings():
         _, run = read(options.file, _overrides(options.set))
-        if run is not None:
+        if run is not None and options.host is None:
             require_settings(run.task)
             require_functions(run.reward)
-        check(options.file, _overrides(options.set))
+        check(options.file, _overrides(options.set), host=options.host)
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from rlstab.adapters.doctor import doctor
+
+    lines, well = doctor()
+    print("\n".join(visible(one, spaces=False) for one in lines))
+    return 0 if well else 1
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -74,6 +74,10 @@ class ProcessError(RlstabError, RuntimeError):
     """A process that checks a method died, hangs or cannot be reached."""
 
 
+class HostError(RlstabError, RuntimeError):
+    """A foreign trainer is not what its adapter was written for."""
+
+
 class MissingPackage(RlstabError, ImportError):
     """An optional package is needed for what was asked."""
 

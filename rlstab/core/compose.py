@@ -68,6 +68,10 @@ class Composition(TokenObjective, combinator=True):
         return {name: value for one in self.members for name, value in one.signal_options.items()}
 
     @property
+    def reads_policies(self) -> frozenset[str]:
+        return frozenset().union(*(one.reads_policies for one in self.members))
+
+    @property
     def reads_drift(self) -> frozenset[str]:
         return frozenset().union(*(one.reads_drift for one in self.members))
 
@@ -185,6 +189,10 @@ class Within(TokenObjective, combinator=True):
     @property
     def signal_options(self) -> Mapping[str, float]:
         return {**self.outer.signal_options, **self.inner.signal_options}
+
+    @property
+    def reads_policies(self) -> frozenset[str]:
+        return self.outer.reads_policies | self.inner.reads_policies
 
     @property
     def reads_drift(self) -> frozenset[str]:

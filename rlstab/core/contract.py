@@ -26,9 +26,12 @@ DRIFT: Mapping[str, str] = {
 }
 #: Outputs of the live policy that a penalty may differentiate beyond the log-probs.
 LIVE = ("entropies", "log_kept_mass")
+#: Evidence that every batch has and not every method reads. A host that makes it for nobody wastes a forward.
+BASICS = ("logprobs", "old_logprobs")
 #: What a method declares as sets of names, with the known names, where only some are.
 SETS: Mapping[str, tuple[str, ...]] = {
     "needs": (),
+    "reads_policies": BASICS,
     "live_needs": LIVE,
     "writes": WRITABLE,
     "reads_drift": tuple(DRIFT),

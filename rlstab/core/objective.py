@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.checked_terms import checked_terms
+from rlstab.core.contract import BASICS
 from rlstab.core.docstring import summary
 from rlstab.core.facts import Interaction, Limit
 from rlstab.core.method import Method, State
@@ -63,6 +64,15 @@ class TokenObjective(Method[TokenBatch]):
     def signal_options(self) -> Mapping[str, float]:
         """Numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``."""
         return {}
+
+    @property
+    def reads_policies(self) -> frozenset[str]:
+        """Which of ``logprobs`` and ``old_logprobs`` it reads from the evidence; without an override, both.
+
+        The ratio is not meant: it is the loss's own, and where ``live_ratio`` is True it reads neither. A host that
+        gives no method its log-probs needs no forward for them.
+        """
+        return frozenset(BASICS)
 
     @property
     def reads_drift(self) -> frozenset[str]:
@@ -130,7 +140,7 @@ def require_signals(
     provides: Set[str],
     live: Set[str],
     host: str,
-    otherwise: str = "use a host that provides it",
+    otherwise: str | Mapping[str, str] = "use a host that provides it",
 ) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
@@ -139,7 +149,7 @@ def require_signals(
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
-        otherwise: what to do about a missing signal, other than to remove the method.
+        otherwise: what to do about a missing signal, other than to remove the method; one text, or one by signal.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -149,7 +159,8 @@ def require_signals(
         for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
             missing = sorted(wanted - given)
             if missing:
+                cure = otherwise if isinstance(otherwise, str) else otherwise[missing[0]]
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or {otherwise}."
+                    f"{', '.join(sorted(given))}. Remove '{key}', or {cure}."
                 )

@@ -59,6 +59,10 @@ class Observe(TokenObjective, combinator=True):
         return self.method.signal_options
 
     @property
+    def reads_policies(self) -> frozenset[str]:
+        return self.method.reads_policies
+
+    @property
     def reads_drift(self) -> frozenset[str]:
         return self.method.reads_drift
 

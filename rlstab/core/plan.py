@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -33,10 +34,11 @@ class Plan:
     """All decisions of one optimizer step. Made by :func:`make_plan`.
 
     A part is named by its number in the list that the plan was made from, or by its batch itself. A host that builds
-    its batches again for the backward pass names the number.
+    its batches again for the backward pass names the number. One that cuts them otherwise asks for a :meth:`piece`.
 
     Attributes:
         state: what the objective carries into the next optimizer step.
+        settled: the statistics of the whole optimizer step, from which terms are made.
         parts: what was decided about each part of this rank.
         kept: counts over kept tokens, the denominators of the policy term.
         everything: counts over all tokens.
@@ -47,6 +49,7 @@ class Plan:
 
     objective: TokenObjective
     state: State
+    settled: Settled = field(repr=False)
     parts: Sequence[Part] = field(repr=False)
     kept: Totals
     everything: Totals
@@ -59,12 +62,14 @@ class Plan:
         """Nothing in this optimizer step has a gradient. Skip it: an optimizer with momentum would move the weights."""
         return self.live_tokens == 0 and self.penalised == 0
 
-    def part(self, which: int | TokenBatch) -> Part:
-        """What was decided about one part.
+    def part(self, which: int | TokenBatch | Part) -> Part:
+        """What was decided about one part; a part or a piece is itself.
 
         Raises:
             OutOfRange: the plan was made from no such part.
         """
+        if isinstance(which, Part):
+            return which
         if isinstance(which, int) and not isinstance(which, bool):
             if 0 <= which < len(self.parts):
                 return self.parts[which]
@@ -81,11 +86,50 @@ class Plan:
             "Pass the same TokenBatch object, or the number of the part."
         )
 
-    def terms(self, which: int | TokenBatch) -> Terms:
+    def piece(self, batch: TokenBatch) -> Part:
+        """What is decided about whole sequences of this optimizer step that a host puts together after planning.
+
+        Terms come from the settled statistics and the denominators stay those of the plan, so the losses of pieces that
+        hold every sequence once, on all ranks, sum to the loss of the optimizer step. Only the terms are computed.
+
+        Args:
+            batch: the same evidence about some of the sequences that this rank measured, whatever parts they were in.
+
+        Raises:
+            OutOfRange: a sequence, by its id, was not measured on this rank, or with another number of tokens.
+        """
+        self._require_measured(batch)
+        with torch.no_grad():
+            piece = Part.of(batch, self.settled, ask(self.objective, batch, self.settled, self.state))
+            row = _tally(piece)
+        return replace(piece, pulling=bool(row[4]), penalised=bool(row[5]))
+
+    @cached_property
+    def _measured(self) -> dict[int, int]:
+        """Tokens of each sequence that this rank measured, by its id."""
+        found: dict[int, int] = {}
+        for part in self.parts:
+            found.update(_lengths(part.batch))
+        return found
+
+    def _require_measured(self, batch: TokenBatch) -> None:
+        for one, length in _lengths(batch).items():
+            if one not in self._measured:
+                raise OutOfRange(
+                    f"the sequence with id {one} is in no part that this plan was made from on this rank. Plan with "
+                    f"every sequence of the optimizer step, and give the piece the sequence_ids that they had."
+                )
+            if self._measured[one] != length:
+                raise OutOfRange(
+                    f"the sequence with id {one} has {length} tokens, and had {self._measured[one]} when it was "
+                    f"measured. A piece holds whole sequences: cut between them."
+                )
+
+    def terms(self, which: int | TokenBatch | Part) -> Terms:
         """The merged terms of one part."""
         return self.part(which).terms
 
-    def live_rows(self, which: int | TokenBatch) -> dict[str, Tensor]:
+    def live_rows(self, which: int | TokenBatch | Part) -> dict[str, Tensor]:
         """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it.
 
         On the others it may hold any finite value: neither loss nor gradient nor a metric depends on it. A ratio of the
@@ -94,14 +138,14 @@ class Plan:
         return self.part(which).live_rows()
 
     def loss(
-        self, which: int | TokenBatch, policy: PolicyOutputs, *, anchor: PolicyOutputs | None = None
+        self, which: int | TokenBatch | Part, policy: PolicyOutputs, *, anchor: PolicyOutputs | None = None
     ) -> LossOutput:
         """The loss of one part; sums over parts and ranks to the whole-batch loss.
 
         Where the host averages gradients over ranks, multiply it by the world size: the denominators are global.
 
         Args:
-            which: number of the part, or its batch.
+            which: number of the part, its batch, or a piece.
             policy: live outputs for its tokens, in their order.
             anchor: what counts as constant; None takes the policy's own values. Given only to check gradients by
                 finite differences, where the constants must not move with the input.
@@ -169,6 +213,7 @@ def make_plan(
     return Plan(
         objective=objective,
         state=state,
+        settled=stat,
         parts=tuple(
             replace(part, pulling=bool(row[4]), penalised=bool(row[5]))
             for part, row in zip(planned, tally, strict=False)
@@ -190,6 +235,12 @@ def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
     part = plan.part(which)
     with torch.no_grad():
         return plan.objective.asked(part.batch, part.settled, plan.state)
+
+
+def _lengths(batch: TokenBatch) -> dict[int, int]:
+    """Tokens of each sequence of a batch that has any, by its id."""
+    pairs = zip(batch.sequence_ids.tolist(), batch.lengths.tolist(), strict=True)
+    return {one: int(length) for one, length in pairs if length}
 
 
 def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:

@@ -1,14 +1,20 @@
-"""What other trainers hand to a loss of somebody else, as far as their source says: data, and no adapter."""
+"""What other trainers hand to a loss of somebody else, and what the adapters that ship make of it: data.
+
+The adapters check themselves against it when a trainer is made; ``rlstab check --host``, ``rlstab explain`` and
+``rlstab doctor`` read the same facts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
-from rlstab.signals import TRAINER_SIGNALS
+from rlstab.errors import UnknownName, did_you_mean
+from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 
 _LOGITS = frozenset({"entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"})
 _LIVE = frozenset({"entropies", "log_kept_mass"})
@@ -26,6 +32,11 @@ class Host:
         step: a loss can see the whole optimizer step before its first backward pass, for thresholds and for the count
             of the tokens that are kept.
         read: False where the hook was run, True where its source was only read.
+        key: by which ``rlstab check --host`` knows it; empty where no adapter ships.
+        adapter: what a user imports.
+        package: what the adapter needs, as pip names it.
+        oldest: the first release of it that the adapter takes.
+        how: signals that it gives only where something is set, with what to set.
     """
 
     name: str
@@ -34,6 +45,11 @@ class Host:
     live: frozenset[str] = frozenset()
     step: bool = False
     read: bool = True
+    key: str = ""
+    adapter: str = ""
+    package: str = ""
+    oldest: str = ""
+    how: Mapping[str, str] = field(default_factory=dict)
 
     def lacks(self, objective: TokenObjective) -> list[str]:
         """What an objective needs and this hook does not hand over; empty where nothing is missing."""
@@ -56,11 +72,20 @@ def measures(method: TokenObjective) -> bool:
 HOSTS: tuple[Host, ...] = (
     Host(
         "TRL",
-        "subclass of `GRPOTrainer`, `_compute_loss`",
-        frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "truncated"}),
-        live=frozenset({"entropies"}),
+        "`rlstab.adapters.trl.RLStabGRPOTrainer`",
+        SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated"},
+        live=_LIVE,
         step=True,
         read=False,
+        key="trl",
+        adapter="rlstab.adapters.trl",
+        package="trl",
+        oldest="1.16",
+        how={
+            "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
+            "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
+            **dict.fromkeys(("max_logprobs", "log_kept_mass", "sum_p_sq"), "write head='rlstab'"),
+        },
     ),
     Host("verl", "`register_policy_loss`", frozenset(), read=False),
     Host(
@@ -78,12 +103,30 @@ HOSTS: tuple[Host, ...] = (
 )
 
 
+def adapted(key: str) -> Host:
+    """The host that an adapter ships for.
+
+    Raises:
+        UnknownName: there is none of this name.
+    """
+    ours = {one.key: one for one in HOSTS if one.key}
+    if key not in ours:
+        raise UnknownName(f"no adapter is called '{key}'. {did_you_mean(key, ours)}")
+    return ours[key]
+
+
+def provide(name: str) -> str:
+    """What to do about a signal that no setting of a host gives."""
+    return f"give the trainer signals={{'{name}': function}}, (B, T) values from its batch"
+
+
 def hosts(objective: Composition) -> list[str]:
-    """Our trainer, a loop of one's own, and what the hooks of others would hand over."""
+    """Our trainer, a loop of one's own, the adapters, and what the hooks of others would hand over."""
     rows = [
         f"| {one.name} | {one.hook} | {', '.join(one.lacks(objective)) or 'nothing'} | "
         f"{'reading it' if one.read else 'running it'} |"
         for one in HOSTS
+        if not one.key
     ]
     needs = sorted(f"`{name}`" for name in objective.needs) + sorted(f"live `{name}`" for name in objective.live_needs)
     listed = ", ".join(["log-probs, old log-probs, advantages", *needs])
@@ -92,9 +135,18 @@ def hosts(objective: Composition) -> list[str]:
     return [
         f"- rlstab's own trainer (`rlstab train`): {own}.",
         f"- A loop of yours: yes, if it holds {listed}; it calls the objective, or `make_plan` for a step in parts.",
+        *(_through(one, objective) for one in HOSTS if one.key),
         "- Other trainers: no adapter ships yet. What the hook of each, as of mid-2026, does not hand over:",
         "",
         "| trainer | hook | lacks, for this objective | known by |",
         "|---|---|---|---|",
         *rows,
     ]
+
+
+def _through(host: Host, objective: Composition) -> str:
+    lacks = host.lacks(objective)
+    said = f"no: it lacks {', '.join(lacks)}" if lacks else "yes"
+    beside = {"ref_logprobs", "rollout_logprobs"} & objective.needs & host.how.keys()
+    also = "".join(f"; for `{name}`, {host.how[name]}" for name in sorted(beside))
+    return f"- {host.name} {host.oldest} or later, through `{host.adapter}`: {said}{also}."

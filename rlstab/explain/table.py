@@ -21,19 +21,28 @@ from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.explain import stage_words
 from rlstab.explain.costs import COSTS
+from rlstab.explain.host_table import host_table, require_host
+from rlstab.explain.hosts import adapted
 from rlstab.explain.idle import idle_in_run, repeated, unsafe
 from rlstab.explain.interactions import interactions
 from rlstab.stages.pipeline import Pipeline
 
 
-def check(path: str, overrides: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print what a file means; a file that cannot run raises what ``train`` would raise.
+def check(path: str, overrides: Mapping[str, Any], console: Console | None = None, *, host: str | None = None) -> None:
+    """Print what a file means, for rlstab's own trainer or a host; what cannot run raises what the trainer would raise.
 
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
+        UnknownName: no adapter ships for the host.
+        MissingSignal: the host cannot give what a method reads.
     """
     console = console or Terminal()
     objective, run = read(path, overrides)
+    if host is not None:
+        console.print(host_table(objective, adapted(host)))
+        require_host(objective, adapted(host))
+        console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can train it")
+        return
     console.print(describe(objective))
     if run is not None:
         console.print(describe_stages(run.pipeline))

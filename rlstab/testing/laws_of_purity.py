@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import compose, within
+from rlstab.core.contract import BASICS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import observe
 from rlstab.core.plan import make_plan
@@ -19,7 +20,8 @@ from rlstab.testing.agreement import BrokenLaw, close
 from rlstab.testing.edges import stretched
 from rlstab.testing.elsewhere import Unreachable, run_on
 from rlstab.testing.law import Case, Doubling, Dropping, NotHere, leaves_of, methods_of, tensors_of
-from rlstab.testing.outcome import run_whole
+from rlstab.testing.outcome import Outcome, run_whole
+from rlstab.testing.steps import Step
 from rlstab.testing.watch import Shared, Untouched
 
 
@@ -80,7 +82,7 @@ def process(method: TokenObjective, case: Case) -> None:
 
 
 def declared(method: TokenObjective, case: Case) -> None:
-    """It reads the signals of ``needs`` and ``live_needs`` and no other; ``writes`` is checked at every call."""
+    """It reads what ``needs``, ``reads_policies`` and ``live_needs`` name; ``writes`` is checked at every call."""
     without = sorted((SIGNALS.keys() | set(case.first.evidence)) - method.needs - _ALWAYS)
     step = case.first
     bare = replace(
@@ -96,10 +98,27 @@ def declared(method: TokenObjective, case: Case) -> None:
     whole.report.pop("tokens/entropy", None)  # of rlstab itself, where entropies are there
     less.report.pop("tokens/entropy", None)
     close("without, and with, signals that it does not declare", less, whole, 0.0)
+    _check_policies(method, step)
     batch = bare.batch()
     undifferentiated = make_plan(method, [batch]).live_rows(batch).keys() - method.live_needs - {"logprobs"}
     if undifferentiated:
         raise BrokenLaw(f"a penalty reads the live {sorted(undifferentiated)}, which `live_needs` does not name.")
+
+
+def _check_policies(method: TokenObjective, step: Step) -> None:
+    """Log-probs that a method does not read, and under a live ratio their old values, may be anything."""
+    for name in sorted(set(BASICS) - method.reads_policies):
+        batch = replace(step.batch(), live_ratio=True)
+        other = replace(batch, **{name: getattr(batch, name).flip(0) - 0.5})
+        outcomes = []
+        for one in (batch, other):
+            leaves = step.leaves()
+            plan = make_plan(method, [one])
+            out = plan.loss(0, PolicyOutputs(**leaves))
+            out.loss.backward()
+            gradients = {key: leaf.grad for key, leaf in leaves.items() if leaf.grad is not None}
+            outcomes.append(Outcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale))
+        close(f"with another '{name}', which its `reads_policies` does not name", outcomes[0], outcomes[1], 0.0)
 
 
 def serialises(method: TokenObjective, case: Case) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlstab.config.renamed import new_record
 from rlstab.core.objective import State
+from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, kind_of
 from rlstab.train import durable
 from rlstab.train.policy import Policy
@@ -115,9 +116,8 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
             for name, values in moving.items():
                 for key, value in values.items():
                     tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous()
-            places: list[list[str]] = []
-            own = {"state": checkpoint.state, "standing": checkpoint.standing}
-            plain = _without_tensors(own, (), places, tensors)
+            kept, own = dump_state({"state": checkpoint.state, "standing": checkpoint.standing})
+            tensors |= own
             save_file(tensors, writing / _TENSORS)
             files = sorted(path for path in writing.rglob("*") if path.is_file())
             record = {
@@ -125,8 +125,8 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
                 "rollout": checkpoint.rollout,
                 "optimizer_steps": checkpoint.optimizer_steps,
                 "objective": checkpoint.objective,
-                **plain,
-                "tensors": places,
+                **kept["state"],
+                "tensors": kept["tensors"],
                 "optimizer": sorted(moving),
                 "run": {name: getattr(checkpoint.run, name) for name in _KINDS_OF_RUN},
                 "files": {path.relative_to(writing).as_posix(): _sum_of(path) for path in files},
@@ -299,14 +299,12 @@ def _checkpoint(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None])
     standing = None
     try:
         if "tensors" in record:
-            # of its own: tensors are put into it
-            own = json.loads(json.dumps({name: record.get(name) for name in ("state", "standing")}))
-            state, standing = own["state"], own["standing"]
-            for index, place in enumerate(record["tensors"]):
-                inside: Any = own if record["format"] > 3 else state
-                for key in place[:-1]:
-                    inside = inside[key]
-                inside[place[-1]] = tensors[f"state/{index}"]
+            if record["format"] > 3:
+                both = {name: record.get(name) for name in ("state", "standing")}
+                own = load_state({"state": both, "tensors": record["tensors"]}, tensors)
+                state, standing = own["state"], own["standing"]
+            else:
+                state = load_state(record, tensors)
         else:
             state = _with_tensors(record["state"], tensors)
     except (LookupError, TypeError) as error:
@@ -357,23 +355,6 @@ def _restore(
         optimizer.state[parameters[name]] = {
             key: value if key == "step" else value.to(device) for key, value in values.items()
         }
-
-
-def _without_tensors(
-    state: Mapping[str, Any], place: tuple[str, ...], places: list[list[str]], tensors: dict[str, Tensor]
-) -> dict[str, Any]:
-    """The state with null for each tensor, whose place is noted."""
-    plain: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, Mapping):
-            plain[key] = _without_tensors(value, (*place, key), places, tensors)
-        elif isinstance(value, Tensor):
-            tensors[f"state/{len(places)}"] = value.detach().contiguous()
-            places.append([*place, key])
-            plain[key] = None
-        else:
-            plain[key] = value
-    return plain
 
 
 def _with_tensors(plain: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:

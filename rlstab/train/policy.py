@@ -21,8 +21,8 @@ from transformers.utils import logging as transformers_logging
 
 from rlstab.errors import DataError, ModelError
 from rlstab.signals import TokenSignals, token_signals_from_logits
+from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Message, Prompt, in_words
-from rlstab.train.vocabulary_head import VocabularyHead, find_head
 
 #: Models that ship with the package.
 SHIPPED = {

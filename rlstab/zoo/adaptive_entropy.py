@@ -112,6 +112,7 @@ class AdaptiveEntropy(TokenObjective):
     )
 
     name: ClassVar[str] = "adaptive_entropy"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"exploration"})
     needs = frozenset({"entropies"})
     live_needs = frozenset({"entropies"})

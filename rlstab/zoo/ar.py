@@ -107,6 +107,7 @@ class AR(TokenObjective):
     )
 
     name: ClassVar[str] = "ar"
+    reads_policies = frozenset({"old_logprobs"})
     writes = frozenset({"weight"})
     addresses = frozenset({"token"})
 

@@ -110,6 +110,7 @@ class ASPO(TokenObjective):
     )
 
     name: ClassVar[str] = "aspo"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"trust region", "exploration"})
     needs = frozenset({"entropies"})
     writes = frozenset({"pull"})

@@ -107,6 +107,7 @@ class BlockMean(TokenObjective):
     )
 
     name: ClassVar[str] = "block_mean"
+    reads_policies = frozenset[str]()
     needs = frozenset({"block_ids"})
     writes = frozenset({"aggregate", "weight"})
     addresses = frozenset({"length"})

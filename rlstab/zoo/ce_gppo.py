@@ -98,6 +98,7 @@ class CEGPPO(TokenObjective):
     interacts = (Interaction("good", "token_mean", "{own} was published on {other}, in the recipe of DAPO."),)
 
     name: ClassVar[str] = "ce_gppo"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"trust region", "exploration"})
     writes = frozenset({"pull"})
 

@@ -103,6 +103,7 @@ class CISPO(TokenObjective):
     )
 
     name: ClassVar[str] = "cispo"
+    reads_policies = frozenset[str]()
     writes = frozenset({"pull"})
     addresses = frozenset({"trust region", "exploration"})
 

@@ -143,6 +143,7 @@ class ClipCov(TokenObjective):
     )
 
     name: ClassVar[str] = "clip_cov"
+    reads_policies = frozenset({"logprobs"})
     writes = frozenset({"weight"})
     addresses = frozenset({"exploration"})
 

@@ -102,6 +102,7 @@ class ClipHigher(TokenObjective):
     )
 
     name: ClassVar[str] = "clip_higher"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"trust region", "exploration"})
     writes = frozenset({"bounds"})
 

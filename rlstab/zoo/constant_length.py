@@ -105,6 +105,7 @@ class ConstantLength(TokenObjective):
     )
 
     name: ClassVar[str] = "constant_length"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"length"})
     writes = frozenset({"aggregate"})
 

@@ -144,6 +144,7 @@ class CPPO(TokenObjective):
     )
 
     name: ClassVar[str] = "cppo"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"trust region", "off-policy"})
     writes = frozenset({"gates"})
 

@@ -98,6 +98,7 @@ class DCPOClip(TokenObjective):
     )
 
     name: ClassVar[str] = "dcpo_clip"
+    reads_policies = frozenset({"old_logprobs"})
     addresses = frozenset({"trust region", "exploration"})
     writes = frozenset({"bounds"})
 

@@ -121,6 +121,7 @@ class DPPO(TokenObjective):
     interacts = (Interaction("good", "constant_length", "{own} was published on {other}."),)
 
     name: ClassVar[str] = "dppo"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"trust region", "off-policy"})
     writes = frozenset({"pull"})
 

@@ -113,6 +113,7 @@ class DRPO(TokenObjective):
     )
 
     name: ClassVar[str] = "drpo"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"trust region", "off-policy"})
     writes = frozenset({"gates"})
 

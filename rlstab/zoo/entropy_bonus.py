@@ -92,6 +92,7 @@ class EntropyBonus(TokenObjective):
     )
 
     name: ClassVar[str] = "entropy_bonus"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"exploration"})
     live_needs = frozenset({"entropies"})
     writes = frozenset({"penalties"})

@@ -114,6 +114,7 @@ class EntropyShaping(TokenObjective):
     )
 
     name: ClassVar[str] = "entropy_shaping"
+    reads_policies = frozenset[str]()
     needs = frozenset({"entropies"})
     writes = frozenset({"bonus"})
     addresses = frozenset({"exploration"})

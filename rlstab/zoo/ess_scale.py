@@ -127,6 +127,10 @@ class ESSScale(TokenObjective):
         return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
 
     @property
+    def reads_policies(self) -> frozenset[str]:
+        return frozenset({"logprobs"} if self.anchor == "rollout" else {"logprobs", "old_logprobs"})
+
+    @property
     def reads_drift(self) -> frozenset[str]:
         return frozenset({"start" if self.anchor == "rollout" else "step"})
 

@@ -115,6 +115,7 @@ class FIPO(TokenObjective):
     )
 
     name: ClassVar[str] = "fipo"
+    reads_policies = frozenset[str]()
     writes = frozenset({"gates"})
     addresses = frozenset({"token"})
 

@@ -121,6 +121,7 @@ class GMPO(TokenObjective):
     }
 
     name: ClassVar[str] = "gmpo"
+    reads_policies = frozenset[str]()
     writes = frozenset({"ratio"})
     addresses = frozenset({"trust region", "token"})
 

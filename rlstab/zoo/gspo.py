@@ -117,6 +117,7 @@ class GSPO(TokenObjective):
     }
 
     name: ClassVar[str] = "gspo"
+    reads_policies = frozenset[str]()
     writes = frozenset({"ratio"})
     addresses = frozenset({"trust region", "off-policy"})
 

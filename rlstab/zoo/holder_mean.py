@@ -116,6 +116,7 @@ class HolderMean(TokenObjective):
     }
 
     name: ClassVar[str] = "holder_mean"
+    reads_policies = frozenset[str]()
     writes = frozenset({"ratio"})
     addresses = frozenset({"trust region", "token"})
 

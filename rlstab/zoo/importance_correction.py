@@ -161,6 +161,7 @@ class ImportanceCorrection(TokenObjective):
     )
 
     name: ClassVar[str] = "importance_correction"
+    reads_policies = frozenset({"old_logprobs"})
     needs = frozenset({"rollout_logprobs"})
     addresses = frozenset({"off-policy"})
     reads_drift = frozenset({"sampler"})

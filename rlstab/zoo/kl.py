@@ -113,6 +113,7 @@ class KLPenalty(TokenObjective):
     )
 
     name: ClassVar[str] = "kl"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"reference"})
     needs = frozenset({"ref_logprobs"})
     writes = frozenset({"penalties"})

@@ -124,6 +124,7 @@ class KLCov(TokenObjective):
     )
 
     name: ClassVar[str] = "kl_cov"
+    reads_policies = frozenset({"logprobs"})
     writes = frozenset({"penalties"})
     reads_drift = frozenset({"live"})
     addresses = frozenset({"exploration"})

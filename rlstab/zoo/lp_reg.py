@@ -156,6 +156,7 @@ class LpReg(TokenObjective):
     )
 
     name: ClassVar[str] = "lp_reg"
+    reads_policies = frozenset({"logprobs"})
     addresses = frozenset({"exploration"})
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.01

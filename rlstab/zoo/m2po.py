@@ -119,6 +119,7 @@ class M2PO(TokenObjective):
     )
 
     name: ClassVar[str] = "m2po"
+    reads_policies = frozenset({"logprobs"})
     addresses = frozenset({"off-policy", "trust region"})
     needs = frozenset({"rollout_logprobs"})
     writes = frozenset({"weight"})

@@ -120,6 +120,7 @@ class MASPO(TokenObjective):
     )
 
     name: ClassVar[str] = "maspo"
+    reads_policies = frozenset({"old_logprobs"})
     writes = frozenset({"gates"})
     addresses = frozenset({"trust region", "exploration"})
 

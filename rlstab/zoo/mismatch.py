@@ -126,6 +126,10 @@ class Mismatch(TokenObjective):
         return frozenset({self.to} - {"old_logprobs"})
 
     @property
+    def reads_policies(self) -> frozenset[str]:
+        return frozenset({self.of, self.to} - {"rollout_logprobs"})
+
+    @property
     def reads_drift(self) -> frozenset[str]:
         if self.of == "old_logprobs":
             return frozenset({"sampler"})

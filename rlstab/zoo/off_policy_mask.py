@@ -108,6 +108,7 @@ class OffPolicyMask(TokenObjective):
     )
 
     name: ClassVar[str] = "off_policy_mask"
+    reads_policies = frozenset[str]()
     writes = frozenset({"gates"})
     addresses = frozenset({"off-policy", "sample"})
 

@@ -108,6 +108,7 @@ class RandomMask(TokenObjective):
     )
 
     name: ClassVar[str] = "random_mask"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"token"})
     writes = frozenset({"keep"})
     exceptions: ClassVar[Mapping[str, str]] = {

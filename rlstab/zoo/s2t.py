@@ -147,6 +147,7 @@ class S2TMask(TokenObjective):
     )
 
     name: ClassVar[str] = "s2t"
+    reads_policies = frozenset({"logprobs"})
     addresses = frozenset({"token"})
     needs = frozenset({"entropies"})
     writes = frozenset({"keep"})

@@ -111,6 +111,7 @@ class SAPO(TokenObjective):
     )
 
     name: ClassVar[str] = "sapo"
+    reads_policies = frozenset[str]()
     writes = frozenset({"gates"})
     addresses = frozenset({"trust region"})
 

@@ -96,6 +96,7 @@ class SequenceMean(TokenObjective):
     )
 
     name: ClassVar[str] = "sequence_mean"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"length"})
     writes = frozenset({"aggregate"})
 

@@ -110,6 +110,7 @@ class SignWeights(TokenObjective):
     )
 
     name: ClassVar[str] = "sign_weights"
+    reads_policies = frozenset[str]()
     writes = frozenset({"weight"})
     addresses = frozenset({"sample", "exploration"})
 

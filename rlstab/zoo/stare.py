@@ -161,6 +161,7 @@ class STARE(TokenObjective):
     )
 
     name: ClassVar[str] = "stare"
+    reads_policies = frozenset({"logprobs"})
     addresses = frozenset({"exploration"})
     needs = frozenset({"entropies"})
     writes = frozenset({"weight"})

@@ -136,6 +136,7 @@ class STEER(TokenObjective):
     )
 
     name: ClassVar[str] = "steer"
+    reads_policies = frozenset({"logprobs"})
     needs = frozenset({"entropies"})
     writes = frozenset({"weight"})
     addresses = frozenset({"exploration"})

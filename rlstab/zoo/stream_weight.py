@@ -115,6 +115,7 @@ class StreamWeight(TokenObjective):
     )
 
     name: ClassVar[str] = "stream_weight"
+    reads_policies = frozenset[str]()
     needs = frozenset({"branch"})
     addresses = frozenset({"sample"})
     writes = frozenset({"weight"})

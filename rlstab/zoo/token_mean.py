@@ -78,6 +78,7 @@ class TokenMean(TokenObjective):
     limits = (Limit({}, "Always: a composition without an owner of the aggregation is a token mean."),)
 
     name: ClassVar[str] = "token_mean"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"length"})
     writes = frozenset({"aggregate"})
 

@@ -109,6 +109,7 @@ class TopEntropyMask(TokenObjective):
     )
 
     name: ClassVar[str] = "top_entropy"
+    reads_policies = frozenset[str]()
     addresses = frozenset({"token"})
     needs = frozenset({"entropies"})
 

@@ -91,6 +91,7 @@ class TruncatedMask(TokenObjective):
     interacts = (Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl`."),)
 
     name: ClassVar[str] = "truncated_mask"
+    reads_policies = frozenset[str]()
     needs = frozenset({"truncated"})
     addresses = frozenset({"sample"})
 

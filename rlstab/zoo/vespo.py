@@ -121,6 +121,7 @@ class VESPO(TokenObjective):
     }
 
     name: ClassVar[str] = "vespo"
+    reads_policies = frozenset[str]()
     writes = frozenset({"pull"})
     addresses = frozenset({"trust region", "off-policy"})
 

@@ -122,6 +122,7 @@ class WAPO(TokenObjective):
     )
 
     name: ClassVar[str] = "wapo"
+    reads_policies = frozenset[str]()
     writes = frozenset({"weight", "aggregate"})
     addresses = frozenset({"sample", "length"})
 

@@ -60,7 +60,7 @@ FLOORS = [
     {"presets"},
     {"config"},
     {"explain", "tasks", "testing", "trace"},
-    {"atlas", "train"},
+    {"adapters", "atlas", "train"},
     {"bench", "report"},
     {"cli"},
     {"__main__"},

@@ -59,6 +59,52 @@ def test_an_unknown_number_says_how_many_there_are(ask, number):
         getattr(plan, ask)(batch_of(ROWS))
 
 
+def test_pieces_cut_after_planning_sum_to_the_whole():
+    """Other cuts than the parts that were measured: the loss, its gradient and the metrics are those of the parts."""
+    plan = make_plan(OBJECTIVE, [batch for batch, _, _ in pieces()])
+    wanted, slopes = 0.0, {}
+    for number, (_, policy, leaves) in enumerate(pieces()):
+        out = plan.loss(number, policy)
+        out.loss.backward()
+        wanted += out.loss.item()
+        slopes |= by_token(PARTS[number], leaves)
+    for cut in ([[0, 1, 2, 3, 4, 5]], [[5], [4, 3], [2], [0, 1]], [[4, 2], [5, 1, 3, 0]]):
+        found, again = 0.0, {}
+        for rows in cut:
+            batch = batch_of([ROWS[row] for row in rows], rows)
+            policy, leaves = live_of(batch, [ROWS[row] for row in rows])
+            piece = plan.piece(batch)
+            assert plan.part(piece) is piece
+            assert plan.terms(piece) is piece.terms
+            assert plan.live_rows(piece).keys() >= {"logprobs"}
+            out = plan.loss(piece, policy)
+            out.loss.backward()
+            found += out.loss.item()
+            again |= by_token(rows, leaves)
+        assert found == pytest.approx(wanted, rel=1e-12)
+        for place, slope in again.items():
+            assert slope == pytest.approx(slopes[place], rel=1e-9, abs=1e-15)
+
+
+def by_token(rows, leaves):
+    """Gradients by field, row and place."""
+    return {
+        (name, row, place): slope
+        for name, leaf in leaves.items()
+        if leaf.grad is not None
+        for number, row in enumerate(rows)
+        for place, slope in enumerate(leaf.grad[number, : len(ROWS[row])].tolist())
+    }
+
+
+def test_a_piece_holds_whole_sequences_that_were_measured():
+    plan = make_plan(OBJECTIVE, [batch_of([ROWS[0], ROWS[1]], [0, 1])])
+    with says(OutOfRange, "the sequence with id 3 is in no part that this plan was made from on this rank..."):
+        plan.piece(batch_of([ROWS[3]], [3]))
+    with says(OutOfRange, "the sequence with id 1 has 4 tokens, and had 5 when it was measured..."):
+        plan.piece(batch_of([ROWS[1][:4]], [1]))
+
+
 # -- a composition that is called --------------------------------------------------------------------------------------
 
 LOW = [[token(H=0.1, A=1.0), token(H=0.2, A=-1.0)], [token(H=0.3, A=0.5)]]

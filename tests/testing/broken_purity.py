@@ -56,6 +56,17 @@ class UndeclaredSignal(_Broken):
 
 
 @dataclass(frozen=True)
+class UndeclaredPolicy(_Broken):
+    """It weighs by the log-prob at the start of the step, and says that it reads none."""
+
+    name: ClassVar[str] = "undeclared_policy"
+    reads_policies = frozenset[str]()
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(weight=batch.logprobs.exp())
+
+
+@dataclass(frozen=True)
 class ForeignState(_Broken):
     """Its state holds an object that no checkpoint can hold."""
 

@@ -17,6 +17,7 @@ import torch
 import rlstab
 from rlstab.config import dump_run, load_run
 from rlstab.config.renamed import SETTINGS
+from rlstab.core.saved_state import dump_state
 from rlstab.train import checkpoint, durable
 from tests.train.runs import go, small, weights, without_times
 
@@ -137,14 +138,11 @@ def rewritten(record: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_state_with_tensors_survives() -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    places: list[list[str]] = []
     state = {"a": {"gate": True, "w/x": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1, "m": {"tensor": "state/0"}}
-    plain = json.loads(
-        json.dumps(checkpoint._without_tensors(dict.fromkeys(("state", "standing"), state), (), places, tensors))
-    )
-    record = {"format": 4, "rollout": 1, "optimizer_steps": 1, "objective": "", **plain, "tensors": places}
-    found = checkpoint._checkpoint(record, tensors)
+    plain, tensors = dump_state(dict.fromkeys(("state", "standing"), state))
+    plain = json.loads(json.dumps(plain))
+    record = {"format": 4, "rollout": 1, "optimizer_steps": 1, "objective": "", **plain["state"]}
+    found = checkpoint._checkpoint({**record, "tensors": plain["tensors"]}, tensors)
     tensor = state["a"].pop("w/x")  # type: ignore[attr-defined]
     for back in (dict(found.state), dict(found.standing or {})):
         assert torch.equal(back["a"].pop("w/x"), tensor)

@@ -21,8 +21,8 @@ from transformers import (
     OPTForCausalLM,
 )
 
+from rlstab.signals.vocabulary_head import find_head
 from rlstab.train.policy import Policy, Sequences, load_policy
-from rlstab.train.vocabulary_head import find_head
 from tests.tolerances import rounding
 
 SIZE = {

@@ -1,0 +1,129 @@
+"""Settings of ``GRPOConfig`` that an objective takes over, and those with which its windows are not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from trl import GRPOConfig
+
+from rlstab.core.objective import TokenObjective
+from rlstab.core.walk import walk
+from rlstab.errors import ConfigError
+
+#: What decides TRL's own loss, with what to write in the objective instead.
+REPLACED: Mapping[str, str] = {
+    "loss_type": "the methods of the objective are the loss, such as sequence_mean, cispo, sapo, vespo",
+    "epsilon": "low of clip_higher",
+    "epsilon_high": "high of clip_higher",
+    "delta": "dual_clip of clip_higher",
+    "importance_sampling_level": "gspo",
+    "sapo_temperature_pos": "positive of sapo",
+    "sapo_temperature_neg": "negative of sapo",
+    "vespo_k_pos": "the settings of vespo",
+    "vespo_lambda_pos": "the settings of vespo",
+    "vespo_k_neg": "the settings of vespo",
+    "vespo_lambda_neg": "the settings of vespo",
+    "top_entropy_quantile": "top_entropy",
+    "entropy_coef": "entropy_bonus",
+    "use_adaptive_entropy": "adaptive_entropy",
+    "entropy_coef_min": "adaptive_entropy",
+    "entropy_coef_max": "adaptive_entropy",
+    "entropy_coef_delta": "adaptive_entropy",
+    "entropy_target": "adaptive_entropy",
+    "off_policy_mask_threshold": "off_policy_mask",
+    "use_bias_correction_kl": "the estimator of kl",
+}
+#: Optimizers that step inside the backward pass, where no step can be refused.
+_STEPS_EARLY = ("lomo", "layerwise")
+
+
+def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
+    """Refuse settings that the objective replaces, and windows that are not whole.
+
+    Raises:
+        ConfigError: names the setting, and what to write instead.
+    """
+    defaults = {one.name: one.default for one in dataclasses.fields(type(config))}
+    for name, instead in REPLACED.items():
+        if name in defaults and getattr(config, name) != defaults[name]:
+            raise ConfigError(
+                f"GRPOConfig.{name} = {getattr(config, name)!r} has no effect: the objective is the loss. Leave it at "
+                f"{defaults[name]!r}, and write in the objective: {instead}."
+            )
+    _check_reference(config, objective)
+    _check_correction(config, objective)
+    check_windows(config)
+    _check_engine(config)
+
+
+def _check_reference(config: GRPOConfig, objective: TokenObjective) -> None:
+    """``beta`` loads the reference model, and the coefficient is the objective's."""
+    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+    if not readers and config.beta != 0.0:
+        raise ConfigError(
+            f"GRPOConfig.beta = {config.beta} has no effect: no method of the objective reads the reference model. "
+            f"Leave it at 0.0, or add to the objective: {{name: kl, coefficient: {config.beta}}}."
+        )
+    if readers and config.beta == 0.0:
+        wanted = _coefficients(objective) or {0.001}
+        raise ConfigError(
+            f"'{readers[0]}' reads 'ref_logprobs', and TRL loads a reference model only where GRPOConfig.beta is not "
+            f"0. Write beta={min(wanted)!r}."
+        )
+    for coefficient in _coefficients(objective):
+        if config.beta != coefficient:
+            raise ConfigError(
+                f"GRPOConfig.beta = {config.beta}, and the coefficient of 'kl' is {coefficient}: the objective's "
+                f"counts. Write beta={coefficient!r}, so that the two say the same."
+            )
+
+
+def _coefficients(objective: TokenObjective) -> set[float]:
+    found = {getattr(leaf.method, "coefficient", None) for leaf in walk(objective) if leaf.method.name == "kl"}
+    return {one for one in found if one}
+
+
+def _check_correction(config: GRPOConfig, objective: TokenObjective) -> None:
+    """TRL's own correction for vLLM stays, unless the objective has one."""
+    if not (config.use_vllm and config.vllm_importance_sampling_correction):
+        return
+    acting = [leaf for leaf in walk(objective) if leaf.method.writes - {"lr_scale"}]
+    own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
+    if own:
+        raise ConfigError(
+            f"'{own[0]}' corrects for the sampler, and so does GRPOConfig.vllm_importance_sampling_correction: "
+            f"together they would do it twice. Write vllm_importance_sampling_correction=False, or remove '{own[0]}'."
+        )
+
+
+def check_windows(config: GRPOConfig) -> None:
+    """An optimizer step lies in one generation, so that all of it is known before its first backward pass."""
+    every = config.steps_per_generation * config.num_iterations
+    if every % config.gradient_accumulation_steps:
+        raise ConfigError(
+            f"an optimizer step takes gradient_accumulation_steps={config.gradient_accumulation_steps} micro-batches, "
+            f"and one generation gives steps_per_generation={config.steps_per_generation} x num_iterations="
+            f"{config.num_iterations}: a step would span generations, and statistics over it could not be known before "
+            f"its first backward pass. Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
+        )
+
+
+def _check_engine(config: GRPOConfig) -> None:
+    if config.deepspeed is not None:
+        raise ConfigError(
+            "GRPOConfig.deepspeed: DeepSpeed takes the optimizer step inside the backward pass, where it can be "
+            "neither refused nor scaled. Launch with FSDP or DDP."
+        )
+    if getattr(config, "parallelism_config", None) is not None:
+        raise ConfigError(
+            "GRPOConfig.parallelism_config: tensor, context and sequence parallelism split a sequence or share one "
+            "over ranks, and the adapter counts every rank as data-parallel. Leave it unset; FSDP and DDP work."
+        )
+    optimizer: Any = getattr(config.optim, "value", config.optim)
+    if any(word in str(optimizer) for word in _STEPS_EARLY):
+        raise ConfigError(
+            f"GRPOConfig.optim = {str(optimizer)!r} steps inside the backward pass, where no step can be refused. Take "
+            f"'adamw_torch'."
+        )

@@ -1,0 +1,27 @@
+"""TRL's own correction for vLLM, as a method beside those of the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from rlstab.adapters.trl.responses import CORRECTION
+from rlstab.core.batch import TokenBatch
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.stats import Mean, Settled
+from rlstab.core.terms import Terms
+
+
+@final
+@dataclass(frozen=True)
+class HostCorrection(TokenObjective):
+    """Multiply the policy term of a token by the weight that TRL made; the divisor stays, as in TRL's own loss."""
+
+    name: ClassVar[str] = "host_correction"
+    reads_policies = frozenset[str]()
+    needs = frozenset({CORRECTION})
+    writes = frozenset({"weight"})
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        weight = batch.signal(CORRECTION)
+        return Terms(weight=weight, report={"weight": Mean.of(weight)})

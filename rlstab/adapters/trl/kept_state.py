@@ -1,0 +1,47 @@
+"""The state of the objective beside TRL's own files in a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from rlstab.config import objective_hash
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.saved_state import dump_state, load_state
+from rlstab.errors import CheckpointError
+
+#: In a checkpoint of TRL's trainer; the second is there where a state holds tensors.
+RECORD, TENSORS = "rlstab.json", "rlstab.safetensors"
+
+
+def keep(folder: str | Path, objective: TokenObjective, state: State) -> None:
+    """Write the state into a checkpoint."""
+    record, tensors = dump_state({key: state[key] for key in objective.init_state()})
+    if tensors:
+        save_file({name: values.cpu() for name, values in tensors.items()}, Path(folder) / TENSORS)
+    Path(folder, RECORD).write_text(json.dumps({"objective": objective_hash(objective), **record}, indent=1))
+
+
+def restore(folder: str | Path, objective: TokenObjective) -> State:
+    """The state from a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint has none, a damaged one, or that of another objective.
+    """
+    path = Path(folder) / RECORD
+    cure = "Resume with the objective of that run, or load the weights of this checkpoint as the model of a new one."
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no {RECORD}: another trainer wrote it. {cure}")
+    try:
+        record = json.loads(path.read_text())
+        tensors = load_file(Path(folder) / TENSORS) if record["tensors"] else {}
+        wanted, found = objective_hash(objective), record["objective"]
+        state = load_state(record, tensors)
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}. Resume from the checkpoint before it.") from error
+    if found != wanted:
+        raise CheckpointError(f"{folder} belongs to the objective {found}, and the trainer has {wanted}. {cure}")
+    return state

@@ -1,0 +1,230 @@
+"""The two forwards that give signals of the policy: by TRL's fused head, or by rlstab's own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlstab.adapters.trl.responses import Inputs, response_mask
+from rlstab.core.batch import TokenBatch
+from rlstab.core.objective import TokenObjective, require_signals
+from rlstab.core.plan import Plan
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.errors import ConfigError, OutOfRange
+from rlstab.explain.hosts import adapted, provide
+from rlstab.signals import SIGNAL_NAMES, TokenSignals
+from rlstab.signals.vocabulary_head import find_head
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+
+class Forward(Protocol):
+    """One forward of the policy over a micro-batch.
+
+    Attributes:
+        gives: signals of the evidence that it can make.
+        live: outputs that it can differentiate beyond the log-probs.
+    """
+
+    gives: frozenset[str]
+    live: frozenset[str]
+
+    def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+        """``(B, T)`` signals by name, and the load-balancing loss of a mixture of experts."""
+        ...
+
+    def outputs(
+        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
+    ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
+        """The live outputs for the tokens of a planned part, with ``(B, T)`` signals that came with them, if any."""
+        ...
+
+
+class TRLForward:
+    """TRL's own: log-probs and entropies of every token by its fused head, with whatever else the model is given."""
+
+    gives = frozenset({"entropies"})
+    live = frozenset({"entropies"})
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.trainer = trainer
+        names = inspect.signature(inspect.unwrap(type(trainer)._get_per_token_logps_and_entropies)).parameters
+        #: what TRL hands through from a micro-batch to the model, such as images
+        self.passed = [name for name in names if name not in ("self", "model", "input_ids", "attention_mask")]
+
+    def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+        trainer = self.trainer
+        logprobs, entropies, aux = trainer._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+            compute_entropy=True,
+            compute_aux_loss=trainer.aux_loss_enabled and torch.is_grad_enabled(),
+            **{name: inputs[name] for name in self.passed if name in inputs},
+        )
+        return {"logprobs": logprobs, "entropies": entropies}, aux
+
+    def outputs(
+        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
+    ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
+        found, aux = self.signals(model, inputs, plan.objective.live_needs)
+        asked = {name: found[name] for name in {"logprobs", *plan.objective.live_needs}}
+        return PolicyOutputs.from_padded(which, **asked), found, aux
+
+
+class OwnForward:
+    """rlstab's own head behind the model's forward, so that wrappers keep their hooks: every signal, and a backward
+    through the vocabulary for the tokens alone that have a gradient.
+    """
+
+    gives = SIGNAL_NAMES - {"logprobs"}
+    live = frozenset({"entropies", "log_kept_mass"})
+
+    def __init__(self, trainer: GRPOTrainer, model: PreTrainedModel, options: Mapping[str, float]) -> None:
+        if trainer._is_vlm or trainer.aux_loss_enabled:
+            what = "images" if trainer._is_vlm else "a load-balancing loss"
+            raise ConfigError(f"rlstab's head does not pass on {what}. Write head='trl', or take another model.")
+        if not add_signals(model, trainer.temperature, wide=trainer.args.cast_lm_head_to_fp32):
+            raise ConfigError(
+                f"the logits of {type(model).__name__} are more than a product of hidden states and a weight, so "
+                f"rlstab's head cannot make its signals. Write head='trl', which has log-probs and entropies, and "
+                f"remove methods that read more; or take another model."
+            )
+        self.trainer, self.options = trainer, dict(options)
+
+    def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+        return self._padded(model, inputs, response_mask(inputs).bool(), {"logprobs", "entropies", *needs}), None
+
+    def outputs(
+        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
+    ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
+        rows = plan.live_rows(which)
+        wanted = torch.stack(list(rows.values())).any(0)
+        where = which.to_padded(wanted)
+        where[0, 0] |= ~wanted.any()  # every rank runs a forward and a backward, whatever it holds
+        some = {name: one[wanted] for name, one in rows.items() if name != "logprobs"} if bool(wanted.any()) else None
+        found = self._padded(model, inputs, where, rows.keys(), some)
+        assert which.index is not None
+        still = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
+        packed = {name: values.reshape(-1)[which.index] for name, values in found.items()}
+        nothing = sum(values.sum() * 0.0 for values in found.values())
+        return (
+            PolicyOutputs(**{name: torch.where(wanted, packed[name], still[name]) + nothing for name in rows}),
+            {},
+            None,
+        )
+
+    def _padded(
+        self,
+        model: Any,
+        inputs: Inputs,
+        where: Tensor,
+        needs: Set[str],
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """``(B, T)`` signals where the ``(B, T)`` bool is True, else 0."""
+        index = where.reshape(-1).nonzero().squeeze(-1)
+        with self.trainer.accelerator.autocast():
+            found = model(
+                input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+                attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+                rlstab={
+                    "length": where.shape[1],
+                    "index": index,
+                    "ids": inputs["completion_ids"].reshape(-1)[index],
+                    "needs": frozenset(needs),
+                    "min_p": self.options.get("min_p"),
+                    "rows": rows,
+                },
+            )
+        return {
+            name: torch.zeros(where.numel(), dtype=one.dtype, device=one.device)
+            .index_copy(0, index, one)
+            .view(where.shape)
+            for name, one in found.items()
+        }
+
+
+def _laid_out(values: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    flat = torch.zeros(shape.numel(), dtype=values.dtype, device=values.device)
+    return flat.index_copy(0, index, values).view(shape)
+
+
+def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
+    """Signals that TRL has beside those of a forward, with the settings of this trainer."""
+    found = {"truncated"}
+    found |= {"ref_logprobs"} if trainer.beta != 0.0 else set()
+    found |= {"rollout_logprobs"} if trainer.use_vllm or trainer.rollout_func is not None else set()
+    return frozenset(found)
+
+
+def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[str], head: str = "auto") -> Forward:
+    """The forward that makes what an objective reads and nobody else provides.
+
+    Raises:
+        MissingSignal: names the method, the signal, and what to change.
+        ConfigError: the model's logits do not allow the head that it takes.
+        OutOfRange: there is no such head.
+    """
+    if head not in ("auto", "trl", "rlstab"):
+        raise OutOfRange(f"head = {head!r}, expected 'auto', 'trl' or 'rlstab'.")
+    needs, live = objective.needs - provided, objective.live_needs
+    if head == "auto":
+        enough = needs <= TRLForward.gives and live <= TRLForward.live
+        head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
+    how = adapted("trl").how
+    chosen: type[TRLForward] | type[OwnForward] = TRLForward if head == "trl" else OwnForward
+    require_signals(
+        objective,
+        provides=provided | chosen.gives,
+        live=chosen.live,
+        host=f"TRL with this GRPOConfig and head='{head}'",
+        otherwise={name: how.get(name, provide(name)) for name in objective.needs | objective.live_needs},
+    )
+    if chosen is TRLForward:
+        return TRLForward(trainer)
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return OwnForward(trainer, base, objective.signal_options)
+
+
+def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = False) -> bool:
+    """Let ``model(..., rlstab={...})`` return signals of some tokens in place of logits; other calls stay as they are.
+
+    Args:
+        model: a causal language model, before anything wraps it.
+        temperature: divides the logits.
+        wide: the products of the head are float32, whatever autocast says.
+
+    Returns:
+        False where the model's logits are more than a product of hidden states and a weight; it is left alone.
+    """
+    head = find_head(model)
+    if head is None:
+        return False
+    before = model.forward
+
+    @functools.wraps(type(model).forward)  # `generate` looks at its parameters
+    def forward(self: Any, *args: Any, rlstab: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        if rlstab is None:
+            return before(*args, **kwargs)
+        hidden = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
+        hidden = hidden[:, -rlstab["length"] - 1 : -1]
+        hidden = hidden.reshape(-1, hidden.shape[-1])[rlstab["index"]]
+        asked = {name: rlstab[name] for name in ("needs", "min_p", "rows")}
+        with torch.autocast(hidden.device.type, enabled=torch.is_autocast_enabled(hidden.device.type) and not wide):
+            kind = torch.float32 if wide else None
+            found: TokenSignals = head.signals(hidden, rlstab["ids"], kind, temperature=temperature, **asked)
+        return {name: one for name, one in vars(found).items() if one is not None}
+
+    model.forward = types.MethodType(forward, model)
+    return True

@@ -1,0 +1,136 @@
+"""What TRL holds about a micro-batch, as evidence about its response tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.objective import TokenObjective
+from rlstab.errors import MissingSignal, ShapeError, kind_of
+from rlstab.signals import SIGNAL_NAMES
+
+#: A micro-batch as TRL's trainer hands it to its loss.
+Inputs: TypeAlias = Mapping[str, Any]
+#: ``(B, T)`` values of a signal of the user's own, from such a micro-batch.
+Provider: TypeAlias = Callable[[Inputs], Tensor]
+
+#: The keys under which the adapter stamps identities on a generation, before TRL shuffles it.
+SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
+#: TRL's weight against the mismatch between vLLM and the trainer.
+CORRECTION = "importance_sampling_ratio"
+
+
+def response_mask(inputs: Inputs) -> Tensor:
+    """``(B, T)``, 1 on the tokens that the policy wrote: not on padding, and not on what a tool answered."""
+    mask: Tensor = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask
+
+
+def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group: int) -> dict[str, Any]:
+    """Give a generation its identities: by the place of a response among those of all ranks, from ``first`` on."""
+    ids = generated["completion_ids"]
+    rows = ids.shape[0]
+    place = rank * rows + torch.arange(rows, device=ids.device)
+    start = first * rows * ranks
+    generated[SEQUENCE_IDS] = start + place
+    generated[GROUP_IDS] = start + place // group * group
+    return generated
+
+
+def truncated(inputs: Inputs, ends: Collection[int]) -> Tensor:
+    """``(B,)`` bool, the response was cut off: its last token does not end one."""
+    last = (inputs["completion_mask"].sum(-1) - 1).clamp(min=0)
+    tokens = inputs["completion_ids"].gather(1, last.unsqueeze(1)).squeeze(1)
+    return ~torch.isin(tokens, torch.tensor(sorted(ends), device=tokens.device))
+
+
+def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
+    """What evidence about a micro-batch only a forward of the policy can give: empty where none is needed.
+
+    A method that reads no log-probs needs none, whatever TRL calls them; where the rollout makes one optimizer step,
+    TRL keeps no old ones, and the live ratio needs none.
+    """
+    found = set(objective.needs & SIGNAL_NAMES)
+    read = set(objective.reads_policies)
+    if "rollout_logprobs" in objective.needs:
+        read.add("old_logprobs")  # a value that the sampler lost is replaced by it
+    if "logprobs" in read or ("old_logprobs" in read and inputs.get("old_per_token_logps") is None):
+        found.add("logprobs")
+    return frozenset(found)
+
+
+def batch_of(
+    inputs: Inputs,
+    evidence: Mapping[str, Tensor],
+    objective: TokenObjective,
+    providers: Mapping[str, Provider],
+    ends: Collection[int],
+) -> tuple[TokenBatch, Tensor]:
+    """The evidence about one micro-batch, and how many log-probs the sampler could not give.
+
+    Args:
+        inputs: the micro-batch.
+        evidence: ``(B, T)`` signals of a forward by the policy at the start of the optimizer step.
+        objective: whose needs are met.
+        providers: signals of the user's own.
+        ends: the ids of tokens that end a response.
+
+    Raises:
+        MissingSignal: TRL does not have a signal that was promised when the trainer was made.
+        ShapeError: a function of the user's returned something else than ``(B, T)``.
+    """
+    mask, needs = response_mask(inputs), objective.needs
+    old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
+    unread = torch.zeros(mask.shape, device=mask.device)
+    anchor = next(one for one in (old, now, unread) if one is not None)
+    named: dict[str, Any] = {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
+    if "ref_logprobs" in needs:
+        named["ref_logprobs"] = _promised(inputs, "ref_per_token_logps", "ref_logprobs")
+    lost = torch.zeros((), dtype=torch.int64, device=mask.device)
+    if "rollout_logprobs" in needs:
+        sampled = _promised(inputs, "sampling_per_token_logps", "rollout_logprobs")
+        missing = torch.isnan(sampled)
+        lost = (missing & mask.bool()).count_nonzero()
+        named["rollout_logprobs"] = torch.where(missing, anchor.to(sampled.dtype), sampled)
+    if "truncated" in needs:
+        named["truncated"] = truncated(inputs, ends)
+    extra = {CORRECTION: inputs[CORRECTION].expand(mask.shape)} if CORRECTION in needs else {}
+    for name, provider in providers.items():
+        if name in needs:
+            (named if name in SIGNALS else extra)[name] = _provided(name, provider(inputs), mask)
+    batch = TokenBatch.from_padded(
+        response_mask=mask,
+        advantages=inputs["advantages"],
+        old_logprobs=anchor,
+        logprobs=now,
+        sequence_ids=inputs[SEQUENCE_IDS],
+        group_ids=inputs[GROUP_IDS],
+        live_ratio=old is None,
+        extra=extra,
+        **named,
+    )
+    return batch, lost
+
+
+def _promised(inputs: Inputs, key: str, name: str) -> Tensor:
+    values = inputs.get(key)
+    if values is None:
+        raise MissingSignal(
+            f"the objective reads '{name}', and TRL's batch has no '{key}'. A rollout_func returns it under 'logprobs'."
+        )
+    assert isinstance(values, Tensor)
+    return values
+
+
+def _provided(name: str, values: object, mask: Tensor) -> Tensor:
+    if not isinstance(values, Tensor) or values.shape != mask.shape:
+        what = tuple(values.shape) if isinstance(values, Tensor) else kind_of(values)
+        raise ShapeError(
+            f"signals['{name}'] returned {what}, expected a tensor of {tuple(mask.shape)}, the shape of "
+            f"completion_ids. Change its function."
+        )
+    return values

@@ -1,0 +1,322 @@
+"""TRL's ``GRPOTrainer`` with an objective in place of its loss.
+
+Every decision of an optimizer step is made before its first backward pass, from the evidence of all its micro-batches
+on all ranks. A step with NaN or Inf is refused, one in which nothing has a gradient is skipped: both leave weights and
+moments of the optimizer alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.utils import logging
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+
+from rlstab.adapters.trl import kept_state
+from rlstab.adapters.trl.grpo_settings import check_settings
+from rlstab.adapters.trl.host_correction import HostCorrection
+from rlstab.adapters.trl.policy_forward import forward_for, provided_by
+from rlstab.adapters.trl.release import check_release
+from rlstab.adapters.trl.responses import CORRECTION, Inputs, Provider, batch_of, must_forward, response_mask, stamp
+from rlstab.adapters.trl.trl_names import Tallies
+from rlstab.adapters.trl.window import Window
+from rlstab.config import load_objective
+from rlstab.core.comm import Comm, LocalComm, TorchComm
+from rlstab.core.compose import Composition, compose
+from rlstab.core.fit import check_complete
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import make_plan
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Mean
+from rlstab.errors import HostError, NonFinite
+
+logger = logging.get_logger(__name__)
+
+
+class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is not there
+    """``GRPOTrainer`` whose loss is an objective; its other arguments are TRL's.
+
+    Args:
+        objective: path of a YAML file, what such a file holds, or a method or composition.
+        head: who makes the signals of the policy. ``trl`` is TRL's fused head: log-probs and entropies. ``rlstab`` has
+            every signal, and its backward through the vocabulary takes only the tokens that have a gradient. ``auto``
+            is TRL's where the objective reads no more than it gives.
+        signals: functions of TRL's batch that give ``(B, T)`` values of signals of your own, by name.
+
+    Attributes:
+        objective: what it trains by; also TRL's correction for vLLM, where that is on.
+        objective_state: after the last optimizer step; part of each checkpoint.
+        last_refusal: why the last refused optimizer step was refused.
+
+    Raises:
+        ConfigError: a setting of GRPOConfig that the objective replaces is set, or a step would span generations.
+        MissingSignal: a method reads what TRL does not have with these settings.
+        HostError: the installed TRL is not what the adapter was written for.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        objective: str | Path | Mapping[str, Any] | list[Any] | TokenObjective,
+        head: Literal["auto", "trl", "rlstab"] = "auto",
+        signals: Mapping[str, Provider] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_release()
+        own = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
+        check_complete(own)
+        given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
+        if given.get("args") is not None:
+            check_settings(given["args"], own)  # before the model is loaded
+        super().__init__(*args, **kwargs)
+        check_settings(self.args, own)
+        self._rlstab_own = own
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        self.objective: Composition = compose(own, HostCorrection()) if corrected else own
+        self._rlstab_providers = dict(signals or {})
+        provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
+        self._rlstab_forward = forward_for(self, self.objective, provided, head)
+        if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
+            raise HostError(
+                "the model was sharded while it was loaded (tp_plan), and the adapter counts every rank as "
+                "data-parallel. Load it without, and launch with FSDP or DDP."
+            )
+        ranks = self.accelerator.num_processes
+        self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
+        self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        self._rlstab_tallies = {"train": Tallies(), "eval": Tallies()}
+        self._rlstab_window: Window | None = None
+        self.objective_state: State = self.objective.init_state()
+        self.last_refusal: str | None = None
+        self.add_callback(_AroundTheOptimizer(self))
+
+    # -- the window ------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """TRL's, with identities that do not depend on how the responses are cut and shuffled."""
+        train = self.model.training
+        return stamp(
+            super()._generate_and_score_completions(inputs),
+            first=self.state.global_step if train else 0,
+            rank=self.accelerator.process_index,
+            ranks=self.accelerator.num_processes,
+            group=self.num_generations if train else self.num_generations_eval,
+        )
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's; at the first micro-batch of an optimizer step, plan the step."""
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.model.training and self._rlstab_window is None:
+            self._rlstab_window = self._open(inputs)
+        return inputs
+
+    def _open(self, first: Inputs) -> Window:
+        """The window that begins with a micro-batch; one of a single micro-batch is planned from its live outputs."""
+        count, slices = self.current_gradient_accumulation_steps, self.args.steps_per_generation
+        place = self._step % (slices * self.num_iterations)
+        inputs = [self._buffered_inputs[(self._step + one) % slices] for one in range(count)]
+        if place + count > slices * self.num_iterations or inputs[0] is not first:
+            raise HostError(
+                f"an optimizer step of {count} micro-batches begins at micro-batch {place} of a generation that has "
+                f"{slices} x {self.num_iterations}, or TRL keeps its micro-batches elsewhere: not all of the step is "
+                f"known before its first backward pass. Let the data set give whole generations, and drop what is left."
+            )
+        window = Window(count)
+        if count > 1:
+            evidence = [self._evidence(one) for one in inputs]
+            self._plan(window, inputs, evidence)
+        return window
+
+    def _evidence(self, inputs: Inputs) -> dict[str, Tensor]:
+        """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
+        needs = must_forward(inputs, self.objective)
+        if not needs:
+            return {}
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            found, _ = self._rlstab_forward.signals(self.model, inputs, needs)
+        return {name: found[name] for name in {"logprobs", "entropies", *needs}}
+
+    def _plan(self, window: Window, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
+        batches = [
+            batch_of(one, found, self.objective, self._rlstab_providers, self._rlstab_ends)
+            for one, found in zip(inputs, evidence, strict=True)
+        ]
+        window.batches, window.unscored = [batch for batch, _ in batches], [lost for _, lost in batches]
+        try:
+            window.plan = make_plan(self.objective, window.batches, self.objective_state, self._rlstab_comm)
+        except NonFinite as error:
+            window.refusal = str(error)
+
+    # -- the loss --------------------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step."""
+        train = self.model.training
+        window = self._rlstab_window if train else Window(1)
+        assert window is not None
+        live: PolicyOutputs | None = None
+        if window.plan is None and window.refusal is None:  # the step is this micro-batch: its outputs are the evidence
+            live, found, aux = self._all_outputs(model, inputs, window)
+        elif window.plan is not None:
+            live, found, aux = self._rlstab_forward.outputs(model, inputs, window.plan, window.batches[window.place])
+        else:
+            found, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
+        if window.plan is None or live is None:
+            # the same backward on every rank; its gradients are thrown away
+            loss = found["logprobs"].sum() * (0.0 if train else torch.nan)
+            window.place += 1
+        else:
+            out = window.plan.loss(window.place, live)
+            window.add(out.loss, out.nonfinite, self._report(inputs, out.report, found))
+            loss = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
+        mode = "train" if train else "eval"
+        if aux is not None:
+            parts = self.current_gradient_accumulation_steps if train else 1
+            loss = loss + self.router_aux_loss_coef * aux / parts
+            self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux.detach()).mean().item())
+        if not train:
+            self._count(window, "eval")
+        return loss
+
+    def _all_outputs(
+        self, model: Any, inputs: Any, window: Window
+    ) -> tuple[PolicyOutputs | None, dict[str, Tensor], Tensor | None]:
+        """Plan a step of one micro-batch from its live outputs."""
+        evidence, live = must_forward(inputs, self.objective), {"logprobs", *self.objective.live_needs}
+        found, aux = self._rlstab_forward.signals(model, inputs, evidence | live)
+        values = {name: found[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}
+        self._plan(window, [inputs], [values])
+        if window.plan is None:
+            return None, found, aux
+        return PolicyOutputs.from_padded(window.batches[0], **{name: found[name] for name in live}), found, aux
+
+    def _report(self, inputs: Inputs, report: Mapping[str, Mean], found: Mapping[str, Tensor]) -> Mapping[str, Mean]:
+        """With the entropy that TRL logs, where its head made it of every token."""
+        if "tokens/entropy" in report or "entropies" not in found:
+            return report
+        return {**report, "tokens/entropy": Mean.of(found["entropies"], response_mask(inputs).bool())}
+
+    # -- the optimizer step ----------------------------------------------------------------------------------------
+
+    def _before_optimizer_step(self) -> None:
+        """Refuse, skip or scale the step; gradients that are None leave weights and moments alone."""
+        window = self._rlstab_window
+        assert window is not None
+        bad, _ = self._rlstab_comm.sum(window.tally().cpu()).tolist()
+        groups = self.optimizer.param_groups
+        parameters = [one for group in groups for one in group["params"]]
+        if window.refusal is None:
+            norm = _norm([one.grad for one in parameters if one.grad is not None])
+            if bad or not math.isfinite(norm):
+                window.refusal = (
+                    f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is "
+                    f"{norm}. The optimizer step was refused; weights and state are those before it."
+                )
+        if window.refusal is not None or (window.plan is not None and window.plan.silent):
+            for one in parameters:
+                one.grad = None
+        self._rlstab_rates = [group["lr"] for group in groups]
+        if window.plan is not None:
+            for group in groups:
+                group["lr"] = group["lr"] * window.plan.lr_scale
+
+    def _after_optimizer_step(self) -> None:
+        """Give the schedule its learning rate back, and settle the step."""
+        window, self._rlstab_window = self._rlstab_window, None
+        assert window is not None
+        for group, rate in zip(self.optimizer.param_groups, self._rlstab_rates, strict=True):
+            group["lr"] = rate
+        if self.accelerator.optimizer_step_was_skipped and window.refusal is None:
+            window.refusal = "the gradient scaler found gradients that are Inf or NaN, and skipped the optimizer step."
+        if window.refusal is not None:
+            self.last_refusal = window.refusal
+            logger.warning(f"optimizer step {self.state.global_step + 1}: {window.refusal}")
+        elif window.plan is not None:
+            self.objective_state = window.plan.state
+        self._count(window, "train")
+
+    def _count(self, window: Window, mode: str) -> None:
+        tallies, plan = self._rlstab_tallies[mode], window.plan
+        tallies.add({"steps/refused": Mean.scalar(float(window.refusal is not None))})
+        if plan is None or window.refusal is not None:
+            return  # it may hold NaN
+        for report in window.reports:
+            tallies.add(report)
+        tallies.add(
+            {
+                "steps/skipped": Mean.scalar(float(plan.silent)),
+                "lr_scale": Mean.scalar(plan.lr_scale),
+                "tokens/live": Mean(*map(_number, (plan.live_tokens, plan.everything.tokens))),
+            }
+        )
+        if "rollout_logprobs" in self.objective.needs:
+            lost = torch.stack([one.double() for one in window.unscored]).sum()
+            tallies.add({"sampler/unscored": Mean(lost, _number(sum(len(batch) for batch in window.batches)))})
+
+    def _collect(self, mode: str) -> None:
+        """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
+        for name, value in self._rlstab_tallies[mode].collect().items():
+            self._metrics[mode][name].append(value)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with the metrics of the objective over the whole evaluation."""
+        found = super().evaluation_loop(*args, **kwargs)
+        self._collect("eval")
+        return found
+
+    # -- the checkpoint --------------------------------------------------------------------------------------------
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            kept_state.keep(output_dir, self._rlstab_own, self.objective_state)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            self.objective_state = {
+                **self.objective.init_state(),
+                **kept_state.restore(checkpoint, self._rlstab_own),
+            }
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+
+class _AroundTheOptimizer(TrainerCallback):
+    """The public hooks on both sides of ``optimizer.step()``."""
+
+    def __init__(self, trainer: RLStabGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._rlstab_window = None  # what an exception left of the last run
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._before_optimizer_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._after_optimizer_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_log:
+            self.trainer._collect("train")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_log:
+            self.trainer._collect("train")
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    """Of all gradients together; over ranks where they are sharded."""
+    total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    return float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(float(value), dtype=torch.float64)

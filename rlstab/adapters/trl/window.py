@@ -1,0 +1,53 @@
+"""The micro-batches of one optimizer step: planned together, lost one after the other, settled at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
+from rlstab.core.plan import Plan
+from rlstab.core.stats import Mean
+
+
+@dataclass(eq=False)
+class Window:
+    """One optimizer step of this rank.
+
+    Attributes:
+        count: its micro-batches.
+        plan: None until the evidence is there, or where it was refused.
+        batches: the evidence of each micro-batch.
+        refusal: why it was refused, before or after the backward passes.
+        unscored: log-probs that the sampler could not give.
+        place: the micro-batch whose turn it is.
+        loss: of the micro-batches so far.
+        nonfinite: live values that are NaN or Inf so far.
+        reports: metrics of the micro-batches so far.
+    """
+
+    count: int
+    plan: Plan | None = None
+    batches: Sequence[TokenBatch] = ()
+    refusal: str | None = None
+    unscored: list[Tensor] = field(default_factory=list)
+    place: int = 0
+    loss: Tensor | None = None
+    nonfinite: Tensor | None = None
+    reports: list[Mapping[str, Mean]] = field(default_factory=list)
+
+    def add(self, loss: Tensor, nonfinite: Tensor, report: Mapping[str, Mean]) -> None:
+        """Note what a micro-batch gave; nothing is waited for."""
+        self.place += 1
+        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+        self.nonfinite = nonfinite if self.nonfinite is None else self.nonfinite + nonfinite
+        self.reports.append(report)
+
+    def tally(self) -> Tensor:
+        """``(2,)`` float64: live values that are not finite, and the loss of this rank."""
+        if self.loss is None or self.nonfinite is None:
+            return torch.zeros(2, dtype=torch.float64)
+        return torch.stack([self.nonfinite.double(), self.loss.double()])

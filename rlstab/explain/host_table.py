@@ -1,0 +1,80 @@
+"""``rlstab check FILE --host NAME``: what each method reads, and what the adapter of a host makes of it."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from rlstab.core.compose import Composition
+from rlstab.core.objective import TokenObjective, require_signals
+from rlstab.core.walk import walk
+from rlstab.errors import MissingSignal
+from rlstab.explain.hosts import Host, measures, provide
+from rlstab.signals import SIGNAL_NAMES
+
+
+def host_table(objective: Composition, host: Host) -> RenderableType:
+    """One row per method: what it reads, and where the host gets that from."""
+    table = Table(show_lines=True, title=f"{host.name} {host.oldest} or later, through {host.adapter}")
+    for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
+        table.add_column(column, overflow="fold")
+    for key, method in objective.keyed.items():
+        whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
+        row = (", ".join(reads(method)) or "the ratio alone", "yes" if whole else "no", _from(method, host))
+        table.add_row(escape(key), *map(escape, row))
+    return Group(table, *map(escape, _forwards(objective, host)))
+
+
+def require_host(objective: Composition, host: Host) -> None:
+    """Refuse what a host cannot give.
+
+    Raises:
+        MissingSignal: names the method, what it reads, and what to change.
+    """
+    require_signals(
+        objective,
+        provides=host.gives,
+        live=host.live,
+        host=f"{host.name} {host.oldest}",
+        otherwise={name: host.how.get(name, provide(name)) for name in objective.needs | objective.live_needs},
+    )
+    for key, method in objective.keyed.items() if not host.step else ():
+        if any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method)):
+            raise MissingSignal(
+                f"'{key}' decides by the whole optimizer step, and {host.name} shows one micro-batch at a time. Remove "
+                f"'{key}', or use a host that shows all of it."
+            )
+
+
+def reads(method: TokenObjective) -> list[str]:
+    """The evidence and the live outputs that a method reads beyond the ratio."""
+    live = [f"live {name}" for name in sorted(method.live_needs)]
+    return [*sorted(method.reads_policies), *sorted(method.needs), *live]
+
+
+def _from(method: TokenObjective, host: Host) -> str:
+    found = []
+    for name in [*sorted(method.needs), *sorted(method.live_needs)]:
+        if name not in host.gives | host.live:
+            found.append(f"{name}: missing; {provide(name)}")
+        elif name in host.how:
+            found.append(f"{name}: {host.how[name]}")
+    return "; ".join(dict.fromkeys(found)) or "all of it"
+
+
+def _forwards(objective: Composition, host: Host) -> list[str]:
+    """What the host shows, and whether evidence costs a forward of its own."""
+    wanted = [
+        key
+        for key, method in objective.keyed.items()
+        if method.needs & SIGNAL_NAMES or "logprobs" in method.reads_policies
+    ]
+    seen = "the whole optimizer step, before its first backward pass" if host.step else "one micro-batch at a time"
+    told = (
+        f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}; none where an "
+        f"optimizer step is one micro-batch"
+        if wanted
+        else "evidence: no forward of its own"
+    )
+    return [f"sees: {seen}", told]

@@ -1,0 +1,137 @@
+"""What an adapter says of itself: one table of facts for `check --host`, `explain`, `doctor` and the trainer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlstab
+from rlstab import ClipHigher, LpReg, S2TMask, compose
+from rlstab.adapters.doctor import doctor
+from rlstab.cli import main
+from rlstab.core.contract import BASICS
+from rlstab.errors import MissingSignal, UnknownName
+from rlstab.explain.host_table import reads, require_host
+from rlstab.explain.hosts import Host, adapted
+from rlstab.signals import SIGNAL_NAMES
+from rlstab.testing.examples import EXAMPLES
+
+
+def test_every_method_says_which_log_probs_it_reads() -> None:
+    """The law `declared` holds it to what it says; here, that none that ships was left at the default."""
+    both = {name for name, several in EXAMPLES.items() for one in several if one.reads_policies == set(BASICS)}
+    assert both == {"ess_scale", "mismatch"}
+    assert reads(S2TMask()) == ["logprobs", "entropies"]
+    assert reads(ClipHigher()) == []
+    assert reads(LpReg())[-1] == "live log_kept_mass"
+    assert compose(S2TMask(), ClipHigher()).reads_policies == {"logprobs"}
+    assert rlstab.observe(S2TMask()).reads_policies == {"logprobs"}
+    assert rlstab.within(S2TMask(), rlstab.AR()).reads_policies == {"logprobs", "old_logprobs"}
+
+
+def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
+    page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "trl.md").read_text(encoding="utf-8")
+    found = re.search(r"reads nothing of the evidence \((.*?) and others", page)
+    assert found is not None
+    for name in re.findall(r"`(\w+)`", found[1]):
+        for method in EXAMPLES[name]:
+            assert not method.reads_policies
+            assert not method.needs & SIGNAL_NAMES
+
+
+def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str) -> tuple[int, str, str]:
+    path.write_text(text)
+    code = main(["check", str(path), "--host", "trl"])
+    out, err = capsys.readouterr()
+    return code, " ".join(out.split()), " ".join(err.split())
+
+
+def test_check_prints_what_trl_makes_of_an_objective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "objective.yaml"
+    code, out, _ = checked(capsys, path, "objective: [clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}]")
+    assert code == 0
+    for text in (
+        "TRL 1.16 or later, through rlstab.adapters.trl",
+        "s2t │ logprobs, entropies │ yes │ all of it",
+        "clip_higher │ the ratio alone │ no │ all of it",
+        "ref_logprobs: set GRPOConfig.beta above 0, which loads the reference model",
+        "max_logprobs: write head='rlstab'",
+        "sees: the whole optimizer step, before its first backward pass",
+        "one more forward without gradient per micro-batch, for lp_reg, s2t;",
+        "TRL can train it",
+    ):
+        assert text in out
+    _, out, _ = checked(capsys, path, "objective: [clip_higher]")
+    assert "evidence: no forward of its own" in out
+
+
+def test_check_refuses_what_trl_cannot_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = checked(capsys, tmp_path / "f.yaml", "objective: [clip_higher, block_mean]")
+    assert code == 2
+    assert "block_ids: missing" in out
+    assert err.startswith("MissingSignal: 'block_mean' reads 'block_ids', which TRL 1.16 does not provide.")
+    assert err.endswith("or give the trainer signals={'block_ids': function}, (B, T) values from its batch.")
+
+
+def test_a_host_that_shows_micro_batches_is_refused_what_decides_by_the_step() -> None:
+    host = Host("Other", "hook", frozenset({"entropies"}), key="other", oldest="2")
+    require_host(compose(ClipHigher()), host)
+    with pytest.raises(MissingSignal, match=r"'s2t' decides by the whole optimizer step, and Other shows one micro-"):
+        require_host(compose(ClipHigher(), S2TMask()), host)
+
+
+def test_an_unknown_host_is_told() -> None:
+    with pytest.raises(UnknownName, match=r"no adapter is called 'trll'. Did you mean 'trl'\?"):
+        adapted("trll")
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+OTHER = Host("Other", "hook", frozenset(), key="other", adapter="other_adapter", package="other-host", oldest="2")
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, check_host: Any) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.package else real(name))
+    module = types.ModuleType(OTHER.adapter)
+    module.check_host = check_host  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, OTHER.adapter, module)
+
+
+def test_doctor_names_what_is_not_installed() -> None:
+    lines, well = doctor([OTHER])
+    assert lines[1] == "Other: not installed. Run: pip install 'rlstab[other]'"
+    assert well
+    assert lines[0].startswith(f"rlstab {importlib.metadata.version('rlstab')}: Python 3.")
+
+
+def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, lambda: None)
+    assert doctor([OTHER])[0][1] == "Other 2.5: other_adapter is live."
+
+    def broken() -> None:
+        raise RuntimeError("somebody replaced it")
+
+    installed(monkeypatch, broken)
+    lines, well = doctor([OTHER])
+    assert lines[1] == "Other 2.5: other_adapter does not work: RuntimeError: somebody replaced it"
+    assert not well
+
+
+def test_doctor_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "TRL" in out

@@ -1,0 +1,118 @@
+"""Each preset's gradients in TRL are those of float64 on full logits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
+
+from rlstab import PolicyOutputs, TokenBatch, make_plan
+from rlstab.presets import PRESETS
+from tests.adapters.trl_jobs import EOS, model, recorder, sampler, trainer_of
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+PAD = 0
+
+
+def full(policy: Any, inputs: dict[str, Tensor], min_p: float | None) -> dict[str, Tensor]:
+    """``(B, T)`` signals by their definitions, from all logits at once."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    length = inputs["completion_ids"].shape[1]
+    logits = policy(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1]
+    logp = logits.log_softmax(-1)
+    p = logp.exp()
+    found = {
+        "logprobs": logp.gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1),
+        "entropies": -(p * logp).sum(-1),
+        "max_logprobs": logp.amax(-1),
+        "sum_p_sq": p.square().sum(-1),
+    }
+    if min_p is not None:
+        kept = (p >= min_p * p.amax(-1, keepdim=True)).detach()
+        found["log_kept_mass"] = (p * kept).sum(-1).log()
+    return found
+
+
+def scored(asked: list[str], trainer: Any) -> dict[str, Any]:
+    """The fixed responses with log-probs of a sampler that is a little off."""
+    found = sampler()(asked, trainer)
+    policy, draw = model(), random.Random("a little off")
+    found["logprobs"] = []
+    for prompt, completion in zip(found["prompt_ids"], found["completion_ids"], strict=True):
+        with torch.no_grad():
+            logits = policy(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
+        found["logprobs"].append([one + draw.gauss(0.0, 0.2) for one in own.tolist()])
+    return found
+
+
+def branch(inputs: dict[str, Tensor]) -> Tensor:
+    """Every second response is one that a rollout grew from another; TRL has none."""
+    return (inputs["rlstab_sequence_ids"] % 2).unsqueeze(-1).expand(inputs["completion_ids"].shape)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
+    objective = PRESETS[name].objective
+    beta = max((one.coefficient for one in objective.members if one.name == "kl"), default=0.0)
+    trainer = trainer_of(
+        tmp_path,
+        objective,
+        sampling=scored,
+        extra={"signals": {"branch": branch}},
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": beta, "max_steps": 2},
+    )
+    steps = recorder(trainer)
+    trainer.train()
+    slices, state = trainer._buffered_inputs, None
+    policy, reference = model().double(), model().double()
+    min_p = objective.signal_options.get("min_p")
+    with torch.no_grad():
+        old = [full(policy, one, min_p)["logprobs"] for one in slices]
+        anchor = [full(reference, one, min_p)["logprobs"] for one in slices]
+    for step, bound in zip(steps, (1e-5, 5e-5), strict=True):  # the ratio adds the rounding of log-probs near -15
+        live = [full(policy, one, min_p) for one in slices]
+        batches = []
+        for inputs, now, before, ref in zip(slices, live, old, anchor, strict=True):
+            mask = inputs["completion_mask"]
+            last = inputs["completion_ids"].gather(1, mask.sum(-1, keepdim=True) - 1).squeeze(1)
+            every = {
+                **{key: values.detach() for key, values in now.items()},
+                "ref_logprobs": ref,
+                "rollout_logprobs": inputs["sampling_per_token_logps"].double(),
+                "branch": branch(inputs),
+                "truncated": (last != EOS) & (last != PAD),
+            }
+            batches.append(
+                TokenBatch.from_padded(
+                    response_mask=mask,
+                    advantages=inputs["advantages"].double(),
+                    old_logprobs=before,
+                    sequence_ids=inputs["rlstab_sequence_ids"],
+                    group_ids=inputs["rlstab_group_ids"],
+                    **{key: values for key, values in every.items() if key in {"logprobs", *objective.needs}},
+                )
+            )
+        plan = make_plan(objective, batches, state)
+        policy.zero_grad()
+        for batch, outputs in zip(batches, live, strict=True):
+            asked = {key: outputs[key] for key in {"logprobs", *objective.live_needs}}
+            plan.loss(batch, PolicyOutputs.from_padded(batch, **asked)).loss.backward(retain_graph=True)
+        state = plan.state
+        exact = {key: parameter.grad.clone() for key, parameter in policy.named_parameters()}
+        largest = max(float(one.abs().max()) for one in exact.values())
+        assert largest > 1e-4
+        for key, parameter in policy.named_parameters():
+            gap = float((step["gradients"][key].double() - exact[key]).abs().max())
+            assert gap < bound * max(1.0, largest), key
+            with torch.no_grad():
+                parameter.copy_(step["weights"][key].double())
+        assert plan.kept.tokens == step["kept"][0]
