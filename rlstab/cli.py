@@ -117,7 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", metavar="FILE.md", help="write the comparison as Markdown")
-    report.add_argument("--metric", action="append", default=[], metavar="NAME", help="such as eval/mean (all)")
+    report.add_argument(
+        "--metric", action="append", default=[], metavar="NAME", help="such as eval/mean, or NAME/area (all)"
+    )
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not each bench's own baseline")
     report.set_defaults(command=_report)
 

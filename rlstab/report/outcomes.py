@@ -12,6 +12,9 @@ from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.bins import binned, weights
 from rlstab.report.model import RunRecord
 
+#: After the name of a metric: its mean over all rollouts.
+AREA = "/area"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -56,6 +59,8 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
 def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
     """The named ones; a metric of ``metrics.jsonl`` stands for its mean over the last tenth of the rollouts.
 
+    With ``/area`` after it, a metric stands for its mean over all rollouts.
+
     Raises:
         ReportError: no run has it.
     """
@@ -73,8 +78,10 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
             found.append(Outcome(name, name, f"{name} of the last evaluation"))
         elif name in metrics:
             found.append(Outcome(name, name, f"mean of {name} over the last tenth of the rollouts, in whole tens"))
+        elif name.removesuffix(AREA) in metrics:
+            found.append(Outcome(name, name, f"mean of {name.removesuffix(AREA)} over all rollouts"))
         else:
-            known_names = {*known, *metrics, *evaluated}
+            known_names = {*known, *metrics, *evaluated, *(f"{one}{AREA}" for one in metrics)}
             raise ReportError(f"--metric {name}: no run has it. {did_you_mean(name, known_names)}")
     return found
 
@@ -89,6 +96,8 @@ def outcome_of(run: RunRecord, name: str) -> float | None:
         # an evaluation before the end is not that of the end
         last = run.evaluations[-1] if run.evaluations else {}
         return last.get(name) if last.get("rollout") == run.rollouts else None
+    if name not in run.metrics and name.endswith(AREA):
+        return _area(run, name.removesuffix(AREA))
     return last_tenth(run, name)
 
 
@@ -103,8 +112,8 @@ def last_tenth(run: RunRecord, name: str) -> float | None:
     return float(np.average(values[inside], weights=weights(run, ends)[inside]))
 
 
-def _area(run: RunRecord) -> float | None:
-    ends, values = binned(run, "reward/mean")
+def _area(run: RunRecord, name: str = "reward/mean") -> float | None:
+    ends, values = binned(run, name)
     return float(np.average(values, weights=weights(run, ends))) if len(values) else None
 
 

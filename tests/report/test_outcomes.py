@@ -45,5 +45,9 @@ def test_any_metric_can_be_chosen() -> None:
     found = chosen_outcomes([run], ["tokens/kept", "eval/mean", "tokens/kept"])
     assert [one.name for one in found] == ["tokens/kept", "eval/mean"]
     assert outcome_of(run, "tokens/kept") == pytest.approx(0.9)
+    half = record({"tokens/kept": [0.0] * 20 + [1.0] * 20}, evaluations=END)
+    (whole,) = chosen_outcomes([half], ["tokens/kept/area"])
+    assert whole.text == "mean of tokens/kept over all rollouts"
+    assert outcome_of(half, "tokens/kept/area") == pytest.approx(0.5)
     with pytest.raises(ReportError, match=r"--metric tokens/keept: no run has it. Did you mean 'tokens/kept'"):
         chosen_outcomes([run], ["tokens/keept"])

@@ -216,8 +216,8 @@ def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path
     with pytest.raises(rlstab.errors.MissingSignal) as caught:
         go(run)
     assert str(caught.value) == (
-        "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: block_ids, branch, entropies, "
-        "log_kept_mass, logprobs, max_logprobs, ref_logprobs, rollout_logprobs, sum_p_sq, truncated. Remove "
+        "'foreign' reads 'gradient_norms', which the trainer does not provide. It provides: block_ids, branch, "
+        "entropies, log_kept_mass, logprobs, max_logprobs, ref_logprobs, rollout_logprobs, sum_p_sq, truncated. Remove "
         "'foreign', or pass rlstab.train.train a function that makes it, in signals."
     )
     assert not (tmp_path / "run").exists()
