@@ -13,6 +13,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
 from rlstab.explain import stage_words
 from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.pipeline import unmet as stages_unmet
 
 #: What a kind is called, on a card and by ``rlstab explain``.
 TITLES: Mapping[Kind, str] = {
@@ -38,7 +39,7 @@ def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
 
 def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]:
     """The same as lines of Markdown, and what the stages of a run say of methods and of each other."""
-    missing = unmet(objective) + (stage_words.unmet(pipeline, objective) if pipeline else [])
+    missing = unmet(objective) + (stages_unmet(pipeline, [one.name for one in objective.acting()]) if pipeline else [])
     found = [f"- **Not as published:** {text}" for text in map(_in_backticks, missing)]
     found += [f"- **Excluded:** {text}" for text in (stage_words.excluded(pipeline) if pipeline else [])]
     found += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from rlstab.config import RunConfig
 from rlstab.core.batch import SIGNALS
-from rlstab.core.compose import Composition
 from rlstab.explain.costs import COSTS, listed
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.grpo import GRPO
@@ -123,15 +122,4 @@ def excluded(pipeline: Pipeline) -> list[str]:
         for one in pipeline
         for why in dict.fromkeys(one.excludes.values())
         if (names := [name for name, own in one.excludes.items() if own == why])
-    ]
-
-
-def unmet(pipeline: Pipeline, objective: Composition) -> list[str]:
-    """A sentence for each stage that is there without what it was published with."""
-    there = {one.name for one in pipeline} | {one.name for one in objective.acting()}
-    return [
-        f"'{one.name}' expects '{name}' beside it, which is missing: {why}"
-        for one in pipeline
-        for name, why in one.expects.items()
-        if name not in there
     ]

@@ -26,6 +26,7 @@ from rlstab.explain.hosts import adapted
 from rlstab.explain.idle import idle_in_run, repeated, unsafe
 from rlstab.explain.interactions import interactions
 from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.pipeline import unmet as stages_unmet
 
 
 def check(path: str, overrides: Mapping[str, Any], console: Console | None = None, *, host: str | None = None) -> None:
@@ -107,7 +108,7 @@ def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stage_words.lacking(run.pipeline)] if run else []
     pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
-    published = unmet(objective) + (stage_words.unmet(run.pipeline, objective) if run else [])
+    published = unmet(objective) + (stages_unmet(run.pipeline, [one.name for one in objective.acting()]) if run else [])
     return of_run + repeated(objective) + published + [text.replace("`", "") for text in pulling]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstab.core.method import State
@@ -67,6 +67,22 @@ class Pipeline:
     def init_state(self) -> dict[str, State]:
         """The state of each stage before the first rollout, by its name."""
         return {one.name: one.init_state() for one in self}
+
+
+def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
+    """A sentence for each stage that is there without what it was published with.
+
+    Args:
+        pipeline: the stages of a run.
+        methods: names of the methods in its objective.
+    """
+    there = {one.name for one in pipeline} | set(methods)
+    return [
+        f"'{one.name}' expects '{name}' beside it, which is missing: {why}"
+        for one in pipeline
+        for name, why in one.expects.items()
+        if name not in there
+    ]
 
 
 def check_exclusions(stages: Sequence[Stage], others: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ import platform
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -29,8 +30,9 @@ from rlstab.config.runs import RunConfig, run_hash
 from rlstab.console import Terminal
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
-from rlstab.errors import NonFinite
+from rlstab.errors import FitWarning, NonFinite
 from rlstab.signals import TRAINER_SIGNALS
+from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.from_settings import build_task
 from rlstab.tasks.own_task import require_task
@@ -128,6 +130,8 @@ def train(
         otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
     require_evidence(run.pipeline)
+    for text in unmet(run.pipeline, [one.name for one in run.composition.acting()]):
+        warnings.warn(text, FitWarning, stacklevel=2)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
     with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:

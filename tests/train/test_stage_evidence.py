@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlstab.errors import MissingSignal
+from rlstab.errors import FitWarning, MissingSignal
 from rlstab.stages import STAGES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.stage import RewardShaper
 from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.train.stage_evidence import require_evidence
+from tests.train.runs import go, small
 
 
 def test_every_stage_that_ships_gets_what_it_needs() -> None:
@@ -22,6 +25,16 @@ def test_every_stage_that_ships_gets_what_it_needs() -> None:
     assert {one.name for one in checked} == set(STAGES.names())
     for one in checked:
         require_evidence(Pipeline.of(one))
+
+
+def test_what_a_stage_was_published_with_is_told_where_it_is_missing(tmp_path: Path) -> None:
+    missing = small(tmp_path / "run", stages=[{"name": "deep_grpo", "branches": 2}], optimisation__rollouts=1)
+    with pytest.warns(FitWarning, match="'deep_grpo' expects 'stream_weight' beside it, which is missing: the loss"):
+        go(missing)
+    whole = [{"name": "deep_grpo", "branches": 2}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FitWarning)
+        go(small(tmp_path / "whole", ["clip_higher", "stream_weight"], stages=whole, optimisation__rollouts=1))
 
 
 @pytest.mark.parametrize(
