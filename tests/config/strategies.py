@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 import rlstab
 from rlstab import TokenObjective, compose, within
+from rlstab.config.methods import settings_as_yaml
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import Conflict
+from rlstab.stages.stage import AdvantageEstimator
+from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.zoo import METHODS
 
 #: For laws over random configurations; each example takes some milliseconds.
@@ -143,11 +146,28 @@ TASKS = (
     )
 )
 
+#: Stages but for the advantage, which a section of its own draws; of selectors a run has one.
+STAGE_LISTS = st.lists(
+    st.sampled_from(
+        [one for several in STAGE_EXAMPLES.values() for one in several if not isinstance(one, AdvantageEstimator)]
+    ),
+    max_size=3,
+    unique_by=lambda one: one.kind if one.kind == "prompts" else one.name,
+).map(lambda stages: [{"name": one.name, **settings_as_yaml(one)} for one in stages])
+
 #: The sections of a run beside its objective.
 SECTIONS = part(
     model=part(name=TEXTS, reference=st.none() | TEXTS),
     task=TASKS,
-    rollout=part(group=COUNTS, max_new_tokens=COUNTS, temperature=NUMBERS, stop=st.none() | TEXTS, chat=st.booleans()),
+    rollout=part(
+        group=st.integers(1, 10**5),
+        max_new_tokens=COUNTS,
+        temperature=NUMBERS,
+        stop=st.none() | TEXTS.filter(bool),
+        chat=st.booleans(),
+        precision=st.sampled_from([None, "bf16", "fp8", "int8", "int4"]),
+    ),
+    stages=STAGE_LISTS,
     advantage=part(
         estimator=st.sampled_from(["grpo", "dr_grpo", "rloo"]), std=st.booleans(), ddof=st.sampled_from([0, 1])
     ),
