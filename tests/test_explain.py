@@ -81,7 +81,7 @@ from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
 from rlstab.stages.overlong import Overlong
-from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.pipeline import Pipeline, unmet
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper, Stage
@@ -1221,9 +1221,9 @@ def test_what_a_stage_expects_and_excludes_is_told() -> None:
     )
     assert any(line.startswith("- **Excluded:** `max_rl` cannot act beside `laconic`, `overlong`: ") for line in told)
     there = run_of(["clip_higher", "stream_weight"], stages=["deep_grpo"])
-    assert stage_words.unmet(there.pipeline, there.composition) == []
+    assert unmet(there.pipeline, [one.name for one in there.composition.acting()]) == []
     observed = run_of(["clip_higher", {"name": "observe", "method": "stream_weight"}], stages=["deep_grpo"])
-    assert len(stage_words.unmet(observed.pipeline, observed.composition)) == 1
+    assert len(unmet(observed.pipeline, [one.name for one in observed.composition.acting()])) == 1
 
 
 @pytest.mark.parametrize(

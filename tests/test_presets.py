@@ -29,7 +29,7 @@ STARE = {
 STREAMS = {
     "stream_weight.coefficient": 1.0,
     "goldilocks.pool": 256,
-    "goldilocks.discount": 0.98,
+    "goldilocks.discount": 0.5,
     "goldilocks.random_share": 0.2,
     "deep_grpo.branches": 8,
     "deep_grpo.gamma": 2.0,

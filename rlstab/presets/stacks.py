@@ -23,7 +23,7 @@ _SOURCES: Mapping[str, str] = {
     **S2T_SOURCES,
     "stream_weight.coefficient": "arXiv 2602.14169: the loss of the branches has weight 1",
     "goldilocks.pool": "own choice",
-    "goldilocks.discount": "own choice",
+    "goldilocks.discount": "thu-rllab/MoPPS, on Countdown: 0.5",
     "goldilocks.random_share": "own choice: the value of arXiv 2602.14868 was not found",
     "deep_grpo.branches": "arXiv 2602.14169: 8",
     "deep_grpo.gamma": f"{_DEEP}: 2.0",
