@@ -47,7 +47,11 @@ FINISHED, TERMINATED, REFUSED, FAILED = 0, 143, 2, 1
 def small(out: Path, **changes: Any) -> RunConfig:
     """Five rollouts of two optimizer steps, with evaluations, traces, states that change, and rollouts that wait."""
     data = {
-        "objective": ["clip_higher", {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}],
+        "objective": [
+            "clip_higher",
+            "stream_weight",
+            {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5},
+        ],
         "stages": [
             {"name": "goldilocks", "pool": 12},
             {"name": "laconic", "budget": 3, "step": 0.1},
@@ -274,7 +278,11 @@ def main(kills: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         campaign = Campaign(Path(folder), seed)
         number = 0
-        while campaign.counts["aimed"] + campaign.counts["random"] < kills and len(campaign.failures) < 5:
+        counts, wanted = campaign.counts, 1 if kills else 0
+        # what kind an end is of is drawn; that each kind is there is seen to
+        while (counts["aimed"] + counts["random"] < kills or counts["terminated"] < wanted) and (
+            len(campaign.failures) < 5
+        ):
             campaign.folder(replaced=number % 3 == 2)
             number += 1
             if number % 20 == 0:

@@ -101,9 +101,10 @@ def test_a_login_for_another_server_is_none(nobody: Path, tmp_path: Path, monkey
     assert said(tmp_path)[0] == "offline"
 
 
-def test_a_run_says_how_wandb_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loop.train(small(tmp_path / "run", tracking__trackers=["wandb"]), console=Console(file=io.StringIO()))
-    assert "wandb: offline, for no login was found." in capsys.readouterr().err
+def test_a_run_says_how_wandb_is_used(tmp_path: Path) -> None:
+    said = io.StringIO()
+    loop.train(small(tmp_path / "run", tracking__trackers=["wandb"]), console=Console(file=said, width=200))
+    assert "wandb: offline, for no login was found." in said.getvalue()
     assert list((tmp_path / "run").rglob("offline-run-*"))
 
 
