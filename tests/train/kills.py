@@ -45,25 +45,31 @@ FINISHED, TERMINATED, REFUSED, FAILED = 0, 143, 2, 1
 
 
 def small(out: Path, **changes: Any) -> RunConfig:
-    """Five rollouts of two optimizer steps, with evaluations, traces, states that change, and rollouts that wait."""
+    """Five rollouts of two optimizer steps, with evaluations, traces, and a state that changes."""
     data = {
-        "objective": [
-            "clip_higher",
-            "stream_weight",
-            {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5},
-        ],
-        "stages": [
-            {"name": "goldilocks", "pool": 12},
-            {"name": "laconic", "budget": 3, "step": 0.1},
-            {"name": "deep_grpo", "branches": 2, "threshold": 0.5, "warmup": 0},
-            {"name": "dynamic_sampling", "max_refills": 1},
-        ],
-        "rollout": {"prompts": 2, "group": 2, "max_new_tokens": 5, "staleness": 1},
+        "objective": ["clip_higher", {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}],
+        "rollout": {"prompts": 2, "group": 2, "max_new_tokens": 5},
         "optimisation": {"rollouts": 5, "lr": 1e-3, "mini_batches": 2},
         "evaluation": {"every": 2, "prompts": 2, "samples": 2, "pass_at": [2], "greedy": False},
         "tracking": {"out": str(out), "checkpoint_every": 2, "trace_every": 2, "trace_responses": 2},
     }
     return load_run(data, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def staged(out: Path, **changes: Any) -> RunConfig:
+    """The same with stages that have states, branches, refills, and rollouts that wait in a queue."""
+    stages = [
+        {"name": "goldilocks", "pool": 12},
+        {"name": "laconic", "budget": 3, "step": 0.1},
+        {"name": "deep_grpo", "branches": 2, "threshold": 0.5, "warmup": 0},
+        {"name": "dynamic_sampling", "max_refills": 1},
+    ]
+    objective = [
+        "clip_higher",
+        "stream_weight",
+        {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5},
+    ]
+    return small(out, stages=stages, objective=objective, rollout__staleness=1, **changes)
 
 
 def picture(records: object, path: Path, title: str) -> None:
@@ -183,14 +189,14 @@ class Campaign:
         self.out = root / "run"
         began = time.monotonic()
         hook = Hook(0, "before")
-        assert end(start(small(self.out), self.log, hook)) == FINISHED, self.log.read_text()
+        assert end(start(staged(self.out), self.log, hook)) == FINISHED, self.log.read_text()
         self.seconds = time.monotonic() - began
         self.calls = int(self.log.read_text().split()[-1])
         self.whole = left(self.out)
         assert self.whole["tokens.jsonl"], "it traced nothing, so it learnt nothing"
         self.kept = root / "other"  # a finished run of another seed, to be replaced
         shutil.rmtree(self.out)
-        assert end(start(small(self.out, seed=1), self.log)) == FINISHED, self.log.read_text()
+        assert end(start(staged(self.out, seed=1), self.log)) == FINISHED, self.log.read_text()
         self.out.rename(self.kept)
         self.other = left(self.kept)
         self.other_id = json.loads((self.kept / "manifest.json").read_text())["run_id"]
@@ -218,7 +224,7 @@ class Campaign:
                 options = {"overwrite": True}
             elif not replaced and not self._has_anything() and self.random.random() < 0.5:
                 options = {}  # a start that failed does not block another one
-        if code != FINISHED and (code := end(start(small(self.out), self.log, **options))) != FINISHED:
+        if code != FINISHED and (code := end(start(staged(self.out), self.log, **options))) != FINISHED:
             return self._fail(happened, self.log.read_text())
         self.counts["folders"] += 1
         if different := differences(left(self.out), self.whole):
@@ -227,7 +233,7 @@ class Campaign:
 
     def _end(self, options: dict[str, Any]) -> tuple[str, int]:
         """Start a trainer and end it in some way; the way, and how it ended."""
-        run, kind = small(self.out), self.random.choices(("aimed", "random", "terminated"), (7, 2, 1))[0]
+        run, kind = staged(self.out), self.random.choices(("aimed", "random", "terminated"), (7, 2, 1))[0]
         if kind == "aimed":
             # most folders have fewer calls left than a whole run has; early ones are those of a start
             place = self.random.randint(1, self.random.choice((25, self.calls // 3, self.calls)))

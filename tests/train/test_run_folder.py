@@ -295,10 +295,10 @@ def test_overwrite_moves_aside_what_the_run_wrote_until_the_first_checkpoint(
     aside = out / f".replaced-{was.run_id}"
     learn = loop.Learner.learn
 
-    def watched(*arguments: Any) -> None:
+    def watched(*arguments: Any) -> Any:
         moved = {**left(out), **(left(aside) if aside.exists() else {})}
         seen.append({name for name in before if moved.get(name) != before[name]})
-        learn(*arguments)
+        return learn(*arguments)
 
     monkeypatch.setattr(loop.Learner, "learn", watched)
     go(small(out, seed=1), overwrite=True)
@@ -590,7 +590,7 @@ def stopped(
     save: bool = True,
 ) -> None:
     """Train, and send this process a signal when so many rollouts are done, in a phase of the next."""
-    owner = loop.Learner if at == "learn" else loop
+    owner = loop.Learner if at == "learn" else asking if at == "sample" else loop
     call, calls = getattr(owner, at), []
 
     def signalled(*arguments: Any, **options: Any) -> Any:

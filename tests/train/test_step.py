@@ -22,7 +22,7 @@ from rlstab.errors import ShapeError
 from rlstab.train.loop import train
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import load_policy
-from rlstab.train.step import Experience, Learner
+from rlstab.train.step import Experience, Learner, Learnt
 from tests.train.runs import quiet, sampler_gap, small, without_times
 
 
@@ -66,7 +66,7 @@ def gap_of(out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[
     whole: dict[str, float] = {}
     learn = Learner.learn
 
-    def off(self: Learner, experience: Experience, metrics: Metrics) -> None:
+    def off(self: Learner, experience: Experience, metrics: Metrics) -> Learnt:
         mask = experience.sequences.response_mask
         gap = torch.where(experience.advantages != 0, 0.5, 0.1).unsqueeze(-1).expand(mask.shape)
         signals = dict(experience.signals)
@@ -75,7 +75,7 @@ def gap_of(out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[
             experience.sequences, signals, experience.advantages, experience.sequence_ids, experience.group_ids
         )
         whole.update(mean=float(gap[mask].mean()), largest=float(gap[mask].max()))
-        learn(self, changed, metrics)
+        return learn(self, changed, metrics)
 
     def half(responses: Any) -> Tensor:
         return ((responses.sequence_ids % 2).float() - 0.5).clamp(min=0)
@@ -151,12 +151,12 @@ class HeldEntropies(TokenObjective):
 def test_a_live_output_without_a_gradient_makes_no_row_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, float] = {}
 
-    def learn(self: Learner, experience: Experience, metrics: Metrics) -> None:
+    def learn(self: Learner, experience: Experience, metrics: Metrics) -> Learnt:
         self.objective = rlstab.compose(HeldEntropies())
         self.state = self.objective.init_state()
         mask = experience.sequences.response_mask
         seen["share"] = float(mask[:, :3].sum() / mask.sum())
-        whole(self, experience, metrics)
+        return whole(self, experience, metrics)
 
     whole = Learner.learn
     monkeypatch.setattr(Learner, "learn", learn)
