@@ -213,3 +213,19 @@ def test_a_run_of_before_whose_objective_was_renamed_says_so(tmp_path: Path) -> 
         f"{out / 'config.yaml'} was written under older names: objective.1.step is called 'increment' now. Continue "
         f"the run with the version of rlstab that wrote it, or start over in another tracking.out."
     )
+
+
+def test_a_run_of_before_there_were_stages_continues_bit_for_bit(tmp_path: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "run"
+    go(small(out, STACK, **{**LONG, "optimisation__rollouts": 4}))
+    advantage = {"estimator": "grpo", "std": True, "epsilon": 1e-4, "ddof": 1}
+    for one in checkpoint.checkpoints(out / "checkpoints"):
+        now = json.loads((one / checkpoint.INDEX).read_text())
+        assert (now["format"], now["tensors"]) == (4, [])
+        settings = {key: value for key, value in now["run"]["settings"].items() if key != "stages"}
+        run = {**now["run"], "settings": {**settings, "advantage": advantage}}
+        old = {key: value for key, value in now.items() if key not in ("sha256", "standing")}
+        old = {**old, "format": 3, "run": run}
+        (one / checkpoint.INDEX).write_text(json.dumps({**old, "sha256": checkpoint._sum(old)}))
+    go(small(out, STACK, **LONG), resume=True)
+    assert_same(out, uninterrupted)
