@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlstab.errors import MissingPackage
 
 try:
-    import trl as _trl  # noqa: F401
+    import trl as _trl  # noqa: F401  # whether it is there
 except ImportError as error:
     raise MissingPackage(
         "rlstab.adapters.trl needs the package trl, which is not installed. Run: pip install 'rlstab[trl]'"
