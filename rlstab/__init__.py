@@ -63,7 +63,7 @@ from rlstab.zoo.truncated_mask import TruncatedMask
 from rlstab.zoo.vespo import VESPO
 from rlstab.zoo.wapo import WAPO
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AR",
