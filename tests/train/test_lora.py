@@ -238,11 +238,14 @@ def test_activations_that_are_made_again_give_the_same_gradients(trained: Path) 
 
 @pytest.mark.slow
 def test_two_processes_train_the_adapter_of_one(tmp_path: Path) -> None:
-    changes = {"model__adapter": NEW, "rollout__prompts": 3, "optimisation__mini_batches": 3, "optimisation__lr": 1e-3}
-    go(small(tmp_path / "one", WITH_KL, **changes))
-    ran(command(file_of(small(tmp_path / "two", WITH_KL, **changes), tmp_path), 2))
+    # one prompt in each optimizer step, so that one rank is empty; without kl, whose gradient at the reference is a
+    # rounding that AdamW would make a whole step of
+    changes = {"model__adapter": NEW, "rollout__prompts": 3, "optimisation__mini_batches": 3, "optimisation__lr": 1e-4}
+    go(small(tmp_path / "one", **changes))
+    ran(command(file_of(small(tmp_path / "two", **changes), tmp_path), 2))
     assert (counted(tmp_path / "one"), counted(tmp_path / "two")) == (1, 2)
     trained_alike(tmp_path / "one", tmp_path / "two")
+    assert any(float(value.abs().max()) > 0 for name, value in weights(tmp_path / "two").items() if ".lora_B." in name)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
