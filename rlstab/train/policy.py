@@ -28,6 +28,7 @@ from rlstab.tasks.task import Message, Prompt, in_words
 SHIPPED = {
     "chain-tiny": Path(__file__).parent.parent / "data" / "chain-tiny",
     "countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny",
+    "littered-tiny": Path(__file__).parent.parent / "data" / "littered-tiny",
 }
 
 #: Seconds in which the model hub must answer once.
