@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rlstab.tasks import ALPHABET, Chain, Countdown, Example, Task
+from rlstab.tasks import ALPHABET, Chain, Countdown, Task
 
 PAD = "<pad>"
 EOS = "$"
@@ -26,8 +26,9 @@ EOS = "$"
 class Demonstrated(Task, Protocol):
     """A task that can show how it is done."""
 
-    def demonstration(self, example: Example, rng: random.Random, **noise: float) -> str:
-        """Return an answer to learn from."""
+    @property
+    def demonstration(self) -> Callable[..., str]:
+        """Returns an answer to learn from; takes an example, where the noise comes from, and how much of it."""
         ...
 
 
