@@ -187,7 +187,8 @@ class Chain:
         if not 0 <= everything < 1:
             raise OutOfRange(
                 f"Chain.demonstration: {len(self.junk)} symbols of junk with a share of {junk:g} each make up "
-                f"{everything:g} of an answer. Set `junk` so that it is at least 0 and below 1."
+                f"{everything:g} of an answer. Set `junk` so that together they are at least 0 and "
+                f"below 1."
             )
         problem: Sum = example.answer
         first, *rest = problem.terms
