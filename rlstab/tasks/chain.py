@@ -9,7 +9,7 @@ from rlstab.errors import OutOfRange
 from rlstab.tasks.block import Block
 from rlstab.tasks.task import Example, Split
 
-# Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
+#: Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
 JUNK = "()?#~"
 
 EVAL_SHARE = 8
