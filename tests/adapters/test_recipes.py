@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -165,16 +166,14 @@ def test_a_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", NAMES)
 def test_verl_takes_a_recipe(name: str) -> None:
-    import verl
-    from hydra import compose, initialize_config_dir
-    from verl.utils.config import omega_conf_to_dataclass
-
+    hydra, package = importlib.import_module("hydra"), importlib.import_module("verl")
+    dataclass_of = importlib.import_module("verl.utils.config").omega_conf_to_dataclass
     given = [f"{key}={value}" for key, value in overrides(name).items()]
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        config = compose("ppo_trainer", overrides=given)
+    with hydra.initialize_config_dir(str(Path(str(package.__file__)).parent / "trainer" / "config"), version_base=None):
+        config = hydra.compose("ppo_trainer", overrides=given)
     ref = config.actor_rollout_ref
-    actor, rollout = omega_conf_to_dataclass(ref.actor), omega_conf_to_dataclass(ref.rollout)
-    algorithm = omega_conf_to_dataclass(config.algorithm)
+    actor, rollout = dataclass_of(ref.actor), dataclass_of(ref.rollout)
+    algorithm = dataclass_of(config.algorithm)
     assert actor.ppo_mini_batch_size == int(overrides(name)["actor_rollout_ref.actor.ppo_mini_batch_size"])
     assert rollout.n in (8, 16)
     assert algorithm.adv_estimator == "grpo"
