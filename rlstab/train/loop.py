@@ -41,6 +41,7 @@ from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint, durable
 from rlstab.train.asking import reward_part
 from rlstab.train.decoding import require_decoding
+from rlstab.train.engines import build_engine, engine_name, loaded_on, require_launcher
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
@@ -132,6 +133,7 @@ def train(
     require_evidence(run.pipeline)
     for text in unmet(run.pipeline, [one.name for one in run.composition.acting()]):
         warnings.warn(text, FitWarning, stacklevel=2)
+    require_launcher(os.environ, run)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
     with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
@@ -143,7 +145,7 @@ def train(
             names = providers.in_words() | ({} if task is None else {"task": type(task).__qualname__})
             with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
                 loop = _Loop(run, accelerator, folder, latest, console, providers, task, stop)
-                return loop.go(_about(run, accelerator, processes, names, loop.rewards))
+                return loop.go(_about(run, accelerator, processes, names, loop.rewards, loop.engine.in_words))
         except Dropped:  # before the first rollout
             kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
             done = checkpoint.number(kept[0]) if kept else 0
@@ -165,25 +167,27 @@ class _Loop:
         self.run, self.accelerator, self.console = run, accelerator, console
         self.out, self.folder = Path(run.tracking.out), folder  # the first process has the folder
         self.providers, self.stop = providers, stop
-        device, precision = accelerator.device, run.optimisation.precision
+        name = engine_name(run.engine, accelerator, os.environ)
+        device, precision = loaded_on(name, accelerator), run.optimisation.precision
         several = accelerator.num_processes > 1
-        comm: Comm = TorchComm(device=device) if several else LocalComm()
+        comm: Comm = TorchComm(device=accelerator.device) if several else LocalComm()
         self.share = Share(accelerator.process_index, accelerator.num_processes)
         self.task: Task = build_task(run.task) if task is None else require_task(task)
         self.rewards = build_rewards(run.reward, self.task)
         torch.manual_seed(run.seed)
         policy = load_policy(str(latest or run.model.name), device=device, precision=precision)
-        require_decoding(policy, run.model.name)
+        self.engine = engine = build_engine(name, run, policy, accelerator, comm)
+        with engine.whole() as policy:
+            require_decoding(policy, run.model.name)
         require_prompts(policy, self.task, run.rollout)
-        reference = None
+        self.reference = None
         if "ref_logprobs" in run.composition.needs:
-            reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
-            reference.model.requires_grad_(False)
-        if run.optimisation.gradient_checkpointing:
-            policy.checkpoint_gradients()
-        self.policy, self.reference, self.comm = policy, reference, comm
+            self.reference = engine.frozen(
+                load_policy(run.model.reference or run.model.name, device=device, precision=precision)
+            )
+        self.policy, self.comm = policy, comm
         self.learner = Learner(
-            policy,
+            engine,
             run.composition,
             run.optimisation,
             run.rollout.temperature,
@@ -206,7 +210,7 @@ class _Loop:
             providers,
             self._say,
             self._leaving,
-            self._reference if reference is not None else None,
+            self._reference if self.reference is not None else None,
         )
         self.done, self.latest, self.standing = 0, latest, self.maker.begin()
         if latest is not None:
@@ -221,7 +225,8 @@ class _Loop:
     def _restore(self, latest: Path) -> None:
         """Go on from a checkpoint."""
         run, policy = self.run, self.policy
-        found = checkpoint.load(latest, policy, self.learner.optimizer, objective=objective_hash(run.composition))
+        found, moments = checkpoint.load(latest, self.engine.weights, objective=objective_hash(run.composition))
+        self.engine.restore(self.learner.optimizer, moments)
         self.learner.state, self.learner.optimizer_steps = found.state, found.optimizer_steps
         self.done = found.rollout
         if found.standing is None:  # it was written before there were stages
@@ -246,6 +251,8 @@ class _Loop:
             from_first(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self._tell(folder)
+            if self.engine.in_words != "one process":
+                self.console.print(f"engine: {self.engine.in_words}", highlight=False)
             write = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, self.out, write, self.console)
         try:
@@ -313,7 +320,8 @@ class _Loop:
         torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
         standing = self.standing
         while standing.made < min(number + run.rollout.staleness + 1, run.optimisation.rollouts):
-            made, standing = self.maker.make(standing, metrics)
+            with self.engine.whole():
+                made, standing = self.maker.make(standing, metrics)
             standing = replace(standing, queue=(*standing.queue, made))
         rollout, standing = standing.queue[0], replace(standing, queue=standing.queue[1:])
         self.maker.prepare(standing)
@@ -338,7 +346,7 @@ class _Loop:
         name, found = self.estimating.estimator.name, rollout.advantages
         states = dict(standing.states)
         if found is None:
-            with metrics.phase("estimate"):
+            with metrics.phase("estimate"), self.engine.whole():
                 found, states[name] = self.estimating.advantages(rollout, states[name], metrics)
         responses = rollout.responses
         if self.tracer is not None:
@@ -375,18 +383,18 @@ class _Loop:
     def _reference(self, sequences: Sequences) -> Tensor:
         assert self.reference is not None
         found = torch.zeros(sequences.response_ids.shape, device=self.policy.device)
-        rows = torch.arange(len(found))
-        for one in rows.split(self.run.optimisation.micro_batch_size):
-            if len(one):
-                values = forward_signals(
-                    self.reference, sequences, one, self.run.rollout.temperature, {"logprobs"}, {}
-                )["logprobs"]
-                found[one, : values.shape[1]] = values
+        temperature, size = self.run.rollout.temperature, self.run.optimisation.micro_batch_size
+        with self.reference() as reference:
+            for one in torch.arange(len(found)).split(size):
+                if len(one):
+                    values = forward_signals(reference, sequences, one, temperature, {"logprobs"}, {})["logprobs"]
+                    found[one, : values.shape[1]] = values
         return found
 
     def _evaluate(self) -> dict[str, float]:
         start = time.perf_counter()
-        values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share, self.rewards)
+        with self.engine.whole() as policy:
+            values = evaluate(policy, self.task, self.run.rollout, self.run.evaluation, self.share, self.rewards)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
     def _write_samples(self, folder: RunFolder, number: int, rollout: Rollout) -> None:
@@ -411,17 +419,13 @@ class _Loop:
 
     def _save(self, *, planned: bool) -> None:
         learner, standing = self.learner, self.standing.saved()
-        if self.folder is not None:
-            kept = checkpoint.Checkpoint(
-                self.done,
-                learner.optimizer_steps,
-                learner.state,
-                objective_hash(self.run.composition),
-                standing,
-                self.folder.identity(),
-            )
-            self.latest = self.folder.save(kept, self.policy, learner.optimizer, planned=planned)
-            self._tell(self.folder)
+        moments = self.engine.moments(learner.optimizer)
+        with self.engine.whole() as policy:
+            if self.folder is not None:
+                about = objective_hash(self.run.composition), standing, self.folder.identity()
+                kept = checkpoint.Checkpoint(self.done, learner.optimizer_steps, learner.state, *about)
+                self.latest = self.folder.save(kept, policy, moments, planned=planned)
+                self._tell(self.folder)
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> RunResult:
@@ -447,7 +451,12 @@ def _per_response(found: Tensor, mask: Tensor) -> Tensor:
 
 
 def _about(
-    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Rewards
+    run: RunConfig,
+    accelerator: Accelerator,
+    processes: int,
+    providers: Mapping[str, Any],
+    rewards: Rewards,
+    engine: str,
 ) -> dict[str, Any]:
     return {
         "run_hash": run_hash(run),
@@ -461,6 +470,7 @@ def _about(
         "machine": platform.platform(),
         "device": str(accelerator.device),
         "processes": processes,
+        "engine": engine,
         "threads": torch.get_num_threads(),
         "providers": providers,
         "rewards": rewards.in_words(),
