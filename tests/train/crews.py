@@ -1,4 +1,4 @@
-"""Several processes for little: ``python -m tests.train.crews`` imports everything once and forks the ranks of each job.
+"""Several processes for little: ``python -m tests.train.crews`` imports everything once and forks the ranks of a job.
 
 A job is a line of JSON on standard input, and what came of it is a line on standard output. With a launcher each rank
 would spend seconds on imports; the lines of the documents are tried in ``test_distributed.py``.

@@ -1,4 +1,4 @@
-"""Engines: several processes under each of them train to the weights of one, and go on from each other's checkpoints."""
+"""Engines: several processes under each train to the weights of one, and go on from each other's checkpoints."""
 
 from __future__ import annotations
 
