@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import threading
 import time
 import warnings
@@ -15,16 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import torch
-import transformers
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-import rlstab
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, run_hash
 from rlstab.console import Terminal
@@ -36,10 +31,11 @@ from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.from_settings import build_task
 from rlstab.tasks.own_task import require_task
-from rlstab.tasks.rewards import Rewards, build_rewards
+from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
-from rlstab.train import checkpoint, durable
-from rlstab.train.asking import reward_part
+from rlstab.train import checkpoint, durable, lora
+from rlstab.train.about import about
+from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
 from rlstab.train.engines import build_engine, engine_name, loaded_on, require_launcher
 from rlstab.train.estimating import Estimating
@@ -49,16 +45,17 @@ from rlstab.train.making import Maker
 from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
-from rlstab.train.policy import Sequences, load_policy
+from rlstab.train.policy import load_policy
 from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
 from rlstab.train.prompts import require_prompts
 from rlstab.train.providers import AdvantageProvider, Providers, SignalProvider
+from rlstab.train.reference import Reference
 from rlstab.train.rollout import Rollout, Standing, of_rank
 from rlstab.train.run_folder import RunFolder, hold
 from rlstab.train.sampler_weights import Sampler
 from rlstab.train.stage_evidence import require_evidence
-from rlstab.train.step import Experience, Learner, Learnt, forward_signals
+from rlstab.train.step import Experience, Learner, Learnt
 from rlstab.train.stopping import Dropped, Stop, Stopped
 from rlstab.train.tracking import start_trackers
 
@@ -145,7 +142,7 @@ def train(
             names = providers.in_words() | ({} if task is None else {"task": type(task).__qualname__})
             with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
                 loop = _Loop(run, accelerator, folder, latest, console, providers, task, stop)
-                return loop.go(_about(run, accelerator, processes, names, loop.rewards, loop.engine.in_words))
+                return loop.go(about(run, accelerator, processes, names, loop.rewards, loop.engine.in_words))
         except Dropped:  # before the first rollout
             kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
             done = checkpoint.number(kept[0]) if kept else 0
@@ -175,16 +172,21 @@ class _Loop:
         self.task: Task = build_task(run.task) if task is None else require_task(task)
         self.rewards = build_rewards(run.reward, self.task)
         torch.manual_seed(run.seed)
-        policy = load_policy(str(latest or run.model.name), device=device, precision=precision)
+        policy = load_policy(
+            run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=latest
+        )
+        lora.require_trainable(policy.model, run.model.name)
         self.engine = engine = build_engine(name, run, policy, accelerator, comm)
         with engine.whole() as policy:
             require_decoding(policy, run.model.name)
         require_prompts(policy, self.task, run.rollout)
-        self.reference = None
+        reference = None
         if "ref_logprobs" in run.composition.needs:
-            self.reference = engine.frozen(
-                load_policy(run.model.reference or run.model.name, device=device, precision=precision)
-            )
+            whole = engine.whole  # with the adapter off
+            if run.model.adapter is None or run.model.reference is not None:
+                other = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
+                whole = engine.frozen(other)
+            reference = Reference(whole, run.rollout.temperature, run.optimisation.micro_batch_size)
         self.policy, self.comm = policy, comm
         self.learner = Learner(
             engine,
@@ -210,7 +212,7 @@ class _Loop:
             providers,
             self._say,
             self._leaving,
-            self._reference if self.reference is not None else None,
+            reference,
         )
         self.done, self.latest, self.standing = 0, latest, self.maker.begin()
         if latest is not None:
@@ -380,17 +382,6 @@ class _Loop:
         # completions and error texts are data: brackets in them are no markup
         self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
-    def _reference(self, sequences: Sequences) -> Tensor:
-        assert self.reference is not None
-        found = torch.zeros(sequences.response_ids.shape, device=self.policy.device)
-        temperature, size = self.run.rollout.temperature, self.run.optimisation.micro_batch_size
-        with self.reference() as reference:
-            for one in torch.arange(len(found)).split(size):
-                if len(one):
-                    values = forward_signals(reference, sequences, one, temperature, {"logprobs"}, {})["logprobs"]
-                    found[one, : values.shape[1]] = values
-        return found
-
     def _evaluate(self) -> dict[str, float]:
         start = time.perf_counter()
         with self.engine.whole() as policy:
@@ -409,6 +400,8 @@ class _Loop:
                 "text": self.policy.decode(answers[place], skip_special_tokens=special),
                 "reward": float(rollout.responses.evidence("raw_rewards")[place]),
             }
+            if TRUE in rollout.responses.extra:
+                sample[TRUE] = float(rollout.responses.evidence(TRUE)[place])
             for name in self.rewards.names:
                 sample[reward_part(name)] = float(rollout.responses.evidence(reward_part(name))[place])
             if place in late:
@@ -448,30 +441,3 @@ def _per_response(found: Tensor, mask: Tensor) -> Tensor:
     if found.ndim == 1:
         return found
     return found.sum(-1) / mask.sum(-1).cpu().clamp(min=1)
-
-
-def _about(
-    run: RunConfig,
-    accelerator: Accelerator,
-    processes: int,
-    providers: Mapping[str, Any],
-    rewards: Rewards,
-    engine: str,
-) -> dict[str, Any]:
-    return {
-        "run_hash": run_hash(run),
-        "objective_hash": objective_hash(run.composition),
-        "command": " ".join(sys.argv),
-        "rlstab": rlstab.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
-        "python": platform.python_version(),
-        "machine": platform.platform(),
-        "device": str(accelerator.device),
-        "processes": processes,
-        "engine": engine,
-        "threads": torch.get_num_threads(),
-        "providers": providers,
-        "rewards": rewards.in_words(),
-    }
