@@ -1,10 +1,10 @@
-"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, engine, evaluation, tracking."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
@@ -228,6 +228,31 @@ class OptimisationSettings(Settings):
         return self.epochs * self.mini_batches
 
 
+class EngineSettings(Settings):
+    """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
+
+    name: Literal["auto", "ddp", "fsdp2"] = Field(
+        "auto",
+        description="ddp: all weights in each process; fsdp2: shards of weights, gradients and moments; auto is ddp "
+        "with several processes, unless the launcher asks for FSDP",
+    )
+    gather: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="fsdp2: dtype of gathered weights in a step; bf16 needs optimisation.precision: bf16",
+    )
+    offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
+
+
+#: A name, or a name with settings.
+Engine: TypeAlias = Annotated[
+    EngineSettings,
+    BeforeValidator(
+        lambda given: {"name": given} if isinstance(given, str) else given,
+        json_schema_input_type=Literal["auto", "ddp", "fsdp2"] | EngineSettings,
+    ),
+]
+
+
 class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
@@ -273,6 +298,7 @@ class RunConfig(Settings):
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()
+    engine: Engine = EngineSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     seed: Seed = 0
@@ -312,6 +338,19 @@ class RunConfig(Settings):
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
+        if self.engine.gather == "bf16" and optimisation.precision != "bf16":
+            raise _unfit(
+                ("engine", "gather"),
+                f"bf16 rounds the weights of a forward, and optimisation.precision is {optimisation.precision}. Set "
+                f"that to bf16, or this to fp32.",
+            )
+        for name in ("gather", "offload"):
+            if self.engine.name != "fsdp2" and getattr(self.engine, name) != EngineSettings.model_fields[name].default:
+                raise _unfit(
+                    ("engine", name),
+                    f"it is a setting of shards, and engine.name is {self.engine.name}. Set that to fsdp2, or leave "
+                    f"this out.",
+                )
         if self.rollout.stop == "":
             raise _unfit(
                 ("rollout", "stop"),
@@ -408,5 +447,6 @@ def dump_run(run: RunConfig) -> str:
 
 
 def run_hash(run: RunConfig) -> str:
-    """Twelve hexadecimal digits over everything that can change a result: all but ``tracking``."""
-    return digest(run.model_dump(mode="json", exclude={"tracking"}))
+    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32."""
+    settings = run.model_dump(mode="json", exclude={"tracking", "engine"})
+    return digest(settings if run.engine.gather == "fp32" else {**settings, "gather": run.engine.gather})
