@@ -131,6 +131,14 @@ def test_without_a_name_the_recipes_are_listed(
         assert about in lines[name]
 
 
+def test_list_names_the_examples(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out.partition("examples, for --example")[2]
+    for name, one in examples().items():
+        assert re.search(rf"^  {one.kind} .*\b{name}\b", listed, flags=re.MULTILINE)
+
+
 def test_a_file_that_was_written_trains(elsewhere: Path) -> None:
     assert main(["init", "stapo"]) == 0
     small = {
@@ -188,7 +196,7 @@ def test_where_a_run_is_stopped_the_example_is_named(
 def completer(parser: argparse.ArgumentParser, command: str, option: str) -> list[str]:
     (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
     found = next(one for one in commands.choices[command]._actions if option in (*one.option_strings, one.dest))
-    return found.completer(prefix="", parsed_args=None)  # type: ignore[attr-defined, no-any-return]
+    return found.completer(prefix="", parsed_args=None)  # type: ignore[no-any-return]
 
 
 def test_the_shell_is_told_names() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from rlstab.config.shipped import examples
+from rlstab.config.shipped import Kind, examples
 from rlstab.core.compose import Composition
 from rlstab.core.docstring import docstring, summary
 from rlstab.core.facts import SOURCES
@@ -33,16 +34,14 @@ def listing() -> RenderableType:
         names = [*one.objective.keyed, *(stage.name for stage in one.stages)]
         presets.add_row(name, escape(f"{one.about} {', '.join(names)}"))
     files = Table.grid(padding=(0, 2))
-    for overflow in ("ellipsis", "ellipsis", "fold"):
-        files.add_column(no_wrap=overflow == "ellipsis", overflow=overflow)
-    for name, example in examples().items():
-        files.add_row(name, example.kind, escape(example.about))
+    for kind in get_args(Kind):
+        files.add_row(kind, ", ".join(name for name, one in examples().items() if one.kind == kind))
     return Group(
         *_groups(),
         *_stages(),
-        "[bold]presets[/]: rlstab explain --preset NAME",
+        "[bold]presets[/]",
         Padding(presets, (0, 0, 1, 2)),
-        "[bold]examples[/]: --example NAME in the place of a file",
+        "[bold]examples[/], for --example",
         Padding(files, (0, 0, 0, 2)),
     )
 
