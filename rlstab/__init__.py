@@ -141,6 +141,7 @@ __all__ = [
     "within",
 ]
 
+#: Decorator: give a method of your own its name in YAML. See :meth:`rlstab.core.registry.Registry.register`.
 register = METHODS.register
 
 
