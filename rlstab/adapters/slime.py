@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,23 +224,23 @@ class _Rollout:
             old = self.data["loss_masks"][index]
             masks[index] = one.mask[place, : old.numel()].to(old.dtype)
             self.data["loss_masks"][index] = masks[index]
-        sums = self._rollout_sums(masks, comm)
-        tokens = float(comm.sum(torch.tensor([sum(max(float(one.sum()), 1.0) for one in masks.values())]).double()))
+        sizes = _sizes(masks.values())
+        sums = self._rollout_sums(list(masks), sizes, comm)
+        tokens = float(comm.sum(sizes.clamp(min=1).sum().reshape(1)))
         for index, one, place in rows:
             self.data["rollout_mask_sums"][index] = sums[index]
             share = tokens if self.args.calculate_per_token_loss else max(sums[index], 1.0) * rollouts
             old = self.data["advantages"][index]
             self.data["advantages"][index] = (one.advantages[place, : old.numel()].double() * share).to(old.dtype)
 
-    def _rollout_sums(self, masks: Mapping[int, Tensor], comm: Comm) -> dict[int, float]:
+    def _rollout_sums(self, samples: Sequence[int], sizes: Tensor, comm: Comm) -> dict[int, float]:
         """Tokens of the masks of all samples of a rollout, wherever they are, by sample of this rank."""
-        ids = {index: int(self.data["rollout_ids"][index]) for index in masks}
-        every = comm.gather(torch.tensor(list(ids.values()), dtype=torch.float64))
-        sizes = comm.gather(torch.tensor([float(one.sum()) for one in masks.values()], dtype=torch.float64))
+        ids = [int(self.data["rollout_ids"][one]) for one in samples]
+        every = comm.gather(torch.tensor(ids, dtype=torch.float64)).tolist()
         total: dict[int, float] = {}
-        for one, size in zip(every.tolist(), sizes.tolist(), strict=True):
+        for one, size in zip(every, comm.gather(sizes).tolist(), strict=True):
             total[int(one)] = total.get(int(one), 0.0) + size
-        return {index: total[one] for index, one in ids.items()}
+        return {sample: total[one] for sample, one in zip(samples, ids, strict=True)}
 
     def _signal(self, name: str, part: Sequence[int], masks: Sequence[Tensor]) -> Tensor | None:
         values = self.data.get(name)
@@ -263,6 +263,12 @@ class _Rollout:
             f"where a rollout makes one optimizer step, slime leaves out the forward for log_probs and entropy unless "
             f"--keep-old-actor is set."
         )
+
+
+def _sizes(masks: Iterable[Tensor]) -> Tensor:
+    """``(k,)`` float64 on the CPU: tokens of each mask, with one wait for the device."""
+    counted = [one.sum() for one in masks]
+    return torch.stack(counted).double().cpu() if counted else torch.zeros(0, dtype=torch.float64)
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
