@@ -26,6 +26,7 @@ from torch import Tensor
 
 import rlstab
 from rlstab.config.objectives import objective_hash
+from rlstab.config.own_code import files
 from rlstab.config.runs import RunConfig, run_hash
 from rlstab.console import Terminal
 from rlstab.core.comm import Comm, LocalComm, TorchComm
@@ -252,6 +253,8 @@ class _Loop:
             from_first(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self._tell(folder)
+            for name, checksum in about["code"].items():
+                self._say("own code", f"{name} (sha256 {checksum}...)")
             write = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, self.out, write, self.console)
         try:
@@ -471,4 +474,5 @@ def _about(
         "threads": torch.get_num_threads(),
         "providers": providers,
         "rewards": rewards.in_words(),
+        "code": files(run.model_dump(mode="json")),
     }
