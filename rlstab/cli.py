@@ -178,12 +178,19 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from rlstab.bench.explained import is_bench
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
     from rlstab.tasks.from_settings import require_settings
     from rlstab.tasks.rewards import require_functions
 
+    if Path(options.file).is_file() and is_bench(options.file):
+        file = shlex.quote(options.file)
+        raise ConfigError(
+            f"{options.file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {file} "
+            f"--dry-run` checks it and lists its runs; `rlstab explain {file}` says what each of its methods does."
+        )
     with no_fit_warnings():
         _, run = read(options.file, _overrides(options.set))
         if run is not None and options.host is None:

@@ -183,7 +183,7 @@ def test_runs_that_have_not_begun_stand_in_the_head(bench):
 def test_curves_that_hide_each_other_are_named(bench):
     # the synthetic s2t is grpo with other metrics of its own
     assert [one["text"] for one in contents(compare(load_runs(bench)))["same"]] == [
-        "s2t gives the values of grpo: these curves lie on each other."
+        "s2t gives exactly the values of grpo, so their curves coincide."
     ]
 
 
@@ -230,7 +230,7 @@ def test_a_sweep_has_its_figure_and_its_table(sweep, tmp_path):
 def test_a_run_alone_has_a_page(tmp_path):
     run = record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})
     found = Parsed(page.write(compare(Loaded([run], [], [])), tmp_path).read_text(encoding="utf-8"))
-    assert "Nothing is compared" in found.text
+    assert "Nothing can be compared" in found.text
     assert [one["data-metric"] for tag, one in found.elements if "data-metric" in one] == ["reward/mean"]
 
 
@@ -349,10 +349,10 @@ def test_setting_and_outcome_are_chosen(sweep, tmp_path, browser_page):
     assert any("lr_4e-4" in one for one in tab.locator(shown).all_inner_texts())
     assert not any("lr_1e-4" in one for one in tab.locator(shown).all_inner_texts())
     title = tab.locator("figure[data-figure='sweep'] .title")
-    assert title.inner_text() == "held-out mean over optimisation.lr"
+    assert title.inner_text() == "held-out reward against optimisation.lr"
     tab.locator("#outcome").select_option("reward/area")
-    assert title.inner_text() == "area over optimisation.lr"
-    assert any("area under the training curve" in one for one in tab.locator(shown).all_inner_texts())
+    assert title.inner_text() == "training reward, whole run against optimisation.lr"
+    assert any("mean of reward/mean over all rollouts" in one for one in tab.locator(shown).all_inner_texts())
     browser_page.assert_clean()
 
 
@@ -440,7 +440,7 @@ def test_what_few_runs_recorded_is_not_called_missing(bench, tmp_path, browser_p
     ]
     tab = browser_page.open(page.write(compare(Loaded(runs, [], [])), tmp_path / "out"))
     panel = tab.locator("figure[data-metric='s2t/threshold']")
-    assert "At no point recorded in half of the runs" in panel.inner_text()
+    assert "Never recorded in half of the runs at once" in panel.inner_text()
     tab.locator("#seeds").check()
     assert set(parts(tab, "s2t/threshold")) == {"seed"}
     browser_page.assert_clean()
