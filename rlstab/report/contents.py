@@ -237,7 +237,7 @@ def _how_spent(runs: Sequence[RunRecord]) -> str:
     if not known:
         return ""
     parts = [HOW_SPENT[unit] for unit in known]
-    parts.append("Over either, each run follows its own clock, and means compare runs at equal cost.")
+    parts.append("Over either, single seeds stand at their own cost and means at the mean cost of their seeds.")
     if any(unit not in run.spent for run in runs for unit in known):
         parts.append("Runs that did not record it are not drawn there.")
     return " ".join(parts)
@@ -249,9 +249,12 @@ def _samples(
     """One entry per run, the first seed of each method apart from the others."""
     found = []
     seen: set[tuple[str, str]] = set()
-    for one in samples:
-        run = one.run
-        key = _place(tables, run.bench, run.setting)
+    keys = {one: _place(tables, one.run.bench, one.run.setting) for one in samples}
+    order = list(tables)
+    for one in sorted(
+        samples, key=lambda one: (order.index(keys[one]), tables[keys[one]].methods.index(one.run.method), one.run.seed)
+    ):
+        run, key = one.run, keys[one]
         found.append(
             {
                 "setting": key,

@@ -85,7 +85,7 @@ def _table(comparison: Comparison, table: Table) -> list[str]:
     baseline = f"difference from {_text(table.baseline)}" if table.baseline else "difference"
     if rows:
         parts.append(_list(_in_words(comparison, table)))
-        parts.append(_grid(["outcome", "method", "seeds", "value", baseline, "P(higher)", "in words"], rows))
+        parts.append(_grid(["outcome", "method", "seeds", "value", baseline, "P(higher)", "verdict"], rows))
     else:
         parts.append("No run of this setting has finished, so there is nothing to compare.")
     heads = ["method", "runs", "failed", "collapsed", *(TITLES[name] for name in DETECTORS)]

@@ -75,23 +75,22 @@
     while (high - low > 1) { const half = (low + high) >> 1; if (from[half] <= place) low = half; else high = half; }
     return from[high] === from[low] ? to[high] : to[low] + ((to[high] - to[low]) * (place - from[low])) / (from[high] - from[low]);
   }
-  // each seed over its own clock, all on one grid, so that a mean is one of equal cost
+  // each seed stands at its own cost, their mean at the mean of their costs; costs only rise
   function over(found, method) {
-    if (state.axis === "rollout") return found;
-    const seeds = clocks()[method.key] ?? {}, { scale } = across(), end = most(state.axis), steps = 120;
-    const grid = Array.from({ length: steps + 1 }, (_, at) => (end * at) / steps);
-    const names = [], moved = [];
-    found.names.forEach((name, index) => {
-      const clock = seeds[name];
-      if (!clock?.[state.axis]) return;
-      const there = found.x.map((_, at) => at).filter((at) => found.seeds[index][at] !== null);
-      const x = there.map((at) => between(clock.rollout, clock[state.axis], found.x[at])), y = there.map((at) => found.seeds[index][at]);
-      const known = x.map((_, at) => at).filter((at) => x[at] !== null);
-      if (!known.length) return;
-      names.push(name);
-      moved.push(grid.map((place) => between(known.map((at) => x[at]), known.map((at) => y[at]), place)));
+    if (state.axis === "rollout") return { ...found, own: found.seeds.map(() => found.x) };
+    const clock = clocks()[method.key] ?? {}, { scale } = across();
+    const kept = found.names.map((_, index) => index).filter((index) => clock[found.names[index]]?.[state.axis]);
+    if (!kept.length) return null;
+    const own = kept.map((index) => {
+      const one = clock[found.names[index]];
+      return found.x.map((rollout) => { const cost = between(one.rollout, one[state.axis], rollout); return cost === null ? null : cost / scale; });
     });
-    return names.length ? { x: grid.map((place) => place / scale), seeds: moved, names, sampled: true } : null;
+    let last = 0;
+    const x = found.x.map((_, at) => {
+      const costs = own.map((one) => one[at]).filter((one) => one !== null);
+      return (last = Math.max(last, costs.length ? costs.reduce((sum, one) => sum + one, 0) / costs.length : last));
+    });
+    return { ...found, x, own, seeds: kept.map((index) => found.seeds[index]), names: kept.map((index) => found.names[index]) };
   }
   function curve(metric, method, least = 1) {
     const found = data.curves[state.setting]?.[method.key]?.[metric];
@@ -130,7 +129,7 @@
         traces.push({ x: [...kept, ...back].map((i) => found.x[i]), y: [...kept.map((i) => mean.high[i]), ...back.map((i) => mean.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
       }
       if (state.seeds && found.seeds.length > 1)
-        found.seeds.forEach((one, index) => traces.push({ x: found.x, y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
+        found.seeds.forEach((one, index) => traces.push({ x: found.own[index], y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
       if (!kept.length) continue;
       traces.push({ x: found.x, y: mean.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.mark] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
       said.push(`${method.name} ends at ${number(mean.mean[kept.at(-1)])}`);
@@ -143,7 +142,7 @@
     const narrow = () => { const raw = (Math.max(...means) - Math.min(...means)) / 3 || 1, power = 10 ** Math.floor(Math.log10(raw)); return { tick0: 0, dtick: `L${Number(([1, 2, 5, 10].find((one) => one * power >= raw) * power).toPrecision(1))}` }; };
     const y = log ? { type: "log", ...(decades > 0.5 ? { dtick: decades > 1.5 ? 1 : "D2" } : narrow()) } : { rangemode: about?.zero && panel.dataset.first === undefined ? "tozero" : "normal" };
     if (panel.closest(".small")) y.nticks = 5;
-    const below = across(), end = state.axis === "rollout" ? longest() : most(state.axis) / below.scale;
+    const below = across(), end = state.axis === "rollout" ? longest() : Math.max(...traces.flatMap((one) => one.x));
     return { traces, layout: layout({ title: { text: below.title, standoff: 6 }, range: [0, 1.015 * end], tickformat: below.format, unifiedhovertitle: { text: below.hover }, spikecolor: variable("--soft"), spikethickness: 1, spikedash: "solid" }, y), said };
   }
   function trajectory() {

@@ -38,7 +38,7 @@ class Response:
     reward: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Samples:
     """What a run wrote down of its responses.
 
@@ -77,7 +77,7 @@ def samples_of(runs: Iterable[RunRecord]) -> list[Samples]:
             page = folder / "view.html"
             command = f"rlstab view {shlex.quote(run.path)}" if traced else None
             found.append(Samples(run, rollouts, page if traced and page.is_file() else None, command))
-    return sorted(found, key=lambda one: (one.run.bench or "", one.run.setting, one.run.method, one.run.seed))
+    return found
 
 
 class _Line(BaseModel):
