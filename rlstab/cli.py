@@ -238,10 +238,10 @@ def _check(options: argparse.Namespace) -> int:
 
     file = _file(options)
     if Path(file).is_file() and is_bench(file):
-        bench = shlex.quote(str(file))
+        bench = shlex.quote(file)
         raise ConfigError(
-            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {bench} --dry-run` checks "
-            f"it and lists its runs; `rlstab explain {bench}` says what each of its methods does."
+            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {bench} --dry-run` "
+            f"checks it and lists its runs; `rlstab explain {bench}` says what each of its methods does."
         )
     with no_fit_warnings():
         _, run = read(file, _overrides(options.set))
