@@ -1285,12 +1285,12 @@ def test_hosts_name_signals_that_exist() -> None:
 
 
 def test_what_a_host_does_not_hand_over() -> None:
-    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(S2TMask(), EntropyBonus()))[7:]}
+    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(S2TMask(), EntropyBonus()))[8:]}
     assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole optimizer step"
     assert "- TRL 1.16 or later, through `rlstab.adapters.trl`: yes." in hosts(compose(S2TMask(), EntropyBonus()))
     assert any("`rlstab.adapters.trl`: no: it lacks `block_ids`." in line for line in hosts(compose(BlockMean())))
     assert any("for `ref_logprobs`, set GRPOConfig.beta above 0" in line for line in hosts(compose(KLPenalty())))
-    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[7:]}
+    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[8:]}
     assert set(rows.values()) == {"nothing"}
 
 

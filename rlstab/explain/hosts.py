@@ -36,7 +36,10 @@ class Host:
         adapter: what a user imports.
         package: what the adapter needs, as pip names it.
         oldest: the first release of it that the adapter takes.
+        later: it takes later ones too.
         how: signals that it gives only where something is set, with what to set.
+        otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
+        spared: where the evidence of a step costs no forward though a method reads it.
     """
 
     name: str
@@ -49,7 +52,19 @@ class Host:
     adapter: str = ""
     package: str = ""
     oldest: str = ""
+    later: bool = True
     how: Mapping[str, str] = field(default_factory=dict)
+    otherwise: str = "use a host that provides it"
+    spared: str = ""
+
+    @property
+    def titled(self) -> str:
+        """Its name, and the releases that the adapter takes."""
+        return f"{self.name} {self.oldest} or later" if self.later else f"{self.name} {self.oldest}"
+
+    def cure(self, name: str) -> str:
+        """What to do about a signal that it lacks, other than to remove the method."""
+        return self.how.get(name, self.otherwise.format(name=name))
 
     def lacks(self, objective: TokenObjective) -> list[str]:
         """What an objective needs and this hook does not hand over; empty where nothing is missing."""
@@ -86,12 +101,30 @@ HOSTS: tuple[Host, ...] = (
             "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
             **dict.fromkeys(("max_logprobs", "log_kept_mass", "sum_p_sq"), "write head='rlstab'"),
         },
+        otherwise="give the trainer signals={{'{name}': function}}, (B, T) values from its batch",
+        spared="where an optimizer step is one micro-batch",
     ),
     Host("verl", "`register_policy_loss`", frozenset(), read=False),
     Host(
         "verl",
-        "`TrainingWorker` with a loss of its own",
-        frozenset({"entropies", "ref_logprobs", "sum_p_sq", "truncated"}),
+        "`policy_loss.loss_mode=rlstab:FILE`",
+        SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated"},
+        live=_LIVE,
+        step=True,
+        read=False,
+        key="verl",
+        adapter="rlstab.adapters.verl",
+        package="verl",
+        oldest="0.9.1",
+        later=False,
+        how={
+            "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
+            "rollout_logprobs": "set actor_rollout_ref.rollout.calculate_log_probs=true",
+            **dict.fromkeys(
+                ("max_logprobs", "log_kept_mass", "sum_p_sq"),
+                "leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
+            ),
+        },
     ),
     Host("slime, miles", "`--custom-loss-function-path`", _LOGITS | {"ref_logprobs", "rollout_logprobs"}, live=_LIVE),
     Host("prime-rl", "`[trainer.loss] type = custom`", frozenset({"ref_logprobs", "rollout_logprobs"})),
@@ -113,11 +146,6 @@ def adapted(key: str) -> Host:
     if key not in ours:
         raise UnknownName(f"no adapter is called '{key}'. {did_you_mean(key, ours)}")
     return ours[key]
-
-
-def provide(name: str) -> str:
-    """What to do about a signal that no setting of a host gives."""
-    return f"give the trainer signals={{'{name}': function}}, (B, T) values from its batch"
 
 
 def hosts(objective: Composition) -> list[str]:
@@ -149,4 +177,4 @@ def _through(host: Host, objective: Composition) -> str:
     said = f"no: it lacks {', '.join(lacks)}" if lacks else "yes"
     beside = {"ref_logprobs", "rollout_logprobs"} & objective.needs & host.how.keys()
     also = "".join(f"; for `{name}`, {host.how[name]}" for name in sorted(beside))
-    return f"- {host.name} {host.oldest} or later, through `{host.adapter}`: {said}{also}."
+    return f"- {host.titled}, through `{host.adapter}`: {said}{also}."
