@@ -17,7 +17,7 @@ CORRECTION = "importance_sampling_ratio"
 @final
 @dataclass(frozen=True)
 class HostCorrection(TokenObjective):
-    """Multiply the policy term of a token by the weight that the host made; the divisor stays, as in the host's loss."""
+    """Multiply the policy term of a token by the weight that the host made; the divisor stays, as in its loss."""
 
     name: ClassVar[str] = "host_correction"
     reads_policies = frozenset[str]()

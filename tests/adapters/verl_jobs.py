@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,15 @@ def composed(overrides: list[str]) -> Any:
         return compose("ppo_trainer", overrides=overrides)
 
 
+def on_cpu() -> None:
+    """Import verl so that it trains on a CPU; it warns of every engine that is not installed."""
+    warnings.simplefilter("ignore")
+    import tests.adapters.cpu_verl  # noqa: F401
+
+
 def worker_of(folder: Path, objective: Any = None, **changes: Any) -> Any:
     """verl's ``ActorRolloutRefWorker`` with its actor, on this process."""
-    warnings.simplefilter("ignore")
-    import tests.adapters.cpu_verl  # noqa: F401, I001  # before verl
-
+    on_cpu()
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     if not torch.distributed.is_initialized():
@@ -93,7 +98,16 @@ def response(step: int, place: int) -> list[int]:
     return words + ([EOS] if place % 4 else [draw.choice(WORDS)])
 
 
-def rollout(step: int, *, nested: bool = True, lost: tuple[int, ...] = (), weights: bool = False) -> dict[str, Any]:
+def rollout(
+    step: int,
+    *,
+    nested: bool = True,
+    lost: Sequence[int] = (),
+    weights: bool = False,
+    equal: Sequence[int] = (),
+    broken: Sequence[int] = (),
+    without: Sequence[str] = (),
+) -> dict[str, Any]:
     """The columns of a rollout of 16 responses to four prompts, of every rank together.
 
     Args:
@@ -101,6 +115,9 @@ def rollout(step: int, *, nested: bool = True, lost: tuple[int, ...] = (), weigh
         nested: rows of their own length, as in verl's trainer; else padded, as in its older one.
         lost: rows in which the sampler could give no log-prob.
         weights: verl's rollout correction made some.
+        equal: steps in which all rewards are equal.
+        broken: steps in which the sampler says that a token is impossible.
+        without: columns that are not there.
     """
     draw = torch.Generator().manual_seed(step)
     responses = [torch.tensor(response(step, place)) for place in range(ROWS)]
@@ -120,13 +137,17 @@ def rollout(step: int, *, nested: bool = True, lost: tuple[int, ...] = (), weigh
         },
         "advantages": [torch.full((len(one),), (place % 5 - 2) / 2) for place, one in enumerate(responses)],
     }
+    if step in equal:
+        columns["advantages"] = like(torch.zeros)
+    if step in broken:
+        columns["rollout_log_probs"][3][0] = -torch.inf
     for place in lost:
         columns["rollout_log_probs"][place][1:] = torch.nan
     if weights:
         columns["rollout_is_weights"] = like(lambda n: 0.5 + torch.rand(n, generator=draw))
     columns["loss_mask"] = columns["response_mask"]
     columns["uid"] = [f"prompt {step} {place // GROUP}" for place in range(ROWS)]
-    return {"nested": nested, "columns": columns}
+    return {"nested": nested, "columns": {name: one for name, one in columns.items() if name not in without}}
 
 
 @functools.cache
@@ -220,12 +241,15 @@ def run(folder: Path, objective: Any = None, **given: Any) -> dict[str, Any]:
         folder: of the objective, and of checkpoints.
         objective: of the adapter; without it, verl's own loss.
         given: ``updates``; ``resume``, a checkpoint; ``save``, the update after which one is written; ``keys`` for the
-            trainer's batch; ``rolled`` for :func:`rollout`; the rest are settings.
+            trainer's batch; ``rolled`` for :func:`rollout`; ``change``, called with the actor; the rest are settings.
     """
     updates, resume, save = given.pop("updates", 2), given.pop("resume", None), given.pop("save", None)
     keys, rolled = given.pop("keys", {}), given.pop("rolled", {})
+    change = given.pop("change", None)
     worker = worker_of(folder, objective, **given)
     actor = worker.actor
+    if change is not None:
+        change(actor)
     before = type(actor.engine).optimizer_step
     try:
         return {**_trained(worker, folder, updates, resume, save, keys, rolled), "class": type(actor).__name__}

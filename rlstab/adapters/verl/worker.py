@@ -261,8 +261,8 @@ def _named(config: Any) -> str:
     path = objective_file(config)
     if not path:
         raise ConfigError(
-            "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE, where "
-            "FILE is the path of an objective."
+            "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE, "
+            "with the path of an objective."
         )
     return path
 
