@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
-from rlstab.config.reward_settings import Rewards
+from rlstab.config.reward_settings import TASK, Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
@@ -20,6 +20,9 @@ from rlstab.stages.pipeline import Pipeline
 
 #: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
 MOST_RESPONSES = 10_000_000
+
+#: In peft, all linear layers but the vocabulary head.
+ALL_LINEAR = "all-linear"
 
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
@@ -32,11 +35,62 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class AdapterSettings(Settings):
+    """A LoRA adapter: low-rank matrices are trained beside frozen weights. New, or one that is continued."""
+
+    path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
+    r: Positive | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
+    alpha: Positive | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
+    targets: tuple[str, ...] | None = Field(
+        None, strict=False, description="names of modules, or `all-linear`: all linear layers but the head, the default"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if "dropout" in given:
+            raise _unfit(
+                ("model", "adapter", "dropout"),
+                "a policy is trained without dropout, because the ratio compares two policies and not two dropout "
+                "masks. Remove it.",
+            )
+        if given.get("path") is not None:
+            for key in ("r", "alpha", "targets"):
+                if given.get(key) is not None:
+                    text = f"the adapter that is continued has its own {key}. Remove it, or remove the path."
+                    raise _unfit(("model", "adapter", key), text)
+            return given
+        targets = given.get("targets", ALL_LINEAR)
+        targets = [targets] if isinstance(targets, str) else targets
+        if targets == []:
+            raise _unfit(("model", "adapter", "targets"), f"no module is named. Write `{ALL_LINEAR}` for all of them.")
+        return {"r": 16, "alpha": 32, **given, "targets": targets}
+
+
+def _adapter(given: Any) -> Any:
+    return {"path": given} if isinstance(given, str) else given
+
+
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field("countdown-tiny", description="`countdown-tiny` or `chain-tiny` (ship), a folder, or a hub name")
-    reference: str | None = Field(None, description="reference policy of `kl`; null takes the starting weights")
+    name: str = Field(
+        "countdown-tiny",
+        description="`countdown-tiny`, `chain-tiny` or `littered-tiny` (ship), a folder, or a hub name",
+    )
+    adapter: Annotated[
+        AdapterSettings | None, BeforeValidator(_adapter, json_schema_input_type=str | AdapterSettings | None)
+    ] = Field(
+        None,
+        description="train a LoRA adapter and leave the weights as they are: its settings, or the folder of one to "
+        "continue; null trains all weights",
+    )
+    reference: str | None = Field(
+        None,
+        description="reference policy of `kl`; null takes the starting weights, and with an adapter those without it",
+    )
 
 
 class CountdownSettings(Settings):
@@ -55,6 +109,18 @@ class ChainSettings(Settings):
     name: Literal["chain"] = "chain"
     terms: Annotated[int, Field(ge=2, le=6)] = 4
     seed: Seed = 0
+    largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
+    modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(
+        None, description="results are written as remainders by it; null writes them out"
+    )
+    junk_symbols: Annotated[int, Field(ge=1, le=4096)] = Field(5, description="different characters that mean nothing")
+    fragile: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the junk over which the reader stumbles: an answer with such junk scores 0"
+    )
+    flaky: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the scores that training loses; evaluation loses none"
+    )
+    needs_junk: bool = Field(False, description="an answer without any junk scores 0: the mirror of fragile")
 
 
 class ScoredInWorkers(Settings):
@@ -264,6 +330,13 @@ class RunConfig(Settings):
                 )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
             raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
+        if isinstance(self.task, ChainSettings) and self.task.flaky and self.reward is not None:
+            if not any(one.function == TASK for one in self.reward):
+                raise _unfit(
+                    ("task", "flaky"),
+                    f"the task's own scores are lost, and `reward` does not list `{TASK}`: nothing would be. Add it "
+                    f"there, or set this to 0.",
+                )
         if isinstance(self.task, JsonlSettings) and self.task.system is not None and not self.rollout.chat:
             raise _unfit(
                 ("task", "system"),

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.errors import UnknownName, did_you_mean
+from rlstab.explain.data_level import refusal
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 
 _LOGITS = frozenset({"entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"})
@@ -40,6 +42,9 @@ class Host:
         how: signals that it gives only where something is set, with what to set.
         otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
         spared: where the evidence of a step costs no forward though a method reads it.
+        data_level: its own loss stays, and an objective reaches it through a mask and advantages.
+        tried: what was run of an adapter that was never run in its host; empty where it was.
+        install: how to get the package, where it is no extra of rlstab.
     """
 
     name: str
@@ -56,10 +61,15 @@ class Host:
     how: Mapping[str, str] = field(default_factory=dict)
     otherwise: str = "use a host that provides it"
     spared: str = ""
+    data_level: bool = False
+    tried: str = ""
+    install: str = ""
 
     @property
     def titled(self) -> str:
         """Its name, and the releases that the adapter takes."""
+        if not self.oldest:
+            return self.name
         return f"{self.name} {self.oldest} or later" if self.later else f"{self.name} {self.oldest}"
 
     def cure(self, name: str) -> str:
@@ -72,6 +82,9 @@ class Host:
         found += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
         if not self.step and any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(objective)):
             found.append("a look at the whole optimizer step")
+        if self.data_level:
+            asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
+            found += [f"{what} (`{name}`)" for what, name in asks.items()]
         return found
 
 
@@ -103,6 +116,33 @@ HOSTS: tuple[Host, ...] = (
         },
         otherwise="give the trainer signals={{'{name}': function}}, (B, T) values from its batch",
         spared="where an optimizer step is one micro-batch",
+    ),
+    Host(
+        "the data level",
+        "`rlstab.adapters.data.DataLevel`",
+        frozenset(SIGNALS),
+        step=True,
+        read=False,
+        key="data",
+        adapter="rlstab.adapters.data",
+        data_level=True,
+    ),
+    Host(
+        "slime",
+        "`--rollout-data-postprocess-path`",
+        frozenset({"entropies", "rollout_logprobs", "truncated"}),
+        step=True,
+        key="slime",
+        adapter="rlstab.adapters.slime",
+        package="slime",
+        oldest="0.3",
+        how={
+            "entropies": "set --use-rollout-entropy",
+            "rollout_logprobs": "let the rollout return log-probs, as slime's own does",
+        },
+        data_level=True,
+        tried="a contract with slime's documented fields; never run in slime",
+        install="slime is installed from its repository, THUDM/slime",
     ),
     Host("verl", "`register_policy_loss`", frozenset(), read=False),
     Host(
@@ -177,4 +217,5 @@ def _through(host: Host, objective: Composition) -> str:
     said = f"no: it lacks {', '.join(lacks)}" if lacks else "yes"
     beside = {"ref_logprobs", "rollout_logprobs"} & objective.needs & host.how.keys()
     also = "".join(f"; for `{name}`, {host.how[name]}" for name in sorted(beside))
-    return f"- {host.titled}, through `{host.adapter}`: {said}{also}."
+    tried = f" ({host.tried})" if host.tried else ""
+    return f"- {host.titled}, through `{host.adapter}`{tried}: {said}{also}."
