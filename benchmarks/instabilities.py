@@ -18,15 +18,31 @@ ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "tests" / "diagnose" / "data"
 OUT = ROOT / "docs" / "concepts" / "pictures"
 
-#: Name of a run to its panels: metric, label, and whether the axis is logarithmic.
+#: Name of a run to its panels: metric and label.
 PICTURES = {
-    "entropy_collapse": [("reward/mean", "reward"), ("tokens/entropy", "entropy, nats"), ("reward/zero_std_groups", "dead groups")],
-    "learning_rate": [("reward/mean", "reward"), ("tokens/entropy", "entropy, nats"), ("gradient/norm", "gradient norm")],
+    "entropy_collapse": [
+        ("reward/mean", "reward"),
+        ("tokens/entropy", "entropy, nats"),
+        ("reward/zero_std_groups", "dead groups"),
+    ],
+    "learning_rate": [
+        ("reward/mean", "reward"),
+        ("tokens/entropy", "entropy, nats"),
+        ("gradient/norm", "gradient norm"),
+    ],
     "staleness": [("reward/mean", "reward"), ("tokens/entropy", "entropy, nats"), ("sampler/gap", "sampler gap, nats")],
     "mismatch": [("reward/mean", "reward"), ("tokens/entropy", "entropy, nats"), ("sampler/gap", "sampler gap, nats")],
-    "dead_groups": [("reward/mean", "reward"), ("reward/zero_std_groups", "dead groups"), ("optimizer_steps/skipped", "skipped steps")],
-    "truncation": [("reward/mean", "reward"), ("response/ended", "answers that end"), ("response/length", "length, tokens")],
-}  # fmt: skip
+    "dead_groups": [
+        ("reward/mean", "reward"),
+        ("reward/zero_std_groups", "dead groups"),
+        ("optimizer_steps/skipped", "skipped steps"),
+    ],
+    "truncation": [
+        ("reward/mean", "reward"),
+        ("response/ended", "answers that end"),
+        ("response/length", "length, tokens"),
+    ],
+}
 
 
 def rows(name: str) -> list[dict[str, float]]:
