@@ -58,6 +58,7 @@ from rlstab.train.stage_evidence import require_evidence
 from rlstab.train.step import Experience, Learner, Learnt
 from rlstab.train.stopping import Dropped, Stop, Stopped
 from rlstab.train.tracking import start_trackers
+from rlstab.train.watching import watching
 
 #: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
 MAX_REFUSED = 20
@@ -133,7 +134,7 @@ def train(
     require_launcher(os.environ, run)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
-    with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+    with saying_which(accelerator), watching(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
         try:
             processes = count(run_hash(run))
             alone = launched_alone(processes, os.environ)

@@ -119,6 +119,7 @@ def test_when_one_rank_raises_all_end_and_say_which(tmp_path: Path) -> None:
     assert counted(tmp_path / "run") == 2
     assert "ValueError: no advantages here\n" in said
     assert "raised on rank 1 of 2 processes" in said
+    assert "\nrank 1 of 2 ended with ValueError: no advantages here\nraised on rank 0 of 2 processes" in said
     assert [one["rollout"] for one in without_times(tmp_path / "run")] == [1]
 
 
