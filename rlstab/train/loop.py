@@ -37,6 +37,7 @@ from rlstab.train import checkpoint, durable, lora
 from rlstab.train.about import about
 from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
+from rlstab.train.departures import noticing_departures
 from rlstab.train.engines import build_engine, engine_name, loaded_on, require_launcher
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
@@ -58,7 +59,6 @@ from rlstab.train.stage_evidence import require_evidence
 from rlstab.train.step import Experience, Learner, Learnt
 from rlstab.train.stopping import Dropped, Stop, Stopped
 from rlstab.train.tracking import start_trackers
-from rlstab.train.watching import watching
 
 #: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
 MAX_REFUSED = 20
@@ -134,7 +134,7 @@ def train(
     require_launcher(os.environ, run)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
-    with saying_which(accelerator), watching(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+    with saying_which(accelerator), noticing_departures(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
         try:
             processes = count(run_hash(run))
             alone = launched_alone(processes, os.environ)

@@ -37,7 +37,7 @@ MOST = 2000
 
 
 @contextmanager
-def watching(accelerator: Accelerator) -> Iterator[None]:
+def noticing_departures(accelerator: Accelerator) -> Iterator[None]:
     """While it is entered, the end of any process ends this one within :data:`GRACE` seconds, with code 1.
 
     An error of a collective carries a note on which process ended first, and why, as far as that could still say so.
@@ -45,22 +45,22 @@ def watching(accelerator: Accelerator) -> Iterator[None]:
     if accelerator.num_processes == 1:
         yield
         return
-    watch = _Watch(accelerator.process_index, accelerator.num_processes)
+    others = _Connections(accelerator.process_index, accelerator.num_processes)
     try:
         yield
     except BaseException as error:
         failed = not isinstance(error, Stopped)
         if isinstance(error, RuntimeError) and not isinstance(error, RlstabError):
-            watch.known.wait(PATIENCE)
-            if watch.cause:
-                error.add_note(watch.cause)
-        watch.leave(f"{type(error).__name__}: {error}"[:MOST] if failed else None)
+            others.known.wait(PATIENCE)
+            if others.cause:
+                error.add_note(others.cause)
+        others.leave(f"{type(error).__name__}: {error}"[:MOST] if failed else None)
         raise
     else:
-        watch.leave(None)
+        others.leave(None)
 
 
-class _Watch:
+class _Connections:
     """The connections of one process.
 
     Attributes:
