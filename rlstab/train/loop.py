@@ -136,7 +136,7 @@ def train(
     accelerator = meet(out, run.tracking.trackers, timeout)
     with saying_which(accelerator), noticing_departures(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
         try:
-            processes = count(run_hash(run))
+            processes = count(run_hash(run), run.engine.model_dump_json())
             alone = launched_alone(processes, os.environ)
             if alone is not None:
                 console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)

@@ -370,6 +370,16 @@ def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_processes_with_different_engines_are_refused(tmp_path: Path) -> None:
+    files = [file_of(small(tmp_path / name, engine=name), tmp_path) for name in ("ddp", "fsdp2")]
+    ranks = by_hand(files)
+    with cleared(ranks):
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [2, 2]
+    assert all(re.match(r'ConfigError: rank 1 has engine \{"name":"fsdp2".*rank 0 has engine', one) for one in said)
+
+
+@pytest.mark.slow
 def test_bad_numbers_of_one_rank_are_refused_by_all(tmp_path: Path) -> None:
     file = file_of(small(tmp_path / "run", optimisation__rollouts=4, optimisation__lr=1e-4), tmp_path)
     said = ran(command(file, scenario="trouble"))
