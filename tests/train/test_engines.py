@@ -187,7 +187,8 @@ def test_after_the_kill_of_a_rank_all_end_and_the_run_goes_on(engine: str, crew:
         left, right = weights(tmp_path / "undisturbed"), weights(out)
         assert all(torch.equal(left[name], right[name]) for name in left | right)
         assert without_times(out) == without_times(tmp_path / "undisturbed")
-    assert slowest <= 30, "what docs/scale-out.md promises"
+    print(f"{engine}: the others ended within {slowest:.2f} s")
+    assert slowest <= 30, "what the page on several processes promises"
 
 
 @pytest.mark.slow
@@ -212,6 +213,7 @@ def test_a_rank_that_reaches_no_collective_ends_too(crew: Crew, tmp_path: Path) 
         pytest.param({"rollout__precision": "int8"}, id="a rounded sampler"),
         pytest.param({"objective": ["clip_higher", "kl"]}, id="a reference policy"),
         pytest.param({"optimisation__gradient_checkpointing": True}, id="checkpointed gradients"),
+        pytest.param({"optimisation__gradient_checkpointing": True, "engine": "ddp"}, id="the same with whole weights"),
         pytest.param({"optimisation__refresh": "step"}, id="evidence of each step"),
         pytest.param({"engine": {"name": "fsdp2", "offload": True}}, id="shards in host memory"),
     ],
@@ -223,5 +225,24 @@ def test_with_shards_everything_works_as_in_one_process(changes: dict[str, Any],
     crew.does(file_of(small(tmp_path / "one", **changes, **stages)), 1)
     crew.does(file_of(small(tmp_path / "two", **changes, **stages, engine=engine)), 2)
     assert (about(tmp_path / "one")["engine"], about(tmp_path / "two")["processes"]) == ("one process", 2)
-    assert about(tmp_path / "two")["engine"].startswith("fsdp2, 2 processes")
+    name = engine if isinstance(engine, str) else engine["name"]
+    assert about(tmp_path / "two")["engine"].startswith(f"{name}, 2 processes")
     assert largest_difference(tmp_path / "one", tmp_path / "two") <= ALIKE
+
+
+@pytest.mark.slow
+def test_gathered_in_bfloat16_weights_are_learnt_in_float32(crew: Crew, tmp_path: Path) -> None:
+    """Forwards are coarse; what the optimizer adds up is not rounded to bfloat16."""
+    settings = {**SIX, "optimisation__precision": "bf16"}
+    crew.does(file_of(small(tmp_path / "one", STACK, **settings)), 1)
+    for gather in ("fp32", "bf16"):
+        engine = {"name": "fsdp2", "gather": gather}
+        crew.does(file_of(small(tmp_path / gather, STACK, **settings, engine=engine)), 2)
+    assert about(tmp_path / "bf16")["engine"] == "fsdp2, 2 processes, weights gathered in bfloat16"
+    start, end = load_policy("countdown-tiny").model.state_dict(), weights(tmp_path / "bf16")
+    assert all(one.dtype == torch.float32 for one in end.values())
+    assert any(not torch.equal(one, one.bfloat16().float()) for one in end.values())
+    moved = max(float((start[name] - one).abs().max()) for name, one in end.items())
+    coarse = largest_difference(tmp_path / "one", tmp_path / "bf16")
+    print(f"moved {moved}, autocast in shards {largest_difference(tmp_path / 'one', tmp_path / 'fp32')}, bf16 {coarse}")
+    assert ALIKE < coarse < moved, "it rounds more than autocast, and learns the same"
