@@ -1,10 +1,11 @@
-"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, engine, evaluation, tracking."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.config.own_code import files, is_own, located, short
 from rlstab.config.reward_settings import TASK, Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
@@ -165,9 +167,23 @@ class JsonlSettings(ScoredInWorkers):
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
+class OwnTaskSettings(Settings):
+    """A class of the user's own; `name: path/to/file.py:Name` is the short form, with the options beside it."""
+
+    name: Literal["own"] = "own"
+    code: str = Field(
+        description="`path/to/file.py:Name` of the class, or an installed entry point of the group rlstab.tasks"
+    )
+    options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
+
+
 TaskSettings = Annotated[
-    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings, Field(discriminator="name")
+    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | OwnTaskSettings,
+    Field(discriminator="name"),
 ]
+
+#: Entry points of other packages that are tasks.
+TASK_GROUP = "rlstab.tasks"
 
 
 class RolloutSettings(Settings):
@@ -230,6 +246,31 @@ class OptimisationSettings(Settings):
         return self.epochs * self.mini_batches
 
 
+class EngineSettings(Settings):
+    """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
+
+    name: Literal["auto", "ddp", "fsdp2"] = Field(
+        "auto",
+        description="ddp: all weights in each process; fsdp2: shards of weights, gradients and moments; auto is ddp "
+        "with several processes, unless the launcher asks for FSDP",
+    )
+    gather: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="fsdp2: dtype of gathered weights in a step; bf16 needs optimisation.precision: bf16",
+    )
+    offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
+
+
+#: A name, or a name with settings.
+Engine: TypeAlias = Annotated[
+    EngineSettings,
+    BeforeValidator(
+        lambda given: {"name": given} if isinstance(given, str) else given,
+        json_schema_input_type=Literal["auto", "ddp", "fsdp2"] | EngineSettings,
+    ),
+]
+
+
 class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
@@ -275,6 +316,7 @@ class RunConfig(Settings):
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()
+    engine: Engine = EngineSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
@@ -314,6 +356,19 @@ class RunConfig(Settings):
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
+        if self.engine.gather == "bf16" and optimisation.precision != "bf16":
+            raise _unfit(
+                ("engine", "gather"),
+                f"bf16 rounds the weights of a forward, and optimisation.precision is {optimisation.precision}. Set "
+                f"that to bf16, or this to fp32.",
+            )
+        for name in ("gather", "offload"):
+            if self.engine.name != "fsdp2" and getattr(self.engine, name) != EngineSettings.model_fields[name].default:
+                raise _unfit(
+                    ("engine", name),
+                    f"it is a setting of shards, and engine.name is {self.engine.name}. Set that to fsdp2, or leave "
+                    f"this out.",
+                )
         if self.rollout.stop == "":
             raise _unfit(
                 ("rollout", "stop"),
@@ -382,7 +437,10 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
 
 def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
+    document = located(document)
     data = dict(document.data)
+    if "task" in data:
+        data["task"] = _task(data["task"])
     composition = build_objective(document)
     pipeline = build_stages(document, presets_of(data["objective"]), [one.name for one in walk(composition)])
     data.pop("advantage", None)
@@ -404,11 +462,25 @@ def build_run(document: Document) -> RunConfig:
     return run
 
 
+def _task(given: Any) -> Any:
+    """The settings of a task, where a class of the user's own has the place of the name."""
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or not (is_own(name) or name in entry_points(group=TASK_GROUP).names):
+        return given
+    return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
+
+
 def dump_run(run: RunConfig) -> str:
     """The resolved run as YAML; loads to an equal run."""
     return dump(run.model_dump(mode="json"))
 
 
 def run_hash(run: RunConfig) -> str:
-    """Twelve hexadecimal digits over everything that can change a result: all but ``tracking``."""
-    return digest(run.model_dump(mode="json", exclude={"tracking"}))
+    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32.
+
+    Of files of the user's own, what counts is their name and what is in them.
+    """
+    settings = run.model_dump(mode="json", exclude={"tracking", "engine"})
+    gather = {} if run.engine.gather == "fp32" else {"gather": run.engine.gather}
+    code = files(settings)
+    return digest(short(settings) | gather | ({"code": code} if code else {}))
