@@ -144,7 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
     runs.set_defaults(command=_runs)
 
-    listing = commands.add_parser("list", help="list methods, stages, presets and examples")
+    listing = commands.add_parser("list", help="list methods, stages, presets, examples, or classes of your own")
+    listing.add_argument("files", nargs="*", metavar="FILE.py", help="files with classes of your own, which are run")
     listing.set_defaults(command=_list)
 
     cards = commands.add_parser(
@@ -368,9 +369,9 @@ def _runs(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
-    from rlstab.explain import listing
+    from rlstab.explain.catalogue import listing, listing_of_files
 
-    Terminal().print(listing())
+    Terminal().print(listing_of_files(options.files) if options.files else listing())
     return 0
 
 

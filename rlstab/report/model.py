@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlstab.config.own_code import short
+
 #: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
 WIDTH = 10
 
@@ -142,11 +144,11 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def _label(item: Mapping[str, Any]) -> str:
-    """As in metrics: what is only observed is called after what it observes."""
+    """As in metrics: what is only observed is called after what it observes. A class in a file is not loaded for it."""
     inside = item.get("method")
     if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
-        return f"observe_{inside['name']}"
-    return str(item["name"])
+        return f"observe_{short(inside['name'])}"
+    return str(short(item["name"]))
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:

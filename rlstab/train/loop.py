@@ -255,6 +255,8 @@ class _Loop:
             self._tell(folder)
             if self.engine.in_words != "one process":
                 self.console.print(f"engine: {self.engine.in_words}", highlight=False)
+            for name, checksum in about["code"].items():
+                self._say("own code", f"{name} (sha256 {checksum}...)")
             write = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, self.out, write, self.console)
         try:
