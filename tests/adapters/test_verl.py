@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
+
 from rlstab.errors import CheckpointError
 from tests.adapters.verl_jobs import on_cpu, over_ranks, run, worker_of
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed: nox -s verl"),
-    #: verl and what it imports warn of their own future, and of engines that are not there.
-    pytest.mark.filterwarnings("ignore"),
-]
+#: verl and what it imports warn of their own future, and of engines that are not there.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2, "dual_clip": 3.0}
 OBJECTIVES: dict[str, list[dict[str, Any]]] = {
