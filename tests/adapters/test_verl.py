@@ -105,7 +105,8 @@ def test_micro_batches_and_real_ranks_change_nothing(name: str, over_two: Any, t
 )
 def test_clip_alone_is_verls_vanilla(settings: Any, rolled: Any, tmp_path: Path) -> None:
     """Bit for bit: gradients, weights; verl's own metrics under verl's own names."""
-    plain, own = run(tmp_path, rolled=rolled, **settings), run(tmp_path, [CLIP], rolled=rolled, **settings)
+    given = {"rolled": rolled, "keys": {"calculate_entropy": True}, **settings}
+    plain, own = run(tmp_path, **given), run(tmp_path, [CLIP], **given)
     assert (plain["class"], own["class"]) == ("TrainingWorker", "RLStabTrainingWorker")
     for one, two in zip(plain["steps"], own["steps"], strict=True):
         assert farthest(one, two) == 0.0
@@ -114,7 +115,8 @@ def test_clip_alone_is_verls_vanilla(settings: Any, rolled: Any, tmp_path: Path)
         assert one["metrics"]["actor/grad_norm"] == two["metrics"]["actor/grad_norm"]
         assert two["metrics"]["actor/loss"] == pytest.approx(one["metrics"]["actor/loss"], abs=1e-6)
         if not settings:  # with several micro-batches verl averages their means
-            for name in ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"):
+            for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy_loss"):
+                name = f"actor/{name}"
                 assert two["metrics"][name] == pytest.approx(one["metrics"][name], abs=1e-6), name
     assert own["updates"][0]["metrics"]["actor/pg_clipfrac"] > 0
     assert ("actor/rlstab/host_correction/weight" in own["updates"][0]["metrics"]) == ("weights" in rolled)
@@ -182,6 +184,14 @@ def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_pat
     same = worker_of(tmp_path / "other", RESUMED["objective"])
     with pytest.raises(CheckpointError, match=r"has no rlstab.json: another trainer wrote it"):
         same.load_checkpoint(str(checkpoint))
+
+
+def test_what_is_only_watched_changes_nothing(tmp_path: Path) -> None:
+    watched = [CLIP, {"name": "observe", "method": "s2t"}]
+    one, two = run(tmp_path, [CLIP], updates=1, **FOUR), run(tmp_path, watched, updates=1, **FOUR)
+    assert farthest(one["steps"][0], two["steps"][0]) == 0.0
+    assert same_weights(one["updates"][0], two["updates"][0])
+    assert two["updates"][0]["metrics"]["actor/rlstab/observe_s2t/would_drop"] > 0
 
 
 @pytest.mark.parametrize(

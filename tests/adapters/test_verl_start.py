@@ -158,7 +158,7 @@ def test_an_actor_is_refused_before_its_model_is_loaded(tmp_path: Path, monkeypa
         worker_of(tmp_path, [CLIP], **{"actor.entropy_coeff": 0.001})
     with pytest.raises(ConfigError, match=r"names no file. Write loss_mode=rlstab:FILE"):
         worker_of(tmp_path, **{"actor.policy_loss.loss_mode": "'rlstab:'"})
-    with pytest.raises(FileNotFoundError, match=r"nowhere.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read"):
         worker_of(tmp_path, **{"actor.policy_loss.loss_mode": "rlstab:nowhere.yaml"})
 
 
@@ -178,7 +178,7 @@ def test_a_teachers_loss_is_refused(tmp_path: Path) -> None:
 
 def test_two_corrections_for_the_sampler_are_refused(tmp_path: Path) -> None:
     objective = [CLIP, {"name": "importance_correction"}]
-    with pytest.raises(ConfigError, match=r"'importance_correction' corrects .* rollout_correction.rollout_is=null"):
+    with pytest.raises(ConfigError, match=r"'importance_correction' corrects for the sampler, .*rollout_is=null, or remove"):
         run(tmp_path, objective, rolled={"weights": True}, updates=1)
 
 
