@@ -13,7 +13,7 @@ if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
 
 from rlstab.errors import CheckpointError
-from tests.adapters.verl_jobs import on_cpu, over_ranks, run, worker_of
+from tests.adapters.verl_jobs import on_cpu, over_ranks, run, weights, worker_of
 
 #: verl and what it imports warn of their own future, and of engines that are not there.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -130,6 +130,18 @@ def test_clip_alone_is_verls_vanilla_over_ranks(over_two: Any) -> None:
         assert farthest(one, two) == 0.0
 
 
+def test_clip_and_kl_are_verls_vanilla_with_its_kl_loss(tmp_path: Path) -> None:
+    given = {"actor.use_kl_loss": "true", "actor.kl_loss_coef": 0.05, "updates": 1, **FOUR}
+    objective = [CLIP, {"name": "kl", "coefficient": 0.05}]
+    plain, own = run(tmp_path, **given), run(tmp_path, objective, **given)
+    alone = run(tmp_path, [CLIP], updates=1, **FOUR)
+    assert farthest(plain["steps"][0], own["steps"][0]) < 1e-6
+    assert farthest(plain["steps"][0], alone["steps"][0]) > 1e-3
+    told = [one["updates"][0]["metrics"] for one in (plain, own)]
+    assert told[1]["actor/loss"] == pytest.approx(told[0]["actor/loss"], abs=1e-6)
+    assert told[1]["actor/kl_loss"] == pytest.approx(told[0]["actor/kl_loss"], abs=1e-6)
+
+
 def test_lost_log_probs_are_replaced_by_old_ones_and_counted(tmp_path: Path) -> None:
     found = run(tmp_path, [CLIP, {"name": "importance_correction"}], rolled={"lost": [0]}, updates=1)
     tokens, metrics = found["steps"][0]["tokens"], found["updates"][0]["metrics"]
@@ -192,6 +204,13 @@ def test_what_is_only_watched_changes_nothing(tmp_path: Path) -> None:
     assert farthest(one["steps"][0], two["steps"][0]) == 0.0
     assert same_weights(one["updates"][0], two["updates"][0])
     assert two["updates"][0]["metrics"]["actor/rlstab/observe_s2t/would_drop"] > 0
+
+
+def test_weights_alone_are_loaded_whatever_the_objective(tmp_path: Path) -> None:
+    found = run(tmp_path, [CLIP], updates=1, save=1)
+    other = worker_of(tmp_path / "other", [CLIP, {"name": "s2t"}], **{"actor.checkpoint.load_contents": "[model]"})
+    other.load_checkpoint(str(tmp_path / "checkpoint-1"))
+    assert same_weights(found["updates"][0], {"weights": weights(other.actor)})
 
 
 @pytest.mark.parametrize(
