@@ -14,7 +14,7 @@ from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
 from rlstab.config.own_code import files, is_own, located, short
-from rlstab.config.reward_settings import Rewards
+from rlstab.config.reward_settings import TASK, Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
@@ -78,7 +78,10 @@ def _adapter(given: Any) -> Any:
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field("countdown-tiny", description="`countdown-tiny` or `chain-tiny` (ship), a folder, or a hub name")
+    name: str = Field(
+        "countdown-tiny",
+        description="`countdown-tiny`, `chain-tiny` or `littered-tiny` (ship), a folder, or a hub name",
+    )
     adapter: Annotated[
         AdapterSettings | None, BeforeValidator(_adapter, json_schema_input_type=str | AdapterSettings | None)
     ] = Field(
@@ -108,6 +111,18 @@ class ChainSettings(Settings):
     name: Literal["chain"] = "chain"
     terms: Annotated[int, Field(ge=2, le=6)] = 4
     seed: Seed = 0
+    largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
+    modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(
+        None, description="results are written as remainders by it; null writes them out"
+    )
+    junk_symbols: Annotated[int, Field(ge=1, le=4096)] = Field(5, description="different characters that mean nothing")
+    fragile: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the junk over which the reader stumbles: an answer with such junk scores 0"
+    )
+    flaky: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the scores that training loses; evaluation loses none"
+    )
+    needs_junk: bool = Field(False, description="an answer without any junk scores 0: the mirror of fragile")
 
 
 class ScoredInWorkers(Settings):
@@ -331,6 +346,13 @@ class RunConfig(Settings):
                 )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
             raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
+        if isinstance(self.task, ChainSettings) and self.task.flaky and self.reward is not None:
+            if not any(one.function == TASK for one in self.reward):
+                raise _unfit(
+                    ("task", "flaky"),
+                    f"the task's own scores are lost, and `reward` does not list `{TASK}`: nothing would be. Add it "
+                    f"there, or set this to 0.",
+                )
         if isinstance(self.task, JsonlSettings) and self.task.system is not None and not self.rollout.chat:
             raise _unfit(
                 ("task", "system"),

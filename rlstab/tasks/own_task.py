@@ -10,6 +10,7 @@ from rlstab.config.document import Document
 from rlstab.config.own_code import is_own, load_class
 from rlstab.config.runs import TASK_GROUP, OwnTaskSettings
 from rlstab.errors import ConfigError, RlstabError, did_you_mean, kind_of
+from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split, Task
 
@@ -36,6 +37,7 @@ def require_task(task: object) -> Task:
     for name, arguments in (("example", "split, index"), ("score", "example, completion")):
         if not callable(getattr(task, name, None)):
             raise ConfigError(f"{who} has no method `{name}`. Add it to the class: def {name}(self, {arguments}).")
+    flaky_share(task)
     found = cast(Task, task)
     for split in SPLITS:
         size = found.size.get(split, 0)

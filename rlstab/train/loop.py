@@ -40,7 +40,7 @@ from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import Rewards, build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint, durable, lora
-from rlstab.train.asking import reward_part
+from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
@@ -411,6 +411,8 @@ class _Loop:
                 "text": self.policy.decode(answers[place], skip_special_tokens=special),
                 "reward": float(rollout.responses.evidence("raw_rewards")[place]),
             }
+            if TRUE in rollout.responses.extra:
+                sample[TRUE] = float(rollout.responses.evidence(TRUE)[place])
             for name in self.rewards.names:
                 sample[reward_part(name)] = float(rollout.responses.evidence(reward_part(name))[place])
             if place in late:

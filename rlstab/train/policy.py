@@ -30,6 +30,7 @@ from rlstab.train import lora
 SHIPPED = {
     "chain-tiny": Path(__file__).parent.parent / "data" / "chain-tiny",
     "countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny",
+    "littered-tiny": Path(__file__).parent.parent / "data" / "littered-tiny",
 }
 
 #: Seconds in which the model hub must answer once.

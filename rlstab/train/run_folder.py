@@ -19,6 +19,8 @@ from typing import Any
 import filelock
 import torch
 from accelerate import Accelerator
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from rlstab.config.own_code import changed, files, short
 from rlstab.config.renamed import old_settings, with_stages
@@ -273,7 +275,7 @@ class RunFolder:
                 return
         elif settings is not None and not _agree(with_stages(written), with_stages(settings)):
             self.said.append(f"{path} is not what this run was started with; it is written anew")
-        started = with_stages(written if settings is None else settings)
+        started = _filled(with_stages(written if settings is None else settings), self._run)
         if renamed := dict(old_settings(started)):
             names = ", ".join(f"{old} is called '{now}' now" for old, now in renamed.items())
             cure = "Use the new names there to continue the run."
@@ -466,6 +468,17 @@ def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def _filled(before: Any, now: BaseModel) -> Any:
+    """Settings of a run, with the defaults of those that came to be after it began: it was made as they make it."""
+    if not isinstance(before, Mapping):
+        return before
+    fields = type(now).model_fields
+    later = {name: to_jsonable_python(one.get_default()) for name, one in fields.items() if not one.is_required()}
+    parts = {name: getattr(now, name) for name in before.keys() & fields.keys()}
+    own = {name: _filled(before[name], part) for name, part in parts.items() if isinstance(part, BaseModel)}
+    return {**later, **before, **own}
 
 
 def _same(before: Any, now: Any, out: Path, place: str = "") -> None:
