@@ -45,6 +45,9 @@ class RunRecord:
         metrics: curves by name, without ``eval/*`` and ``seconds/*``.
         bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
         largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
+        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
+            of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
+            sampled. A unit that some rollout did not record is left out.
         seconds_by_phase: mean wall seconds per rollout.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
@@ -67,6 +70,7 @@ class RunRecord:
     metrics: dict[str, Curve]
     bin_width: int = 1
     largest: dict[str, Curve] = field(default_factory=dict)
+    spent: dict[str, Curve] = field(default_factory=dict)
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
     baseline: str | None = None
     bench_command: str | None = None

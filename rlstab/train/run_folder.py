@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import torch
 from accelerate import Accelerator
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -29,6 +28,7 @@ from rlstab.config.schedule_settings import ENDING
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
 from rlstab.train.checkpoint import Checkpoint, Damaged, Identity
+from rlstab.train.engines import Moments
 from rlstab.train.journal import Journal
 from rlstab.train.manifest import (
     CHECKPOINTS,
@@ -50,6 +50,7 @@ LOCK = ".lock"
 #: What a continued run may change.
 MAY_CHANGE = {
     "tracking",
+    "engine",
     "evaluation",
     "task.time_limit",
     "task.workers",
@@ -383,7 +384,7 @@ class RunFolder:
         """Those of ``metrics.jsonl``."""
         return journal.read(self.path / JOURNALS[0])[0]
 
-    def save(self, found: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, *, planned: bool) -> Path:
+    def save(self, found: Checkpoint, policy: Policy, moments: Moments, *, planned: bool) -> Path:
         """Write a checkpoint and remove the oldest; if it was planned, also the run that this one replaces.
 
         Raises:
@@ -393,7 +394,7 @@ class RunFolder:
             one.flush()
         folder, manifest = self.path / CHECKPOINTS, self._manifest
         assert manifest is not None
-        saved = checkpoint.save(folder, found, policy, optimizer)
+        saved = checkpoint.save(folder, found, policy, moments)
         with durable.saying(folder, CheckpointError):
             self._prune(manifest, found.rollout)
             if planned:
