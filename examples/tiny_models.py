@@ -1,4 +1,4 @@
-"""Make a tiny model of countdown or chain: a small Llama, trained from scratch on noisy demonstrations.
+"""Make a tiny model of countdown, chain or the littered chain: a small Llama, from scratch on noisy demonstrations.
 
 `python -m examples.tiny_models --task TASK --out DIR` writes the model and its tokenizer into one folder and prints
 how good it is. The models that come with the package were made this way.
@@ -7,8 +7,8 @@ how good it is. The models that come with the package were made this way.
 import argparse
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rlstab.tasks import ALPHABET, Chain, Countdown, Example, Task
+from rlstab.tasks import ALPHABET, Chain, Countdown, Task
 
 PAD = "<pad>"
 EOS = "$"
@@ -26,8 +26,9 @@ EOS = "$"
 class Demonstrated(Task, Protocol):
     """A task that can show how it is done."""
 
-    def demonstration(self, example: Example, rng: random.Random) -> str:
-        """Return an answer to learn from."""
+    @property
+    def demonstration(self) -> Callable[..., str]:
+        """Returns an answer to learn from; takes an example, where the noise comes from, and how much of it."""
         ...
 
 
@@ -39,11 +40,26 @@ class Recipe:
         task: makes the task from a seed, which chooses its problems.
         steps: optimizer steps.
         longest_answer: tokens that an answer may have.
+        alphabet: the characters that are tokens.
+        noise: of the demonstrations, where it is not the task's own.
+        batch_size: demonstrations per step.
+        lr: the first learning rate of AdamW.
+        shape: of the Llama, where it is not that of :func:`tiny_llama`.
     """
 
     task: Callable[[int], Demonstrated]
     steps: int
     longest_answer: int
+    alphabet: str = ALPHABET
+    noise: Mapping[str, float] = field(default_factory=dict)
+    batch_size: int = 128
+    lr: float = 2e-3
+    shape: Mapping[str, int | bool] = field(default_factory=dict)
+
+
+def littered(seed: int) -> Chain:
+    """The chain with 1,000 symbols of junk, and sums that are easy enough to leave room for them."""
+    return Chain(terms=5, seed=seed, largest=2, modulus=10, junk_symbols=1000)
 
 
 RECIPES = {
@@ -51,16 +67,28 @@ RECIPES = {
     "countdown": Recipe(lambda seed: Countdown(seed=seed), steps=1000, longest_answer=24),
     # three steps, the answer and the closing `$` take at most 31 without junk
     "chain": Recipe(lambda seed: Chain(seed=seed), steps=450, longest_answer=40),
+    # 27 without junk; a tenth of what is learnt from is junk, each symbol a ten-thousandth
+    "littered": Recipe(
+        littered,
+        steps=700,
+        longest_answer=48,
+        alphabet=ALPHABET + "".join(one for one in littered(0).junk if one not in ALPHABET),
+        noise={"wrong": 0.02, "junk": 0.0001},
+        batch_size=64,
+        lr=3e-3,
+        # embeddings that are not tied: a symbol can become rare without its input moving along
+        shape={"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "tie_word_embeddings": False},
+    ),
 }
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per character of `ALPHABET`, padding on the left, `$` as end of text.
+def character_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per character of the alphabet, padding on the left, `$` as end of text.
 
     Encoding and decoding give back the text exactly. `$` is a special token: decode with
     `skip_special_tokens=False` to keep it. A character outside the alphabet raises.
     """
-    vocabulary = {token: i for i, token in enumerate([PAD, *ALPHABET])}
+    vocabulary = {token: i for i, token in enumerate([PAD, *alphabet])}
     # WordLevel without an unknown token: a foreign character is an error, not a silent gap
     tokenizer = Tokenizer(models.WordLevel(vocabulary))  # type: ignore[call-arg]
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -75,21 +103,27 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return an untrained Llama of 0.335 million parameters, in float32, with torch's current random state."""
+def tiny_llama(tokenizer: PreTrainedTokenizerFast, **shape: int | bool) -> LlamaForCausalLM:
+    """Return an untrained Llama in float32, with torch's current random state.
+
+    With the characters of `ALPHABET` it has 0.335 million parameters, unless the shape says otherwise.
+    """
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
+        **{
+            "vocab_size": len(tokenizer),
+            "hidden_size": 96,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": True,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "dtype": "float32",
+            **shape,
+        }
     )
     return LlamaForCausalLM(config)
 
@@ -99,8 +133,8 @@ def warm_start(
     task: str = "countdown",
     *,
     steps: int | None = None,
-    batch_size: int = 128,
-    lr: float = 2e-3,
+    batch_size: int | None = None,
+    lr: float | None = None,
     seed: int = 0,
     log: Callable[[int, float], None] | None = None,
 ) -> Path:
@@ -113,8 +147,8 @@ def warm_start(
         out: the folder to make; it appears only when it is complete.
         task: a name in `RECIPES`.
         steps: optimizer steps, by default the recipe's; the learning rate falls to 0 over them along a cosine.
-        batch_size: demonstrations per step.
-        lr: the first learning rate of AdamW.
+        batch_size: demonstrations per step, by default the recipe's.
+        lr: the first learning rate of AdamW, by default the recipe's.
         seed: of the first weights, the problems and the noise. torch's own random state is left as it was.
         log: called after every step with the step (from 1) and the loss (nats per token of the answer).
 
@@ -129,13 +163,14 @@ def warm_start(
         raise FileExistsError(f"{out} exists. Name a folder that does not exist, or remove it first.")
     recipe = RECIPES[task]
     steps = recipe.steps if steps is None else steps
-    tokenizer = character_tokenizer()
+    tokenizer = character_tokenizer(recipe.alphabet)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = tiny_llama(tokenizer)
+        model = tiny_llama(tokenizer, **recipe.shape)
+    lr = recipe.lr if lr is None else lr
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    batches = _batches(recipe.task(seed), tokenizer, steps, batch_size, seed)
+    batches = _batches(recipe, tokenizer, steps, recipe.batch_size if batch_size is None else batch_size, seed)
     for step, (ids, attention_mask, labels) in enumerate(batches, start=1):
         loss = model(
             input_ids=ids,
@@ -155,15 +190,17 @@ def warm_start(
 
 
 def _batches(
-    task: Demonstrated, tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield token ids, attention mask and labels (-100 outside the answer), each int64 [batch, length]."""
+    task = recipe.task(seed)
     for step in range(steps):
         prompts, answers = [], []
         for index in range(step * batch_size, (step + 1) * batch_size):
             example = task.example("train", index)
             prompts.append(example.prompt)
-            answers.append(task.demonstration(example, random.Random(f"demonstration {seed} {index}")))
+            noise = random.Random(f"demonstration {seed} {index}")
+            answers.append(task.demonstration(example, noise, **recipe.noise))
         texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         # one token per character and padding on the left: an answer is the last len(answer) tokens of its row
@@ -264,8 +301,8 @@ def main() -> None:
     parser.add_argument("--task", choices=sorted(RECIPES), default="countdown")
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     parser.add_argument("--steps", type=int, help="default: the task's own number")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--batch-size", type=int, help="default: the task's own number")
+    parser.add_argument("--lr", type=float, help="default: the task's own rate")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

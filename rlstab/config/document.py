@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -227,6 +228,12 @@ def dump(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def flow(data: Any) -> str:
+    """The same on one line."""
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
+    return text.removesuffix("...\n").strip()
+
+
 def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:
     """Place and line of every node: a value in a mapping is on the line of its key."""
     stack: list[tuple[Place, yaml.Node, int]] = [((), root, root.start_mark.line + 1)]
@@ -276,7 +283,9 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], 
         if current == dict[str, JsonValue]:  # here pydantic names the type of every value on the way
             return known, (*place, *(one for one in loc[index::2] if one != "[key]"))
         options = [one for one in getattr(current, "__args__", ()) if hasattr(one, "model_fields")]
-        tagged = [one for one in options if one.model_fields["name"].default == step]
+        tagged = [one for one in options if getattr(one.model_fields.get("name"), "default", None) == step]
+        if len(options) == 1 and not tagged:  # a model or null
+            current = options[0]
         if tagged:
             current = tagged[0]
         elif step != "[key]":

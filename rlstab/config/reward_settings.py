@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 TASK = "task"
 
 #: What follows `reward/` in metrics of the trainer and the report already.
-TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "zero_std_groups"})
+TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_std_groups"})
 
 _NAME = re.compile(r"[^\W\d][\w.-]*")
 

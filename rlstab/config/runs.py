@@ -1,18 +1,18 @@
-"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, engine, evaluation, tracking."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
-from rlstab.config.reward_settings import Rewards
+from rlstab.config.reward_settings import TASK, Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
@@ -20,6 +20,9 @@ from rlstab.stages.pipeline import Pipeline
 
 #: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
 MOST_RESPONSES = 10_000_000
+
+#: In peft, all linear layers but the vocabulary head.
+ALL_LINEAR = "all-linear"
 
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
@@ -32,29 +35,92 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class AdapterSettings(Settings):
+    """A LoRA adapter: low-rank matrices are trained beside frozen weights. New, or one that is continued."""
+
+    path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
+    r: Positive | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
+    alpha: Positive | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
+    targets: tuple[str, ...] | None = Field(
+        None, strict=False, description="names of modules, or `all-linear`: all linear layers but the head, the default"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if "dropout" in given:
+            raise _unfit(
+                ("model", "adapter", "dropout"),
+                "a policy is trained without dropout, because the ratio compares two policies and not two dropout "
+                "masks. Remove it.",
+            )
+        if given.get("path") is not None:
+            for key in ("r", "alpha", "targets"):
+                if given.get(key) is not None:
+                    text = f"the adapter that is continued has its own {key}. Remove it, or remove the path."
+                    raise _unfit(("model", "adapter", key), text)
+            return given
+        targets = given.get("targets", ALL_LINEAR)
+        targets = [targets] if isinstance(targets, str) else targets
+        if targets == []:
+            raise _unfit(("model", "adapter", "targets"), f"no module is named. Write `{ALL_LINEAR}` for all of them.")
+        return {"r": 16, "alpha": 32, **given, "targets": targets}
+
+
+def _adapter(given: Any) -> Any:
+    return {"path": given} if isinstance(given, str) else given
+
+
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field("countdown-tiny", description="`countdown-tiny` or `chain-tiny` (ship), a folder, or a hub name")
-    reference: str | None = Field(None, description="reference policy of `kl`; null takes the starting weights")
+    name: str = Field(
+        "countdown-tiny",
+        description="`countdown-tiny`, `chain-tiny` or `littered-tiny` (ship), a folder, or a hub name",
+    )
+    adapter: Annotated[
+        AdapterSettings | None, BeforeValidator(_adapter, json_schema_input_type=str | AdapterSettings | None)
+    ] = Field(
+        None,
+        description="train a LoRA adapter and leave the weights as they are: its settings, or the folder of one to "
+        "continue; null trains all weights",
+    )
+    reference: str | None = Field(
+        None,
+        description="reference policy of `kl`; null takes the starting weights, and with an adapter those without it",
+    )
 
 
 class CountdownSettings(Settings):
     """Reach a target from a few numbers; own generator, exact checker."""
 
     name: Literal["countdown"] = "countdown"
-    numbers: Annotated[int, Field(ge=2, le=6)] = 3
-    low: Positive = 1
-    high: Positive = 9
-    seed: Seed = 0
+    numbers: Annotated[int, Field(ge=2, le=6)] = Field(3, description="of which each is used once")
+    low: Positive = Field(1, description="the least number")
+    high: Positive = Field(9, description="the largest number")
+    seed: Seed = Field(0, description="of the problems")
 
 
 class ChainSettings(Settings):
     """Add and subtract a few digits, step by step; own generator, exact checker that skips junk characters."""
 
     name: Literal["chain"] = "chain"
-    terms: Annotated[int, Field(ge=2, le=6)] = 4
-    seed: Seed = 0
+    terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
+    seed: Seed = Field(0, description="of the problems")
+    largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
+    modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(
+        None, description="results are written as remainders by it; null writes them out"
+    )
+    junk_symbols: Annotated[int, Field(ge=1, le=4096)] = Field(5, description="different characters that mean nothing")
+    fragile: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the junk over which the reader stumbles: an answer with such junk scores 0"
+    )
+    flaky: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the scores that training loses; evaluation loses none"
+    )
+    needs_junk: bool = Field(False, description="an answer without any junk scores 0: the mirror of fragile")
 
 
 class ScoredInWorkers(Settings):
@@ -70,13 +136,13 @@ class ReasoningGymSettings(ScoredInWorkers):
     """Any data set of reasoning-gym by name."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
-    dataset: str
+    dataset: str = Field(description="name of a data set of reasoning-gym")
     options: dict[str, JsonValue] = Field({}, description="passed to reasoning_gym.create_dataset")
     prompt_template: str = Field("{question}", description="must contain {question}")
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
-    eval_size: Positive = 256
-    seed: Seed = 0
+    eval_size: Positive = Field(256, description="held-out problems")
+    seed: Seed = Field(0, description="of the problems")
     execute_completions: bool = Field(
         False, description="allow a data set whose scorer executes completions as Python, in a sandbox"
     )
@@ -86,12 +152,14 @@ class JsonlSettings(ScoredInWorkers):
     """A file of prompts and answers, one JSON object per line."""
 
     name: Literal["jsonl"] = "jsonl"
-    path: str
+    path: str = Field(description="file of one JSON object per line")
     eval_path: str | None = Field(None, description="held-out file; null holds out the last eval_size lines")
-    eval_size: Positive = 64
+    eval_size: Positive = Field(64, description="lines held out where there is no eval_path")
     prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
-    answer_field: str = "answer"
-    scorer: Literal["exact", "math_verify"] = "exact"
+    answer_field: str = Field("answer", description="holds the right answer")
+    scorer: Literal["exact", "math_verify"] = Field(
+        "exact", description="compares answers as text, or as mathematics (math_verify, of the extra `tasks`)"
+    )
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
@@ -107,7 +175,7 @@ class RolloutSettings(Settings):
 
     prompts: Positive = Field(16, description="prompts per rollout, over all ranks")
     group: Positive = Field(8, description="responses per prompt")
-    max_new_tokens: Positive = 24
+    max_new_tokens: Positive = Field(24, description="tokens after which a response is cut off")
     temperature: Annotated[float, Field(gt=0)] = Field(
         1.0, description="divides logits everywhere: sampling, loss, signals"
     )
@@ -131,14 +199,14 @@ class OptimisationSettings(Settings):
     micro_batch_size: Positive = Field(
         128, description="responses in one forward and backward; does not change the loss"
     )
-    lr: Annotated[float, Field(ge=0)] = 1e-6
+    lr: Annotated[float, Field(ge=0)] = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: int = Field(0, ge=0, description="of linear warm-up; constant afterwards")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False
+        (0.9, 0.95), strict=False, description="of AdamW"
     )
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="of AdamW")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="of AdamW")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="longer gradients are scaled down to it")
     old_logprobs: OldLogprobs | None = Field(
         None,
         description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
@@ -154,7 +222,7 @@ class OptimisationSettings(Settings):
         "step", description="statistics over the optimizer step; microbatch only reproduces published code"
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(False, description="less memory for more computation")
 
     @property
     def optimizer_steps_per_rollout(self) -> int:
@@ -162,14 +230,39 @@ class OptimisationSettings(Settings):
         return self.epochs * self.mini_batches
 
 
+class EngineSettings(Settings):
+    """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
+
+    name: Literal["auto", "ddp", "fsdp2"] = Field(
+        "auto",
+        description="ddp: all weights in each process; fsdp2: shards of weights, gradients and moments; auto is ddp "
+        "with several processes, unless the launcher asks for FSDP",
+    )
+    gather: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="fsdp2: dtype of gathered weights in a step; bf16 needs optimisation.precision: bf16",
+    )
+    offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
+
+
+#: A name, or a name with settings.
+Engine: TypeAlias = Annotated[
+    EngineSettings,
+    BeforeValidator(
+        lambda given: {"name": given} if isinstance(given, str) else given,
+        json_schema_input_type=Literal["auto", "ddp", "fsdp2"] | EngineSettings,
+    ),
+]
+
+
 class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
     every: int = Field(50, ge=0, description="rollouts between evaluations, the start and the end included; 0 is never")
-    prompts: Positive = 256
+    prompts: Positive = Field(256, description="held-out prompts")
     samples: Positive = Field(4, description="responses per prompt for the mean and pass@k")
-    pass_at: tuple[Positive, ...] = Field((4,), strict=False)
-    greedy: bool = True
+    pass_at: tuple[Positive, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")
+    greedy: bool = Field(True, description="also the greedy responses")
 
 
 class TrackingSettings(Settings):
@@ -179,11 +272,11 @@ class TrackingSettings(Settings):
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
         (), strict=False, description="metrics.jsonl is always written"
     )
-    project: str = "rlstab"
+    project: str = Field("rlstab", description="name for the trackers")
     checkpoint_every: int = Field(
         50, ge=0, description="rollouts between checkpoints; the last is always kept; 0 is never"
     )
-    keep_checkpoints: Positive = 2
+    keep_checkpoints: Positive = Field(2, description="so many of the newest stay")
     samples: int = Field(2, ge=0, description="responses of each rollout written to samples.jsonl")
     trace_every: int = Field(
         0,
@@ -207,9 +300,10 @@ class RunConfig(Settings):
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()
+    engine: Engine = EngineSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
-    seed: Seed = 0
+    seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
 
     _composition: Composition = PrivateAttr()
     _pipeline: Pipeline = PrivateAttr()
@@ -246,6 +340,19 @@ class RunConfig(Settings):
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
+        if self.engine.gather == "bf16" and optimisation.precision != "bf16":
+            raise _unfit(
+                ("engine", "gather"),
+                f"bf16 rounds the weights of a forward, and optimisation.precision is {optimisation.precision}. Set "
+                f"that to bf16, or this to fp32.",
+            )
+        for name in ("gather", "offload"):
+            if self.engine.name != "fsdp2" and getattr(self.engine, name) != EngineSettings.model_fields[name].default:
+                raise _unfit(
+                    ("engine", name),
+                    f"it is a setting of shards, and engine.name is {self.engine.name}. Set that to fsdp2, or leave "
+                    f"this out.",
+                )
         if self.rollout.stop == "":
             raise _unfit(
                 ("rollout", "stop"),
@@ -264,6 +371,13 @@ class RunConfig(Settings):
                 )
         if isinstance(self.task, CountdownSettings) and self.task.low > self.task.high:
             raise _unfit(("task", "low"), f"{self.task.low} is above task.high = {self.task.high}. Swap them.")
+        if isinstance(self.task, ChainSettings) and self.task.flaky and self.reward is not None:
+            if not any(one.function == TASK for one in self.reward):
+                raise _unfit(
+                    ("task", "flaky"),
+                    f"the task's own scores are lost, and `reward` does not list `{TASK}`: nothing would be. Add it "
+                    f"there, or set this to 0.",
+                )
         if isinstance(self.task, JsonlSettings) and self.task.system is not None and not self.rollout.chat:
             raise _unfit(
                 ("task", "system"),
@@ -335,5 +449,6 @@ def dump_run(run: RunConfig) -> str:
 
 
 def run_hash(run: RunConfig) -> str:
-    """Twelve hexadecimal digits over everything that can change a result: all but ``tracking``."""
-    return digest(run.model_dump(mode="json", exclude={"tracking"}))
+    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32."""
+    settings = run.model_dump(mode="json", exclude={"tracking", "engine"})
+    return digest(settings if run.engine.gather == "fp32" else {**settings, "gather": run.engine.gather})

@@ -3,6 +3,7 @@
 from rlstab.tasks.block import Block, HasBlocks
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
+from rlstab.tasks.flaky import HasFlakyGrader
 from rlstab.tasks.jsonl import Jsonl
 from rlstab.tasks.reasoning_gym import ReasoningGym
 from rlstab.tasks.task import Example, Message, Prompt, Split, Task
@@ -15,6 +16,7 @@ __all__ = [
     "Countdown",
     "Example",
     "HasBlocks",
+    "HasFlakyGrader",
     "Jsonl",
     "Message",
     "Prompt",

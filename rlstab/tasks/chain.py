@@ -9,15 +9,18 @@ from rlstab.errors import OutOfRange
 from rlstab.tasks.block import Block
 from rlstab.tasks.task import Example, Split
 
-# Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
+#: Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
 JUNK = "()?#~"
+
+# `junk_symbols` counts on from JUNK into a block of Unicode without gaps, where a character is one code point.
+MOST_JUNK = 4096
+_JUNK = JUNK + "".join(chr(0x4E00 + place) for place in range(MOST_JUNK - len(JUNK)))
 
 EVAL_SHARE = 8
 
 # One line, ASCII digits without leading zero; at most 18, which int() takes at any setting.
 _ANSWER = re.compile("[^A]*A(0|-?[1-9][0-9]{0,17})")
 _STEP = re.compile("(-?[0-9]{1,18})([+-][0-9]{1,18})=(-?[0-9]{1,18});")
-_WITHOUT_JUNK = str.maketrans("", "", JUNK)
 
 
 @dataclass(frozen=True)
@@ -35,28 +38,64 @@ class Chain:
     """Prompts like `Q4+7-2+5=`, answers like `4+7=11;11-2=9;9+5=14;A14$`.
 
     An answer scores 1 if its only `A` is followed by the value of the sum and then `$`; else 0. The steps before `A`
-    do not count, nor does text after the first `$`, nor do the characters of `JUNK` anywhere. They are what makes
-    spurious tokens measurable: a correct answer with junk in it rewards the junk.
+    do not count, nor does text after the first `$`, nor does junk anywhere: the first `junk_symbols` of `JUNK` and the
+    characters that follow it. Junk is what makes spurious tokens measurable: a correct answer with junk in it rewards
+    the junk.
 
     One problem in eight belongs to the eval split, chosen by its terms whatever the seed: training never shows an eval
     problem.
 
+    Three settings say what junk costs. Together they make the littered chain, on which masks of rare tokens are
+    compared: there, what is rare is bad. They are made for that, and not like any real task.
+
+    - `fragile`: the reader stumbles over some junk, and an answer that it stumbles in scores 0. Whether it stumbles
+      depends on the problem, the symbol and its place in the answer, so no symbol is safe and none is forbidden.
+    - `flaky`: training loses this share of the scores, whatever the answer: the reward is 0. Which ones is decided by
+      the run's seed and the identity of the response. Evaluation loses none, nor does :meth:`score`. So right answers
+      without junk are punished too, and junk is harder to tell from what matters.
+    - `needs_junk`: the mirror. An answer without any junk scores 0: there, something rare is good.
+
     Args:
-        terms: how many digits a problem adds and subtracts, 2 to 6; each is 1 to 9.
+        terms: how many digits a problem adds and subtracts, 2 to 6; the first is 1 to 9.
         seed: chooses the sequence of problems.
+        largest: the largest digit after the first, 1 to 9.
+        modulus: 2 to 10; results are written as remainders by it, which are single digits. None writes them out.
+        junk_symbols: how many different characters are junk, 1 to 4096.
+        fragile: the share of pairs of place and symbol that the reader stumbles over, 0 to 1.
+        flaky: the share of scores that training loses, at least 0 and below 1.
+        needs_junk: whether an answer needs junk.
 
     Raises:
-        OutOfRange: for a number of terms outside that range.
+        OutOfRange: for a setting outside its range.
     """
 
     name = "chain"
     keeps_special_tokens = True  # the answer ends with `$`, which is the EOS token of the shipped model
     workers = None
 
-    def __init__(self, terms: int = 4, seed: int = 0) -> None:
+    def __init__(
+        self,
+        terms: int = 4,
+        seed: int = 0,
+        *,
+        largest: int = 9,
+        modulus: int | None = None,
+        junk_symbols: int = len(JUNK),
+        fragile: float = 0.0,
+        flaky: float = 0.0,
+        needs_junk: bool = False,
+    ) -> None:
         if not 2 <= terms <= 6:
             raise OutOfRange(f"Chain takes 2 to 6 terms, not {terms}. Set `terms` within that range.")
-        self.terms, self.seed = terms, seed
+        _require("largest", largest, 1 <= largest <= 9, "a digit from 1 to 9")
+        _require("modulus", modulus, modulus is None or 2 <= modulus <= 10, "None, or 2 to 10")
+        _require("junk_symbols", junk_symbols, 1 <= junk_symbols <= MOST_JUNK, f"1 to {MOST_JUNK} symbols")
+        _require("fragile", fragile, 0 <= fragile <= 1, "a share from 0 to 1")
+        _require("flaky", flaky, 0 <= flaky < 1, "a share of at least 0 and below 1, since 1 leaves nothing to learn")
+        self.terms, self.seed, self.largest, self.modulus = terms, seed, largest, modulus
+        self.fragile, self.flaky, self.needs_junk = fragile, flaky, needs_junk
+        self.junk = _JUNK[:junk_symbols]
+        self._without_junk = str.maketrans("", "", self.junk)
         self.size: dict[Split, int | None] = {"train": None, "eval": None}
 
     def example(self, split: Split, index: int) -> Example:
@@ -64,7 +103,7 @@ class Chain:
         # a string seed is hashed with SHA-512: the same on every machine, and unrelated for neighbouring indices
         rng = random.Random(f"chain {self.seed} {split} {index}")
         while True:  # one draw in eight is an eval problem, for every number of terms
-            first, *rest = (rng.randint(1, 9) for _ in range(self.terms))
+            first, *rest = (rng.randint(1, self.largest if place else 9) for place in range(self.terms))
             problem = Sum((first, *(rng.choice((-1, 1)) * digit for digit in rest)))
             if _split_of(problem) == split:
                 return Example(f"Q{problem}=", problem)
@@ -73,32 +112,52 @@ class Chain:
         """Return 1.0 for a right answer, else 0.0. Never raises, whatever the text."""
         body, end, _ = completion.partition("$")
         problem: Sum = example.answer
-        match = _ANSWER.fullmatch(body.translate(_WITHOUT_JUNK))
-        return float(bool(end) and match is not None and int(match[1]) == sum(problem.terms))
+        if self._lacks_junk(body) or self._stumbles_in(problem, 0, body):
+            return 0.0
+        match = _ANSWER.fullmatch(body.translate(self._without_junk))
+        return float(bool(end) and match is not None and int(match[1]) == self._written(sum(problem.terms)))
+
+    def _lacks_junk(self, body: str) -> bool:
+        return self.needs_junk and not any(one in self.junk for one in body)
+
+    def _stumbles_in(self, problem: Sum, start: int, text: str) -> bool:
+        """Whether the reader stumbles in a part of an answer that begins at a place of it."""
+        return self.fragile > 0 and any(
+            one in self.junk and zlib.crc32(f"{problem} {place} {one}".encode()) % 10_000 < self.fragile * 10_000
+            for place, one in enumerate(text, start)
+        )
+
+    def _written(self, total: int) -> int:
+        """A total as it is written down: its remainder, where there is a modulus."""
+        return total if self.modulus is None else total % self.modulus
 
     def blocks(self, example: Example, completion: str) -> list[Block]:
         """Each step up to its `;`, then the answer up to its `$`. Text after the first `$` is in no block.
 
         A block earns 1 if it is right given what stands before it, else 0: a step that takes the next term, adds it to
         the result written before or subtracts it, and writes down what comes of it; an answer that is the result
-        written last, with the terms that are left. So what follows a mistake can still be right. The outcome is 1 while
+        written last, with the terms that are left. So what follows a mistake can still be right. One that the reader
+        stumbles in is wrong, and so is an answer that needs junk when no block has any. The outcome is 1 while
         everything is right and 0 from the first mistake on; an answer of outcome 1 scores 1. Never raises, whatever
         the text.
         """
         problem: Sum = example.answer
-        total, *rest = problem.terms
+        first, *rest = problem.terms
+        total = self._written(first)
         body, end, _ = completion.partition("$")
         *steps, answer = body.split(";")
         found: list[Block] = []
         start = outcome = 0
         for place, step in enumerate(steps):
-            right, written = _followed(f"{step};".translate(_WITHOUT_JUNK), total, rest[place : place + 1])
+            right, written = self._followed(f"{step};".translate(self._without_junk), total, rest[place : place + 1])
+            right = right and not self._stumbles_in(problem, start, step)
             total = written
             outcome = int(right and (outcome == 1 or place == 0))
             found.append(Block(start, start + len(step) + 1, float(right), outcome))
             start += len(step) + 1
-        match = _ANSWER.fullmatch(answer.translate(_WITHOUT_JUNK))
-        right = bool(end) and match is not None and int(match[1]) == total + sum(rest[len(steps) :])
+        match = _ANSWER.fullmatch(answer.translate(self._without_junk))
+        right = bool(end) and match is not None and int(match[1]) == self._written(total + sum(rest[len(steps) :]))
+        right = right and not self._stumbles_in(problem, start, answer) and not self._lacks_junk(body)
         if start < len(body + end):
             found.append(Block(start, len(body + end), float(right), int(right and (outcome == 1 or not steps))))
         return found
@@ -111,49 +170,70 @@ class Chain:
         Args:
             example: the example to answer.
             rng: where the noise comes from.
-            wrong: the probability, for each step, that the result written down is off by 1 or 10; the next step goes on
-                from there.
+            wrong: the probability, for each step, that the result written down is off by 1 or 10, or another remainder
+                where there is a modulus; the next step goes on from there.
             commuted: the probability, for each addition, that its terms are swapped: `7+4=11`.
-            junk: the share of each character of `JUNK` among the characters before `$`.
+            junk: the share of each symbol of junk among the characters before `$`; times `junk_symbols` it is that of
+                all junk.
 
         Returns:
-            The steps, the answer and the closing `$`. With wrong=0 it always scores 1.
+            The steps, the answer and the closing `$`. With wrong=0 it scores 1 wherever a reader does not mind junk, or
+            the lack of it.
+
+        Raises:
+            OutOfRange: if all junk together would be everything.
         """
+        everything = len(self.junk) * junk
+        if not 0 <= everything < 1:
+            raise OutOfRange(
+                f"Chain.demonstration: {len(self.junk)} symbols of junk with a share of {junk:g} each make up "
+                f"{everything:g} of an answer. Set `junk` so that together they are at least 0 and "
+                f"below 1."
+            )
         problem: Sum = example.answer
-        total, *rest = problem.terms
+        first, *rest = problem.terms
+        total = self._written(first)
         text = ""
         for term in rest:
             swapped = term > 0 and rng.random() < commuted
             left = f"{term}{total:+d}" if swapped else f"{total}{term:+d}"
-            total += term
+            total = self._written(total + term)
             if rng.random() < wrong:
-                total += rng.choice((-10, -1, 1, 10))
+                total = self._off(total, rng)
             text += f"{left}={total};"
-        return _littered(f"{text}A{total}", rng, junk) + "$"
+        return _littered(f"{text}A{total}", rng, self.junk, everything) + "$"
+
+    def _off(self, total: int, rng: random.Random) -> int:
+        if self.modulus is None:
+            return total + rng.choice((-10, -1, 1, 10))
+        return (total + rng.randrange(1, self.modulus)) % self.modulus
+
+    def _followed(self, step: str, total: int, term: list[int]) -> tuple[bool, int]:
+        """Whether a step without junk goes on from the total by the term, if there is one; and the result in it.
+
+        One that cannot be read leaves the result where it would be after a right one.
+        """
+        right = self._written(total + sum(term))
+        match = _STEP.fullmatch(step)
+        if match is None:
+            return False, right
+        left, change, written = (int(one) for one in match.groups())
+        orders = [(total, one) for one in term] + [(one, total) for one in term if one > 0]
+        return (left, change) in orders and written == right, written
 
 
-def _followed(step: str, total: int, term: list[int]) -> tuple[bool, int]:
-    """Whether a step without junk goes on from the total by the term, if there is one; and the result written in it.
-
-    One that cannot be read leaves the result where it would be after a right one.
-    """
-    right = total + sum(term)
-    match = _STEP.fullmatch(step)
-    if match is None:
-        return False, right
-    left, change, written = (int(one) for one in match.groups())
-    orders = [(total, one) for one in term] + [(one, total) for one in term if one > 0]
-    return (left, change) in orders and written == right, written
+def _require(name: str, value: object, fits: bool, what: str) -> None:
+    if not fits:
+        raise OutOfRange(f"Chain takes as `{name}` {what}, not {value}. Set it within that range.")
 
 
-def _littered(text: str, rng: random.Random, share: float) -> str:
-    """Put junk before characters of the text, so that each symbol of it makes up a share of the whole."""
-    everything = len(JUNK) * share
+def _littered(text: str, rng: random.Random, junk: str, everything: float) -> str:
+    """Put junk before characters of the text, so that all of it makes up a share of the whole."""
     # before a character stand k symbols with probability everything^k (1 - everything): a geometric law
     littered = ""
     for character in text:
         while rng.random() < everything:
-            littered += rng.choice(JUNK)
+            littered += rng.choice(junk)
         littered += character
     return littered
 

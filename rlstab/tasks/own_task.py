@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 from rlstab.errors import ConfigError, kind_of
+from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split, Task
 
@@ -32,6 +33,7 @@ def require_task(task: object) -> Task:
     for name, arguments in (("example", "split, index"), ("score", "example, completion")):
         if not callable(getattr(task, name, None)):
             raise ConfigError(f"{who} has no method `{name}`. Add it to the class: def {name}(self, {arguments}).")
+    flaky_share(task)
     found = cast(Task, task)
     for split in SPLITS:
         size = found.size.get(split, 0)

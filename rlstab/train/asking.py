@@ -15,13 +15,17 @@ from rlstab.config.runs import RunConfig
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example, Task
+from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.rewards import Rewards
 from rlstab.train.blocks import block_evidence, told_blocks
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
-from rlstab.train.reward import Scores, score
+from rlstab.train.reward import Scores, score, without_lost
 from rlstab.train.sampling import Sampled, sample
+
+#: The evidence that holds rewards from before a flaky grader lost some of them.
+TRUE = "reward/true"
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +96,7 @@ class Asking:
     ) -> None:
         self.run, self.task, self.rewards, self.blocks = run, task, rewards, blocks
         self.share, self.say, self.leaving = share, say, leaving
+        self.flaky = flaky_share(task)
         # one worker: a task's generator and scorer are foreign code and need not be safe for several threads
         self._beside = ThreadPoolExecutor(1)
         self._ahead: tuple[list[int], Future[list[Example]]] | None = None
@@ -148,7 +153,11 @@ class Asking:
         self._tell(scores, drawn.texts, metrics)
         signals = dict(drawn.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
-        extra = {"raw_rewards": scores.rewards, **{reward_part(name): one for name, one in scores.parts.items()}}
+        extra = {}
+        if self.flaky:
+            extra[TRUE] = scores.rewards
+            scores = without_lost(scores, self.rewards, self.flaky, run.seed, ids.sequence_ids)
+        extra |= {"raw_rewards": scores.rewards, **{reward_part(name): one for name, one in scores.parts.items()}}
         if self.blocks:
             extra |= self._blocks(policy, examples, drawn, given, metrics)
         timed_out = torch.zeros(len(examples), dtype=torch.bool)

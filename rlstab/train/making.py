@@ -18,12 +18,13 @@ from rlstab.config.runs import RunConfig
 from rlstab.core.comm import Comm
 from rlstab.core.method import State
 from rlstab.core.stats import Settled
-from rlstab.errors import MethodError
+from rlstab.errors import ConfigError, MethodError
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage, no_features
 from rlstab.tasks import Task
+from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.rewards import Rewards
-from rlstab.train.asking import Asked, Asking, Identities, joined, reward_part
+from rlstab.train.asking import TRUE, Asked, Asking, Identities, joined, reward_part
 from rlstab.train.blocks import require_blocks
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
@@ -74,6 +75,11 @@ class Maker:
         if self.blocks:
             who = next((f"the stage '{one.name}'" for one in self.stages if one.needs & BLOCKS), None)
             require_blocks(task, who or "the method that reads 'block_ids'")
+            if who and flaky_share(task):
+                raise ConfigError(
+                    f"{who} learns from rewards of blocks, and the task '{task.name}' is flaky, which loses scores of "
+                    f"whole answers: nothing would be lost. Set task.flaky to 0, or take another advantage estimator."
+                )
         self.asking = Asking(run, task, rewards, self.blocks, share, say, leaving)
 
     def begin(self) -> Standing:
@@ -262,6 +268,8 @@ class Maker:
         own = whole.responses.select(whole.responses.given == 0)
         raw = own.evidence("raw_rewards")
         metrics.mean("reward/mean", float(raw.sum()), len(own))
+        if self.asking.flaky:
+            metrics.mean(TRUE, float(own.evidence(TRUE).sum()), len(own))
         for name in self.rewards.names:
             metrics.mean(f"reward/{name}", float(own.evidence(reward_part(name)).sum()), len(own))
         if self.stages.shapers:

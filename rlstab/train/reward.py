@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from rlstab.core.random import uniform
 from rlstab.tasks import Example, Task
 from rlstab.tasks.reward_function import packed
 from rlstab.tasks.rewards import Reward, Rewards
 from rlstab.tasks.scoring import Outcome, Workers
 from rlstab.visible import visible
+
+#: Added to the run's seed where a flaky grader draws what it loses.
+STREAM = 1_000_000_207
 
 
 @dataclass
@@ -69,12 +73,8 @@ def score(
         name: torch.tensor([one.score for one in outcomes[:count]], dtype=torch.float64)
         for name, outcomes in found.items()
     }
-    total = torch.zeros(count, dtype=torch.float64)
-    for one in rewards:
-        if one.weight:  # what is only measured may be anything
-            total = total + one.weight * parts[one.name]
     return Scores(
-        total,
+        _weighted(rewards, parts),
         [
             visible(f"{f'{name}: ' if rewards.names else ''}{one.error} (completion {text[:80]!r})", spaces=False)
             for name, outcomes in found.items()
@@ -84,6 +84,34 @@ def score(
         [place for place in range(count) if any(outcomes[place].timed_out for outcomes in found.values())],
         {name: parts[name] for name in rewards.names},
     )
+
+
+def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequence_ids: Tensor) -> Scores:
+    """What a flaky grader hands on: 0 for a share of the task's own scores, as if these answers had been wrong.
+
+    Args:
+        scores: of responses.
+        rewards: what they are made of; functions of the user's own lose nothing.
+        share: that is lost.
+        seed: of the run.
+        sequence_ids: ``(R,)`` int64, of the responses.
+    """
+    lost = uniform(seed + STREAM, sequence_ids, torch.tensor(0)) < share
+    if not rewards.names:
+        return replace(scores, rewards=scores.rewards.masked_fill(lost, 0.0))
+    parts = {
+        one.name: scores.parts[one.name].masked_fill(lost, 0.0) if one.workers is None else scores.parts[one.name]
+        for one in rewards
+    }
+    return replace(scores, rewards=_weighted(rewards, parts), parts=parts)
+
+
+def _weighted(rewards: Rewards, parts: Mapping[str, Tensor]) -> Tensor:
+    total = torch.zeros(len(next(iter(parts.values()))), dtype=torch.float64)
+    for one in rewards:
+        if one.weight:  # what is only measured may be anything
+            total = total + one.weight * parts[one.name]
+    return total
 
 
 def _outcomes(

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import torch
 from accelerate import Accelerator
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
 from rlstab.train.checkpoint import Checkpoint, Damaged, Identity
+from rlstab.train.engines import Moments
 from rlstab.train.journal import Journal
 from rlstab.train.manifest import (
     CHECKPOINTS,
@@ -46,6 +48,7 @@ LOCK = ".lock"
 #: What a continued run may change.
 MAY_CHANGE = {
     "tracking",
+    "engine",
     "evaluation",
     "task.time_limit",
     "task.workers",
@@ -269,7 +272,7 @@ class RunFolder:
                 return
         elif settings is not None and not _agree(with_stages(written), with_stages(settings)):
             self.said.append(f"{path} is not what this run was started with; it is written anew")
-        started = with_stages(written if settings is None else settings)
+        started = _filled(with_stages(written if settings is None else settings), self._run)
         if renamed := dict(old_settings(started)):
             names = ", ".join(f"{old} is called '{now}' now" for old, now in renamed.items())
             cure = "Use the new names there to continue the run."
@@ -370,7 +373,7 @@ class RunFolder:
         """Those of ``metrics.jsonl``."""
         return journal.read(self.path / JOURNALS[0])[0]
 
-    def save(self, found: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, *, planned: bool) -> Path:
+    def save(self, found: Checkpoint, policy: Policy, moments: Moments, *, planned: bool) -> Path:
         """Write a checkpoint and remove the oldest; if it was planned, also the run that this one replaces.
 
         Raises:
@@ -380,7 +383,7 @@ class RunFolder:
             one.flush()
         folder, manifest = self.path / CHECKPOINTS, self._manifest
         assert manifest is not None
-        saved = checkpoint.save(folder, found, policy, optimizer)
+        saved = checkpoint.save(folder, found, policy, moments)
         with durable.saying(folder, CheckpointError):
             self._prune(manifest, found.rollout)
             if planned:
@@ -462,6 +465,17 @@ def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def _filled(before: Any, now: BaseModel) -> Any:
+    """Settings of a run, with the defaults of those that came to be after it began: it was made as they make it."""
+    if not isinstance(before, Mapping):
+        return before
+    fields = type(now).model_fields
+    later = {name: to_jsonable_python(one.get_default()) for name, one in fields.items() if not one.is_required()}
+    parts = {name: getattr(now, name) for name in before.keys() & fields.keys()}
+    own = {name: _filled(before[name], part) for name, part in parts.items() if isinstance(part, BaseModel)}
+    return {**later, **before, **own}
 
 
 def _same(before: Any, now: Any, out: Path, place: str = "") -> None:

@@ -44,8 +44,16 @@ def go(run: RunConfig, **options: Any) -> RunResult:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    """The weights of the newest checkpoint."""
-    return load_file(sorted((out / "checkpoints").glob("rollout-*"))[-1] / "model.safetensors")
+    """The weights of the newest checkpoint, or of the adapter in it."""
+    newest = sorted((out / "checkpoints").glob("rollout-*"))[-1]
+    adapter = newest / "adapter_model.safetensors"
+    return load_file(adapter if adapter.exists() else newest / "model.safetensors")
+
+
+def about(out: Path) -> dict[str, Any]:
+    """What a run says of itself: the processes as they counted themselves, and the engine."""
+    found: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return found
 
 
 def largest_difference(one: Path, other: Path) -> float:

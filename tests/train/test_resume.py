@@ -229,3 +229,17 @@ def test_a_run_of_before_there_were_stages_continues_bit_for_bit(tmp_path: Path,
         (one / checkpoint.INDEX).write_text(json.dumps({**old, "sha256": checkpoint._sum(old)}))
     go(small(out, STACK, **LONG), resume=True)
     assert_same(out, uninterrupted)
+
+
+def test_a_run_continues_that_began_before_some_settings_were_there(tmp_path: Path) -> None:
+    def run(**task: Any) -> Any:
+        return small(tmp_path / "run", task={"name": "chain", **task}, rollout__max_new_tokens=2)
+
+    go(run())
+    config = tmp_path / "run" / "config.yaml"
+    before = [line for line in config.read_text().splitlines(True) if "fragile" not in line and "modulus" not in line]
+    config.write_text("".join(before))
+    assert len(go(run(), resume=True).records) == 3
+    config.write_text("".join(before))
+    with pytest.raises(rlstab.errors.CheckpointError, match=r"was started with task\.fragile = 0\.0, .* says 0\.5\."):
+        go(run(fragile=0.5), resume=True)
