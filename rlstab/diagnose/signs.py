@@ -56,7 +56,9 @@ class Sign:
 
 def signs(log: RunLog) -> list[Sign]:
     """What every detector says of a run, in the order of :data:`SIGNS`."""
-    return [detector(log) for detector in SIGNS.values()]
+    found = [detector(log) for detector in SIGNS.values()]
+    # the report speaks of rollouts
+    return [replace(one, text=one.text.replace("rollout", log.unit)) for one in found]
 
 
 def reward_fall(log: RunLog) -> Sign:

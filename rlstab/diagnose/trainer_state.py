@@ -56,7 +56,7 @@ def read_trainer_state(path: Path) -> RunLog:
         # those of an evaluation begin with eval_, and the last entry sums up: neither has our names
         row = {str(name): value for name, raw in entry.items() if (value := number(raw)) is not None and name != "step"}
         rows.setdefault(step, {}).update(row)
-    remarks = (f"left out {counted(damaged, 'entry')} of log_history without a step",) if damaged else ()
+    remarks = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
     return log_of(rows, title=str(path), writer="TRL", remarks=remarks)
 
 

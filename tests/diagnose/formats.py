@@ -97,7 +97,9 @@ def wandb_history(lines: Iterable[Row]) -> str:
 def wandb_chart(metric: str, runs: Mapping[str, Iterable[Row]]) -> str:
     """A CSV of a chart: for each run the curve and its envelope, empty where a run has no value."""
     ours, turn = TRL[metric]
-    columns = {name: {row["rollout"]: turn(row) for row in lines if row.get(ours) is not None} for name, lines in runs.items()}
+    columns = {
+        name: {row["rollout"]: turn(row) for row in lines if row.get(ours) is not None} for name, lines in runs.items()
+    }
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["Step", *(f"{name} - train/{metric}{end}" for name in runs for end in ("", "__MIN", "__MAX"))])
