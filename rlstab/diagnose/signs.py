@@ -227,7 +227,9 @@ def _first_bin(log: RunLog, metric: str) -> float:
 
 def _of_report(log: RunLog, name: str, metric: str, beyond: Callable[[float], bool]) -> Sign:
     """A detector of the report, with the step at which ``beyond`` begins to hold."""
-    found = collapse.DETECTORS[name](log.record())
+    # a sampler that is ahead logs its rewards early: the end of a metric is not that of the run
+    read = {one: log.curves[one] for one in (metric, "reward/mean") if one in log.curves}
+    found = collapse.DETECTORS[name](replace(log, curves=read).record())
     step = None if found.rollout is None else _begins(log, metric, found.rollout, beyond)
     return Sign(name, found.fired, step if found.fired else None, found.text, found.value)
 

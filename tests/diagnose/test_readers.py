@@ -225,7 +225,7 @@ def test_an_error_is_one_line_that_ends_with_the_fix(name: str, tmp_path: Path, 
 def test_several_runs_have_a_line_each(command: Command) -> None:
     paths = [DATA / f"{name}.jsonl" for name in ("healthy", "staleness", "mismatch", "truncation")]
     _, out, _ = command(*paths)
-    assert [line.strip().split("  ")[-1] for line in out.splitlines()[:4]] == [
+    assert [line.strip().rpartition("  ")[2].strip() for line in out.splitlines()[:4]] == [
         "nothing found",
         "first, at rollout 3: the samples are older than the policy",
         "first, at rollout 1: the sampler is not the policy",

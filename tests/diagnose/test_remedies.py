@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import evidence as made
+from benchmarks.diagnose import RUNS
 from rlstab.config import RunConfig
 from rlstab.diagnose import evidence, remedies
 from rlstab.diagnose.troubleshooting import page
@@ -78,3 +80,16 @@ def test_a_figure_is_told_by_its_verdict() -> None:
         f"eval/mean no visible difference ({MINUS}0.046 [{MINUS}0.076, {MINUS}0.016])"
     )
     assert dataclasses.replace(figure, verdict="identical").told == "eval/mean identical"
+
+
+def test_the_table_of_how_often_it_is_right_is_that_of_the_results() -> None:
+    lines = (ROOT / "benchmarks" / "results" / "diagnose.jsonl").read_text(encoding="utf-8").splitlines()
+    results = [json.loads(line) for line in lines]
+    assert {one["seed"] for one in results}.isdisjoint({0, 100})  # seen while it was written
+    text = (ROOT / "docs" / "how-to" / "diagnose.md").read_text(encoding="utf-8")
+    told = re.findall(r"(?m)^\| `(\w+)` \| .* \| (\d+) of (\d+) \| .* \|$", text)
+    assert [name for name, _, _ in told] == list(RUNS)
+    for name, right, runs in told:
+        named = [one["cause"] for one in results if one["run"] == name]
+        wanted = None if name.startswith("healthy") else name
+        assert (named.count(wanted), len(named)) == (int(right), int(runs))
