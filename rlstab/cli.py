@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
     train.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="wait so long for another process that is silent (1800)"
+        "--timeout", type=float, metavar="SECONDS", help="how long to wait for a process that has gone silent (1800)"
     )
     train.set_defaults(command=_train)
 
@@ -107,22 +107,22 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="compare methods: settings x methods x seeds of a YAML file")
     _takes_file(bench, "bench file", "bench")
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
-    bench.add_argument("--workers", type=int, help="runs at a time, one thread each (one per CPU)")
+    bench.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
     bench.add_argument(
-        "--only", action="append", default=[], metavar="SETTING/METHOD", help="some of the runs; * stands for any"
+        "--only", action="append", default=[], metavar="SETTING/METHOD", help="only these runs; * matches anything"
     )
-    bench.add_argument("--overwrite", action="store_true", help="make finished runs whose settings changed again")
-    bench.add_argument("--retry", action="store_true", help="make failed runs again")
-    bench.add_argument("--dry-run", action="store_true", help="run nothing; print the runs and how much work they are")
+    bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
+    bench.add_argument("--retry", action="store_true", help="repeat failed runs")
+    bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
     bench.set_defaults(command=_bench)
 
-    view = commands.add_parser("view", help="show traced tokens, and what each method did to them, on a page")
+    view = commands.add_parser("view", help="write a page of traced tokens and what each method did to them")
     view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
     view.add_argument("--out", help="page to write (view.html in the run folder)")
     view.add_argument("--terminal", action="store_true", help="print a few responses instead")
-    view.add_argument("--rollout", type=int, help="only this one")
-    view.add_argument("--limit", type=int, help="responses, those of the largest influence (2000; in a terminal 8)")
-    view.add_argument("--tokenizer", metavar="FOLDER", help="gives texts to a file that has only token ids")
+    view.add_argument("--rollout", type=int, help="show this rollout only")
+    view.add_argument("--limit", type=int, help="show this many responses, by influence (2000; terminal: 8)")
+    view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a file that has only token ids")
     view.set_defaults(command=_view)
 
     report = commands.add_parser("report", help="compare finished runs: one HTML file, figures, Markdown tables")
@@ -131,9 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", metavar="FILE.md", help="write the comparison as Markdown")
     report.add_argument(
-        "--metric", action="append", default=[], metavar="NAME", help="such as eval/mean, or NAME/area (all)"
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="outcome to compare, such as eval/mean or NAME/area (all)",
     )
-    report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not each bench's own baseline")
+    report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
     report.set_defaults(command=_report)
 
     diagnose = commands.add_parser(
@@ -147,11 +151,12 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--json", action="store_true", help="a list for machines, an entry for each run")
     diagnose.set_defaults(command=_diagnose)
 
-    runs = commands.add_parser("runs", help="list runs: what ran, how far it is, the best that it reached")
+    runs = commands.add_parser("runs", help="list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
     runs.set_defaults(command=_runs)
 
-    listing = commands.add_parser("list", help="list methods, stages, presets and examples")
+    listing = commands.add_parser("list", help="list methods, stages, presets, examples, or classes of your own")
+    listing.add_argument("files", nargs="*", metavar="FILE.py", help="files with classes of your own, which are run")
     listing.set_defaults(command=_list)
 
     cards = commands.add_parser(
@@ -240,6 +245,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from rlstab.bench.explained import is_bench
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
@@ -247,6 +253,12 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.tasks.rewards import require_functions
 
     file = _file(options)
+    if Path(file).is_file() and is_bench(file):
+        bench = shlex.quote(file)
+        raise ConfigError(
+            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {bench} --dry-run` "
+            f"checks it and lists its runs; `rlstab explain {bench}` says what each of its methods does."
+        )
     with no_fit_warnings():
         _, run = read(file, _overrides(options.set))
         if run is not None and options.host is None:
@@ -376,9 +388,9 @@ def _runs(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
-    from rlstab.explain import listing
+    from rlstab.explain.catalogue import listing, listing_of_files
 
-    Terminal().print(listing())
+    Terminal().print(listing_of_files(options.files) if options.files else listing())
     return 0
 
 

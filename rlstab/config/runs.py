@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.config.own_code import files, is_own, located, short
 from rlstab.config.reward_settings import TASK, Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
@@ -165,9 +167,23 @@ class JsonlSettings(ScoredInWorkers):
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
+class OwnTaskSettings(Settings):
+    """A class of the user's own; `name: path/to/file.py:Name` is the short form, with the options beside it."""
+
+    name: Literal["own"] = "own"
+    code: str = Field(
+        description="`path/to/file.py:Name` of the class, or an installed entry point of the group rlstab.tasks"
+    )
+    options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
+
+
 TaskSettings = Annotated[
-    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings, Field(discriminator="name")
+    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | OwnTaskSettings,
+    Field(discriminator="name"),
 ]
+
+#: Entry points of other packages that are tasks.
+TASK_GROUP = "rlstab.tasks"
 
 
 class RolloutSettings(Settings):
@@ -421,7 +437,10 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
 
 def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
+    document = located(document)
     data = dict(document.data)
+    if "task" in data:
+        data["task"] = _task(data["task"])
     composition = build_objective(document)
     pipeline = build_stages(document, presets_of(data["objective"]), [one.name for one in walk(composition)])
     data.pop("advantage", None)
@@ -443,12 +462,25 @@ def build_run(document: Document) -> RunConfig:
     return run
 
 
+def _task(given: Any) -> Any:
+    """The settings of a task, where a class of the user's own has the place of the name."""
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or not (is_own(name) or name in entry_points(group=TASK_GROUP).names):
+        return given
+    return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
+
+
 def dump_run(run: RunConfig) -> str:
     """The resolved run as YAML; loads to an equal run."""
     return dump(run.model_dump(mode="json"))
 
 
 def run_hash(run: RunConfig) -> str:
-    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32."""
+    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32.
+
+    Of files of the user's own, what counts is their name and what is in them.
+    """
     settings = run.model_dump(mode="json", exclude={"tracking", "engine"})
-    return digest(settings if run.engine.gather == "fp32" else {**settings, "gather": run.engine.gather})
+    gather = {} if run.engine.gather == "fp32" else {"gather": run.engine.gather}
+    code = files(settings)
+    return digest(short(settings) | gather | ({"code": code} if code else {}))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, run_hash
-from rlstab.console import Terminal
+from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
 from rlstab.errors import FitWarning, NonFinite
@@ -255,6 +255,8 @@ class _Loop:
             self._tell(folder)
             if self.engine.in_words != "one process":
                 self.console.print(f"engine: {self.engine.in_words}", highlight=False)
+            for name, checksum in about["code"].items():
+                self._say("own code", f"{name} (sha256 {checksum}...)")
             write = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, self.out, write, self.console)
         try:
@@ -433,6 +435,9 @@ class _Loop:
             self.console.print(summary_table(result.records))
             for what, path in (("run", self.out), ("picture", picture)):
                 self.console.print(f"{what}: {escape(str(path))}", soft_wrap=True, highlight=False)
+            if (self.out / "tokens.jsonl").is_file():
+                look = escape(command("view", str(self.out)))
+                self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
 
 

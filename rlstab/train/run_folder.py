@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from rlstab.config.own_code import changed, files, short
 from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError
@@ -234,6 +235,9 @@ class RunFolder:
                 f"continues as it began. Pass the same signals and advantages to train, or start over in another "
                 f"tracking.out."
             )
+        code = read_mapping(self.path / "run.json").get("code")
+        if self.start is not None and isinstance(code, dict):
+            self.said += changed(code, files(self._run.model_dump(mode="json")))
         if damaged and self.start is not None:
             self.said.append(f"continuing from {self.start.name}")
         self._look_at_records()
@@ -290,7 +294,7 @@ class RunFolder:
                 f"so a longer run is another one. Resume with {self.path / 'config.yaml'}, or start over in another "
                 f"tracking.out."
             )
-        _same(started, now, self.path)
+        _same(short(started), short(now), self.path)
 
     def _look_at_records(self) -> None:
         """Say which records of the rollouts until here are lost."""
@@ -461,7 +465,7 @@ def hold(
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two resolved runs differ in nothing but what a continued run may change."""
     try:
-        _same(one, other, Path())
+        _same(short(one), short(other), Path())
     except CheckpointError:
         return False
     return True
