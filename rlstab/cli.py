@@ -140,6 +140,17 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
     report.set_defaults(command=_report)
 
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="say what went wrong first in a run of TRL, verl or rlstab, and what acts on it",
+        description="Say which sign of trouble came first in a run, at which step, what is likely behind it, and which "
+        "methods act on that. Reads run folders and results files of rlstab, trainer_state.json of TRL (or the output "
+        "folder), the file logger of verl (.jsonl), CSV exports of wandb, and token exports of prime-rl.",
+    )
+    diagnose.add_argument("runs", nargs="+", metavar="RUN", help="folder or file of a log; several are allowed")
+    diagnose.add_argument("--json", action="store_true", help="a list for machines, an entry for each run")
+    diagnose.set_defaults(command=_diagnose)
+
     runs = commands.add_parser("runs", help="list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
     runs.set_defaults(command=_runs)
@@ -338,6 +349,14 @@ def _report(options: argparse.Namespace) -> int:
         metrics=options.metric,
         baseline=options.baseline,
     )
+    return 0
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from rlstab.console import Terminal
+    from rlstab.diagnose.printed import run_diagnose
+
+    run_diagnose(options.runs, Terminal(), as_json=options.json)
     return 0
 
 
