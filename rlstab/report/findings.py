@@ -27,10 +27,16 @@ def findings(comparison: Comparison) -> list[str]:
         found = [_many(judged, main)]
     if not judged:
         found = [f"Nothing is compared in {main.title}: it takes a baseline and another method with finished runs."]
+    found += dict.fromkeys(one for table in comparison.tables for one in paragraphs(table.about))
     found += _beside(judged, others)
     found += _sweeps(comparison)
     found += _collapses(comparison)
     return found + _idle_methods(comparison)
+
+
+def paragraphs(text: str) -> list[str]:
+    """Those of a text that YAML may have broken into lines."""
+    return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -53,6 +53,9 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
         Outcome("reward/last", "last tenth", "mean of reward/mean over the last tenth of the rollouts, in whole tens"),
     ]
     trained = any("reward/mean" in run.metrics for run in runs)
+    if any("reward/true" in run.metrics for run in runs):
+        text = "mean of reward/true over all rollouts: training rewards before a flaky grader lost some"
+        found.insert(-3, Outcome("reward/true/area", "area before the grader", text))
     return [one for one in found if (trained if one.name.startswith("reward/") else one.name in evaluated)]
 
 

@@ -76,6 +76,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "error": run.error,
         "baseline": run.baseline,
         "bench_command": run.bench_command,
+        "bench_about": run.bench_about,
         "run_hash": _plain(run.about.get("run_hash")),
         "objective_hash": _plain(run.about.get("objective_hash")),
         "config": _plain(run.config),
@@ -143,6 +144,7 @@ class _Line(BaseModel):
     error: str | None
     baseline: str | None = Field(None, validation_alias=AliasChoices("baseline", "base"))
     bench_command: str | None = None
+    bench_about: str = ""
     config: dict[str, Any]
     about: dict[str, Any]
     command: str | None
@@ -179,6 +181,7 @@ def _record(line: _Line, place: str) -> RunRecord:
         seconds_by_phase=line.seconds_by_phase,
         baseline=line.baseline,
         bench_command=line.bench_command,
+        bench_about=line.bench_about,
         remarks=tuple(line.left_out),
     )
 

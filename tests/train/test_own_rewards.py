@@ -183,7 +183,8 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "tracking": {"checkpoint_every": 0},
         }
         (record,) = go(load_run({**yaml.safe_load(block), **fast}), overwrite=True).records
-        assert 0 < record["reward/brevity"] <= 1
+        assert "brevity" not in block or 0 < record["reward/brevity"] <= 1
+        assert ("reward/true" in record) == ("flaky" in block)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in rest:
         exec(compile(block, str(PAGE), "exec", dont_inherit=True), namespace)
