@@ -63,9 +63,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("rlstab needs Python >= 3.11; say which with make PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch==2.13.0
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[train,report]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[dev,tasks,tensorboard]'
+	$(INSTALL) --editable '.[dev,release]'
 	touch $@

@@ -58,7 +58,7 @@ def install(python: str, torch: str) -> None:
         constraints = Path(session.create_tmp()) / "constraints.txt"
         constraints.write_text("\n".join(one for one in pins if one.split("==")[0] not in free), encoding="utf-8")
         try:
-            session.install("-c", str(constraints), *own, "-e", ".[dev,tasks,tensorboard]")
+            session.install("-c", str(constraints), *own, "-e", ".[dev]")
         except nox.command.CommandFailed:
             session.error(f"pip found no torch {torch} for Python {python}, or not what it needs: see above")
 

@@ -63,7 +63,7 @@ from rlstab.zoo.truncated_mask import TruncatedMask
 from rlstab.zoo.vespo import VESPO
 from rlstab.zoo.wapo import WAPO
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AR",
@@ -141,6 +141,7 @@ __all__ = [
     "within",
 ]
 
+#: Decorator: give a method of your own its name in YAML. See :meth:`rlstab.core.registry.Registry.register`.
 register = METHODS.register
 
 

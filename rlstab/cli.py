@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
+from rlstab.extras import require
 from rlstab.visible import visible
 
 _OUT_OF_MEMORY = (
@@ -160,6 +161,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(options.file, _overrides(options.set))
+    require("train", "rlstab train")
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
     from rlstab.train.stopping import Stopped
@@ -202,6 +204,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    require("train", "rlstab bench")
     from rlstab.bench.file import load_bench
     from rlstab.bench.schedule import dry_run, run_bench
 
@@ -250,6 +253,7 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    require("report", "rlstab report")
     from rlstab.report.build import make_report
 
     make_report(

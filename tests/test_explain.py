@@ -1285,13 +1285,28 @@ def test_hosts_name_signals_that_exist() -> None:
 
 
 def test_what_a_host_does_not_hand_over() -> None:
-    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(S2TMask(), EntropyBonus()))[7:]}
+    rows = hooks_of(compose(S2TMask(), EntropyBonus()))
     assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole optimizer step"
     assert "- TRL 1.16 or later, through `rlstab.adapters.trl`: yes." in hosts(compose(S2TMask(), EntropyBonus()))
     assert any("`rlstab.adapters.trl`: no: it lacks `block_ids`." in line for line in hosts(compose(BlockMean())))
     assert any("for `ref_logprobs`, set GRPOConfig.beta above 0" in line for line in hosts(compose(KLPenalty())))
-    rows = {line.split(" | ")[1]: line.split(" | ")[2] for line in hosts(compose(ClipHigher()))[7:]}
-    assert set(rows.values()) == {"nothing"}
+    assert set(hooks_of(compose(ClipHigher())).values()) == {"nothing"}
+
+
+def hooks_of(objective: Any) -> dict[str, str]:
+    """What the hooks of other trainers lack, by hook."""
+    rows = [line.split(" | ") for line in hosts(objective) if line.startswith("| ") and "`" in line]
+    return {hook: lacks for _, hook, lacks, _ in rows}
+
+
+def test_what_the_data_level_cannot_say() -> None:
+    lines = hosts(compose(S2TMask(), KLPenalty()))
+    assert any("through `rlstab.adapters.data`: no: it lacks a penalty" in line and "(`kl`)" in line for line in lines)
+    lines = hosts(compose(S2TMask()))
+    assert "- the data level, through `rlstab.adapters.data`: yes." in lines
+    assert any(
+        "`rlstab.adapters.slime` (a contract with slime's documented fields; never run" in line for line in lines
+    )
 
 
 def test_what_the_task_alone_knows_is_not_the_trainers() -> None:

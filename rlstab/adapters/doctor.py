@@ -22,7 +22,7 @@ def doctor(hosts: Sequence[Host] = HOSTS) -> tuple[list[str], bool]:
     stack = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in BELOW)
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
     for host in hosts:
-        if host.key:
+        if host.key and host.package:
             line, live = _examined(host)
             lines.append(line)
             well = well and live
@@ -32,7 +32,8 @@ def doctor(hosts: Sequence[Host] = HOSTS) -> tuple[list[str], bool]:
 def _examined(host: Host) -> tuple[str, bool]:
     found = _version(host.package)
     if found is None:
-        return f"{host.name}: not installed. Run: pip install 'rlstab[{host.key}]'", True
+        cure = f"{host.install}." if host.install else f"Run: pip install 'rlstab[{host.key}]'"
+        return f"{host.name}: not installed. {cure}", True
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -41,7 +42,8 @@ def _examined(host: Host) -> tuple[str, bool]:
         except Exception as error:  # whatever an installed package does when it is imported
             return f"{host.name} {found}: {host.adapter} does not work: {type(error).__name__}: {error}", False
     ours = "".join(f" {one.message}" for one in told if "adapter" in str(one.message))
-    return f"{host.name} {found}: {host.adapter} is live.{ours}", True
+    tried = f" ({host.tried})" if host.tried else ""
+    return f"{host.name} {found}: {host.adapter} is live{tried}.{ours}", True
 
 
 def _version(package: str) -> str | None:

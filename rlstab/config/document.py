@@ -276,7 +276,9 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], 
         if current == dict[str, JsonValue]:  # here pydantic names the type of every value on the way
             return known, (*place, *(one for one in loc[index::2] if one != "[key]"))
         options = [one for one in getattr(current, "__args__", ()) if hasattr(one, "model_fields")]
-        tagged = [one for one in options if one.model_fields["name"].default == step]
+        tagged = [one for one in options if getattr(one.model_fields.get("name"), "default", None) == step]
+        if len(options) == 1 and not tagged:  # a model or null
+            current = options[0]
         if tagged:
             current = tagged[0]
         elif step != "[key]":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlstab.config.document import Document, Place, dump
@@ -21,6 +21,9 @@ from rlstab.stages.pipeline import Pipeline
 #: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
 MOST_RESPONSES = 10_000_000
 
+#: In peft, all linear layers but the vocabulary head.
+ALL_LINEAR = "all-linear"
+
 Positive = Annotated[int, Field(ge=1)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -32,6 +35,44 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class AdapterSettings(Settings):
+    """A LoRA adapter: low-rank matrices are trained beside frozen weights. New, or one that is continued."""
+
+    path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
+    r: Positive | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
+    alpha: Positive | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
+    targets: tuple[str, ...] | None = Field(
+        None, strict=False, description="names of modules, or `all-linear`: all linear layers but the head, the default"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if "dropout" in given:
+            raise _unfit(
+                ("model", "adapter", "dropout"),
+                "a policy is trained without dropout, because the ratio compares two policies and not two dropout "
+                "masks. Remove it.",
+            )
+        if given.get("path") is not None:
+            for key in ("r", "alpha", "targets"):
+                if given.get(key) is not None:
+                    text = f"the adapter that is continued has its own {key}. Remove it, or remove the path."
+                    raise _unfit(("model", "adapter", key), text)
+            return given
+        targets = given.get("targets", ALL_LINEAR)
+        targets = [targets] if isinstance(targets, str) else targets
+        if targets == []:
+            raise _unfit(("model", "adapter", "targets"), f"no module is named. Write `{ALL_LINEAR}` for all of them.")
+        return {"r": 16, "alpha": 32, **given, "targets": targets}
+
+
+def _adapter(given: Any) -> Any:
+    return {"path": given} if isinstance(given, str) else given
+
+
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
@@ -39,7 +80,17 @@ class ModelSettings(Settings):
         "countdown-tiny",
         description="`countdown-tiny`, `chain-tiny` or `littered-tiny` (ship), a folder, or a hub name",
     )
-    reference: str | None = Field(None, description="reference policy of `kl`; null takes the starting weights")
+    adapter: Annotated[
+        AdapterSettings | None, BeforeValidator(_adapter, json_schema_input_type=str | AdapterSettings | None)
+    ] = Field(
+        None,
+        description="train a LoRA adapter and leave the weights as they are: its settings, or the folder of one to "
+        "continue; null trains all weights",
+    )
+    reference: str | None = Field(
+        None,
+        description="reference policy of `kl`; null takes the starting weights, and with an adapter those without it",
+    )
 
 
 class CountdownSettings(Settings):

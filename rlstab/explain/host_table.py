@@ -10,13 +10,14 @@ from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective, require_signals
 from rlstab.core.walk import walk
 from rlstab.errors import MissingSignal
+from rlstab.explain.data_level import refusal, require_data_level
 from rlstab.explain.hosts import Host, measures, provide
 from rlstab.signals import SIGNAL_NAMES
 
 
 def host_table(objective: Composition, host: Host) -> RenderableType:
     """One row per method: what it reads, and where the host gets that from."""
-    table = Table(show_lines=True, title=f"{host.name} {host.oldest} or later, through {host.adapter}")
+    table = Table(show_lines=True, title=f"{host.titled}, through {host.adapter}")
     for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
         table.add_column(column, overflow="fold")
     for key, method in objective.keyed.items():
@@ -31,12 +32,15 @@ def require_host(objective: Composition, host: Host) -> None:
 
     Raises:
         MissingSignal: names the method, what it reads, and what to change.
+        ConfigError: the host's own loss stays, and a mask and advantages cannot say what a method asks for.
     """
+    if host.data_level:
+        require_data_level(objective)
     require_signals(
         objective,
         provides=host.gives,
         live=host.live,
-        host=f"{host.name} {host.oldest}",
+        host=f"{host.name} {host.oldest}".strip(),
         otherwise={name: host.how.get(name, provide(name)) for name in objective.needs | objective.live_needs},
     )
     for key, method in objective.keyed.items() if not host.step else ():
@@ -54,7 +58,8 @@ def reads(method: TokenObjective) -> list[str]:
 
 
 def _from(method: TokenObjective, host: Host) -> str:
-    found = []
+    asks = refusal(method) if host.data_level else None
+    found = [] if asks is None else [f"refused: {asks}"]
     for name in [*sorted(method.needs), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
             found.append(f"{name}: missing; {provide(name)}")
@@ -65,6 +70,9 @@ def _from(method: TokenObjective, host: Host) -> str:
 
 def _forwards(objective: Composition, host: Host) -> list[str]:
     """What the host shows, and whether evidence costs a forward of its own."""
+    if host.data_level:
+        own = [f"tried: {host.tried}"] if host.tried else []
+        return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout", *own]
     wanted = [
         key
         for key, method in objective.keyed.items()

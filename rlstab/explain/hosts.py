@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlstab.core.batch import SIGNALS
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.errors import UnknownName, did_you_mean
+from rlstab.explain.data_level import refusal
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 
 _LOGITS = frozenset({"entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"})
@@ -37,6 +39,9 @@ class Host:
         package: what the adapter needs, as pip names it.
         oldest: the first release of it that the adapter takes.
         how: signals that it gives only where something is set, with what to set.
+        data_level: its own loss stays, and an objective reaches it through a mask and advantages.
+        tried: what was run of an adapter that was never run in its host; empty where it was.
+        install: how to get the package, where it is no extra of rlstab.
     """
 
     name: str
@@ -50,6 +55,14 @@ class Host:
     package: str = ""
     oldest: str = ""
     how: Mapping[str, str] = field(default_factory=dict)
+    data_level: bool = False
+    tried: str = ""
+    install: str = ""
+
+    @property
+    def titled(self) -> str:
+        """Its name, and from which release on."""
+        return f"{self.name} {self.oldest} or later" if self.oldest else self.name
 
     def lacks(self, objective: TokenObjective) -> list[str]:
         """What an objective needs and this hook does not hand over; empty where nothing is missing."""
@@ -57,6 +70,9 @@ class Host:
         found += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
         if not self.step and any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(objective)):
             found.append("a look at the whole optimizer step")
+        if self.data_level:
+            asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
+            found += [f"{what} (`{name}`)" for what, name in asks.items()]
         return found
 
 
@@ -86,6 +102,33 @@ HOSTS: tuple[Host, ...] = (
             "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
             **dict.fromkeys(("max_logprobs", "log_kept_mass", "sum_p_sq"), "write head='rlstab'"),
         },
+    ),
+    Host(
+        "the data level",
+        "`rlstab.adapters.data.DataLevel`",
+        frozenset(SIGNALS),
+        step=True,
+        read=False,
+        key="data",
+        adapter="rlstab.adapters.data",
+        data_level=True,
+    ),
+    Host(
+        "slime",
+        "`--rollout-data-postprocess-path`",
+        frozenset({"entropies", "rollout_logprobs", "truncated"}),
+        step=True,
+        key="slime",
+        adapter="rlstab.adapters.slime",
+        package="slime",
+        oldest="0.3",
+        how={
+            "entropies": "set --use-rollout-entropy",
+            "rollout_logprobs": "let the rollout return log-probs, as slime's own does",
+        },
+        data_level=True,
+        tried="a contract with slime's documented fields; never run in slime",
+        install="slime is installed from its repository, THUDM/slime",
     ),
     Host("verl", "`register_policy_loss`", frozenset(), read=False),
     Host(
@@ -149,4 +192,5 @@ def _through(host: Host, objective: Composition) -> str:
     said = f"no: it lacks {', '.join(lacks)}" if lacks else "yes"
     beside = {"ref_logprobs", "rollout_logprobs"} & objective.needs & host.how.keys()
     also = "".join(f"; for `{name}`, {host.how[name]}" for name in sorted(beside))
-    return f"- {host.name} {host.oldest} or later, through `{host.adapter}`: {said}{also}."
+    tried = f" ({host.tried})" if host.tried else ""
+    return f"- {host.titled}, through `{host.adapter}`{tried}: {said}{also}."

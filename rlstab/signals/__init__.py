@@ -32,8 +32,9 @@ __all__ = [
     "token_signals_from_logits",
 ]
 
-#: The largest tile of logits that is held: rows, and columns of the vocabulary. On a CPU it stays near the cache.
+#: Rows of the largest tile of logits that is held; its columns are of the vocabulary. On a CPU it stays near the cache.
 ROWS = 1024
+#: Columns of that tile.
 COLUMNS = 4096
 #: Rows of it on a GPU, where nothing is cached and few launches count: 128 MB in float32. Chosen, not measured.
 GPU_ROWS = 8192

@@ -24,6 +24,7 @@ class TokenSignals:
 
 #: In the order in which the autograd functions return them.
 ORDER = tuple(one.name for one in fields(TokenSignals))
+#: What one pass over the vocabulary can give.
 SIGNAL_NAMES = frozenset(ORDER)
 #: All that the trainer that ships makes for a method: these, what its sampler knows, and a reference model's.
 TRAINER_SIGNALS = SIGNAL_NAMES | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}

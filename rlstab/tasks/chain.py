@@ -9,7 +9,7 @@ from rlstab.errors import OutOfRange
 from rlstab.tasks.block import Block
 from rlstab.tasks.task import Example, Split
 
-# Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
+#: Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
 JUNK = "()?#~"
 
 # `junk_symbols` counts on from JUNK into a block of Unicode without gaps, where a character is one code point.

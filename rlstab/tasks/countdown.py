@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rlstab.errors import OutOfRange
 from rlstab.tasks.task import Example, Split
 
-# One token per character. `$` ends an answer; the last nine occur in no prompt and no demonstration of countdown. They
-# are there for `chain` and for tasks of your own on the same tokenizer.
+#: One token per character. `$` ends an answer; the last nine occur in no prompt and no demonstration of countdown. They
+#: are there for `chain` and for tasks of your own on the same tokenizer.
 ALPHABET = "0123456789+-*=,>: $" + "/();?#~AQ"
 
 LARGEST_RESULT = 99

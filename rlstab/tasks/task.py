@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from rlstab.tasks.scoring import Workers
 
+#: Learnt from, or held out.
 Split = Literal["train", "eval"]
 
 

@@ -14,6 +14,7 @@ from rlstab.testing.law import Case, Law, NotHere
 #: The law that is checked first: where it is broken, no other one is checked.
 RUNS = Law("runs", "what it returns is what the interface asks for", purity.runs)
 
+#: The laws of methods, in the order of the report.
 LAWS: tuple[Law, ...] = (
     RUNS,
     Law("finite", "finite on extreme inputs", loss.finite, draws="extreme"),

@@ -261,6 +261,7 @@ def serialises(stage: Stage, case: StageCase) -> None:
         state, back = acted.state, resumed.state
 
 
+#: The laws of stages, in the order of the report.
 STAGE_LAWS: tuple[StageLaw, ...] = (
     StageLaw("finite", "finite on extreme rewards", finite, extreme=True),
     StageLaw("pure", "inputs unchanged, no global randomness, same call same result", pure),

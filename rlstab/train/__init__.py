@@ -1,7 +1,14 @@
-"""A minimal GRPO-family trainer on accelerate: rollout, step, loop, checkpoint, tracking."""
+"""A minimal GRPO-family trainer on accelerate: rollout, step, loop, checkpoint, tracking.
 
-from rlstab.train.loop import RunResult, train
-from rlstab.train.providers import Responses
-from rlstab.train.stopping import Stopped
+Needs the extra ``rlstab[train]``; without it the import raises :class:`rlstab.errors.MissingPackage`.
+"""
+
+from rlstab.extras import require
+
+require("train", "Training")  # all at once, and before anything starts: matplotlib is wanted at the end of a run
+
+from rlstab.train.loop import RunResult, train  # noqa: E402
+from rlstab.train.providers import Responses  # noqa: E402
+from rlstab.train.stopping import Stopped  # noqa: E402
 
 __all__ = ["Responses", "RunResult", "Stopped", "train"]

@@ -38,7 +38,7 @@ from rlstab.tasks.from_settings import build_task
 from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import Rewards, build_rewards
 from rlstab.trace.writer import Tracer
-from rlstab.train import checkpoint, durable
+from rlstab.train import checkpoint, durable, lora
 from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
 from rlstab.train.estimating import Estimating
@@ -172,13 +172,19 @@ class _Loop:
         self.task: Task = build_task(run.task) if task is None else require_task(task)
         self.rewards = build_rewards(run.reward, self.task)
         torch.manual_seed(run.seed)
-        policy = load_policy(str(latest or run.model.name), device=device, precision=precision)
+        policy = load_policy(
+            run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=latest
+        )
+        lora.require_trainable(policy.model, run.model.name)
         require_decoding(policy, run.model.name)
         require_prompts(policy, self.task, run.rollout)
         reference = None
         if "ref_logprobs" in run.composition.needs:
-            reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
-            reference.model.requires_grad_(False)
+            if run.model.adapter is not None and run.model.reference is None:
+                reference = policy  # with the adapter off
+            else:
+                reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
+                reference.model.requires_grad_(False)
         if run.optimisation.gradient_checkpointing:
             policy.checkpoint_gradients()
         self.policy, self.reference, self.comm = policy, reference, comm
@@ -376,12 +382,13 @@ class _Loop:
         assert self.reference is not None
         found = torch.zeros(sequences.response_ids.shape, device=self.policy.device)
         rows = torch.arange(len(found))
-        for one in rows.split(self.run.optimisation.micro_batch_size):
-            if len(one):
-                values = forward_signals(
-                    self.reference, sequences, one, self.run.rollout.temperature, {"logprobs"}, {}
-                )["logprobs"]
-                found[one, : values.shape[1]] = values
+        with self.reference.without_adapter():
+            for one in rows.split(self.run.optimisation.micro_batch_size):
+                if len(one):
+                    values = forward_signals(
+                        self.reference, sequences, one, self.run.rollout.temperature, {"logprobs"}, {}
+                    )["logprobs"]
+                    found[one, : values.shape[1]] = values
         return found
 
     def _evaluate(self) -> dict[str, float]:

@@ -19,10 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
+from rlstab.config.runs import AdapterSettings
 from rlstab.errors import DataError, ModelError
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Message, Prompt, in_words
+from rlstab.train import lora
 
 #: Models that ship with the package.
 SHIPPED = {
@@ -93,6 +95,7 @@ class Policy:
 
     Attributes:
         precision: ``bf16`` runs forwards in autocast over the float32 weights.
+        base: of a model with an adapter, a checksum of the frozen weights; empty where all weights are trained.
     """
 
     model: PreTrainedModel
@@ -100,6 +103,7 @@ class Policy:
     pad_id: int
     eos_ids: frozenset[int]
     precision: str
+    base: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -119,10 +123,17 @@ class Policy:
         return nullcontext()
 
     def save(self, folder: Path) -> None:
-        """Write weights (safetensors) and tokenizer to a folder that :func:`load_policy` reads."""
+        """Write weights, or the adapter alone, as safetensors and the tokenizer, for :func:`load_policy`."""
         with _quiet():
-            self.model.save_pretrained(folder)
+            if self.base:
+                lora.save(self.model, folder, self.base)
+            else:
+                self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """The context in which the adapter is off, so that the policy is the model that it was put on."""
+        return lora.off(self.model)
 
     def encode(
         self,
@@ -352,17 +363,38 @@ def _first_line(error: Exception) -> str:
     return text.partition("\n")[0].rstrip(" .,") or type(error).__name__
 
 
-def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str = "fp32") -> Policy:
+def load_policy(
+    name: str,
+    *,
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    adapter: AdapterSettings | None = None,
+    saved: Path | None = None,
+) -> Policy:
     """A causal language model by shipped name, folder or hub name, in float32 and in eval mode.
 
     Eval mode switches dropout off: the ratio compares two policies, not two dropout masks.
 
+    Args:
+        name: of the model.
+        device: to load it to.
+        precision: see :class:`Policy`.
+        adapter: put on the model, so that it alone is trained.
+        saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
+
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
+        MissingPackage: an adapter is asked for, and peft is not installed.
     """
+    if adapter is not None:
+        lora.require_peft()
+        adapter = adapter if saved is None else AdapterSettings(path=str(saved))
+    elif saved is not None:
+        name = str(saved)
     source = str(SHIPPED.get(name, Path(name).expanduser()))
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
+    lora.refuse_folder(name, Path(source))
     offline = "" if Path(source).is_dir() else _hub_unreachable()
     tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source, offline)
     model, report = _loaded(
@@ -375,6 +407,7 @@ def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str
         use_safetensors=True,
         output_loading_info=True,
     )
+    lora.refuse_loaded(name, model)
     if report["missing_keys"]:
         raise ModelError(
             f"the model '{name}' has no weights for {min(report['missing_keys'])}; they would be random. Give a model "
@@ -394,5 +427,6 @@ def load_policy(name: str, *, device: torch.device | str = "cpu", precision: str
             f"'{name}' has no EOS token, so no response would ever end. Set tokenizer.eos_token to the token that ends "
             f"an answer and save the tokenizer."
         )
+    base = "" if adapter is None else lora.put_on(model, name, adapter)
     model.to(torch.device(device)).eval()
-    return Policy(model, tokenizer, int(tokenizer.pad_token_id), frozenset(map(int, ends)), precision)
+    return Policy(model, tokenizer, int(tokenizer.pad_token_id), frozenset(map(int, ends)), precision, base)

@@ -2,8 +2,9 @@
 
 Weights are rounded to the numbers that the narrow format holds, and products are taken as before. So the gap between
 sampler and trainer is that of the weights alone; engines that also round activations, or keys and values, have a larger
-one. Linear layers and experts are rounded to ``fp8``, ``int8`` or ``int4``. The vocabulary head, embeddings, norms and
-biases are bfloat16, as engines keep them (vLLM's online quantisation takes all linear layers but the head).
+one. Linear layers and experts are rounded to ``fp8``, ``int8`` or ``int4``. The vocabulary head, embeddings, norms,
+biases and LoRA adapters are bfloat16, as engines keep them (vLLM's online quantisation takes all linear layers but the
+head, and its adapters have the dtype of the model).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlstab.train.lora import is_of_adapter
 from rlstab.train.policy import Policy
 
 Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4"]
@@ -83,4 +85,5 @@ def _narrow(model: PreTrainedModel) -> set[str]:
     kept = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.Conv1d)]
     head = model.get_output_embeddings()
     wide = {id(one) for part in [*kept, *([] if head is None else [head])] for one in part.parameters()}
-    return {name for name, one in model.named_parameters() if one.ndim >= 2 and id(one) not in wide}
+    narrow = {name for name, one in model.named_parameters() if one.ndim >= 2 and id(one) not in wide}
+    return {name for name in narrow if not is_of_adapter(name)}

@@ -44,8 +44,10 @@ def go(run: RunConfig, **options: Any) -> RunResult:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    """The weights of the newest checkpoint."""
-    return load_file(sorted((out / "checkpoints").glob("rollout-*"))[-1] / "model.safetensors")
+    """The weights of the newest checkpoint, or of the adapter in it."""
+    newest = sorted((out / "checkpoints").glob("rollout-*"))[-1]
+    adapter = newest / "adapter_model.safetensors"
+    return load_file(adapter if adapter.exists() else newest / "model.safetensors")
 
 
 def largest_difference(one: Path, other: Path) -> float:

@@ -1,0 +1,33 @@
+"""What an installation has: the packages of each extra, asked for before they are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from rlstab.errors import MissingPackage
+
+#: Extra to the names by which its packages are imported. Not wandb, of `train`: a run that does not track by it does
+#: without.
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock", "matplotlib"),
+    "report": ("scipy", "matplotlib", "plotly", "jinja2"),
+}
+
+
+def require(extra: str, who: str) -> None:
+    """Look for the packages of an extra, and import none.
+
+    Args:
+        extra: key of :data:`EXTRAS`.
+        who: what needs them, as the subject of the error.
+
+    Raises:
+        MissingPackage: names what is missing, and the command that installs it.
+    """
+    missing = [one for one in EXTRAS[extra] if find_spec(one) is None]
+    if missing:
+        raise MissingPackage(
+            f"{who} needs the extra `{extra}`: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
+            f'installed. Run: pip install "rlstab[{extra}]"'
+        )

@@ -1,0 +1,354 @@
+"""The data level: a loss that knows nothing of rlstab, fed masks and advantages, has the objective's own gradient."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rlstab
+from rlstab import (
+    AR,
+    STARE,
+    ClipHigher,
+    EntropyShaping,
+    KLPenalty,
+    RandomMask,
+    S2TMask,
+    SequenceMean,
+    TokenBatch,
+    TokenMean,
+    TokenObjective,
+    TopEntropyMask,
+    compose,
+    make_plan,
+    observe,
+    within,
+)
+from rlstab.adapters.data import NO_HIGH, NO_LOW, DataLevel, DataPart, HostLoss, HostMean
+from rlstab.cli import main
+from rlstab.core.comm import Comm
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.saved_state import dump_state, load_state
+from rlstab.errors import ConfigError, NonFinite, OutOfRange, ShapeError
+from rlstab.explain.data_level import REFUSED, methods_table, presets_table, refusal
+from rlstab.presets import PRESETS
+from rlstab.testing import Processes
+from rlstab.testing.examples import EXAMPLES
+from rlstab.testing.steps import Step, make_step
+
+STACK = compose(ClipHigher(), S2TMask(max_prob=0.05), STARE(target_entropy=5.0), TokenMean())
+SAID = [name for name, one in PRESETS.items() if refusal(one.objective) is None]
+MEANS = [HostMean(over, counts) for over in ("tokens", "sequences", "nothing") for counts in ("mask", "response")]
+CUTS = ([[0, 1, 2, 3, 4, 5]], [[0, 3], [1, 2, 5], [4]])
+
+
+def step_of(kind: str = "mixed", seed: int = 3) -> Step:
+    return make_step(kind, [5, 1, 9, 6, 2, 7], 2, seed, [])
+
+
+def vanilla(live: Tensor, old: Tensor, advantages: Tensor, loss: HostLoss) -> Tensor:
+    """``(B, T)`` the clipped policy loss as verl's ``vanilla`` and slime's ``policy_loss`` have it, by the formulas."""
+    ratio = (live - old).clamp(-20.0, 20.0).exp()
+    clipped = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - loss.low, 1 + loss.high))
+    if loss.dual_clip is None:
+        return clipped
+    return torch.where(advantages < 0, torch.minimum(clipped, -advantages * loss.dual_clip), clipped)
+
+
+def averaged(losses: Tensor, part: DataPart, response: Tensor, loss: HostLoss, whole: tuple[float, float]) -> Tensor:
+    """What a host makes of the losses of a micro-batch, given the counts of its whole optimizer step."""
+    counted = part.mask if loss.mean.counts == "mask" else response
+    masked = torch.where(part.mask, losses, 0.0)
+    if loss.mean.over == "nothing":
+        return masked.sum()
+    if loss.mean.over == "tokens":
+        return masked.sum() / whole[0]
+    return (masked.sum(1) / counted.sum(1).clamp(min=1)).sum() / whole[1]
+
+
+def counted(masks: Sequence[Tensor]) -> tuple[float, float]:
+    return sum(float(one.sum()) for one in masks), sum(float(one.any(1).sum()) for one in masks)
+
+
+def batches_of(step: Step, cut: Sequence[Sequence[int]]) -> list[tuple[TokenBatch, dict[str, Tensor], Tensor]]:
+    """Padded batches, their live outputs, and the response masks."""
+    found = []
+    for rows in cut:
+        batch, _, live = step.rows(rows).padded(7.0, 2)
+        mask = batch.to_padded(torch.ones(len(batch), dtype=torch.bool), fill=False)
+        found.append((batch, live, mask))
+    return found
+
+
+def by_the_host(level: DataLevel, step: Step, cut: Sequence[Sequence[int]]) -> Tensor:
+    """``(n,)`` gradient of the host's loss in the live log-probs, in the order of the step's rows."""
+    packed = batches_of(step, cut)
+    given = level.step([batch for batch, _, _ in packed])
+    masks = [one.mask for one in given.parts] if level.loss.mean.counts == "mask" else [mask for *_, mask in packed]
+    whole = counted(masks)
+    found: dict[int, Tensor] = {}
+    for rows, (batch, _, response), part in zip(cut, packed, given.parts, strict=True):
+        live = step.rows(rows).live["logprobs"].clone().requires_grad_()
+        padded = batch.to_padded(live, fill=0.0)
+        losses = vanilla(padded, batch.to_padded(batch.old_logprobs), part.advantages, level.loss)
+        averaged(losses, part, response, level.loss, whole).backward()
+        assert live.grad is not None
+        found |= {row: live.grad[batch.sequence == place] for place, row in enumerate(rows)}
+    return torch.cat([found[row] for row in sorted(found)])
+
+
+def by_the_worker(objective: TokenObjective, step: Step) -> Tensor:
+    live = step.live["logprobs"].clone().requires_grad_()
+    batch = step.batch()
+    make_plan(compose(objective), [batch]).loss(batch, PolicyOutputs(live)).loss.backward()
+    assert live.grad is not None
+    return live.grad
+
+
+def assert_same(one: Tensor, other: Tensor) -> None:
+    assert float((one - other).abs().max()) <= 1e-12 * max(1.0, float(other.abs().max()))
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=["whole", "three parts"])
+@pytest.mark.parametrize("mean", MEANS, ids=lambda one: f"{one.over}-{one.counts}")
+def test_a_stack_is_the_worker_loss(mean: HostMean, cut: Sequence[Sequence[int]]) -> None:
+    step = step_of()
+    worker = by_the_worker(STACK, step)
+    assert_same(by_the_host(DataLevel(STACK, mean), step, cut), worker)
+    plain = by_the_worker(compose(ClipHigher()), step)
+    assert float((plain - worker).abs().max()) > 1e-3  # S2T and STARE act
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_every_preset_that_can_be_said_is_exact(name: str) -> None:
+    for kind in ("mixed", "tied", "empty rows"):
+        step = step_of(kind)
+        worker = by_the_worker(PRESETS[name].objective, step)
+        assert_same(by_the_host(DataLevel(PRESETS[name].objective), step, CUTS[1]), worker)
+        assert float(worker.abs().max()) > 0
+
+
+METHODS = [one for several in EXAMPLES.values() for one in several if refusal(one) is None]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_every_method_that_can_be_said_is_exact(method: TokenObjective) -> None:
+    own = method if "bounds" in method.writes else compose(method, ClipHigher(low=0.1, high=0.1, dual_clip=1.5))
+    for mean in (HostMean(), HostMean("sequences", "response")):
+        step = step_of("per token")
+        assert_same(by_the_host(DataLevel(own, mean), step, CUTS[1]), by_the_worker(own, step))
+
+
+def test_a_response_that_lost_everything_keeps_its_mask() -> None:
+    """verl leaves an empty response out of its count, slime counts one token for it, TRL counts it: none has to."""
+    step = step_of()
+    rare = TopEntropyMask(share=0.1)
+    batch = batches_of(step, CUTS[0])[0][0]
+    keep = make_plan(rare, [batch]).terms(0).keep
+    assert keep is not None
+    lost = batch.sequence_total(keep) == 0
+    assert int(lost.sum()) >= 2
+    for mean in (HostMean(), HostMean("sequences")):
+        level = DataLevel(compose(ClipHigher(), rare, SequenceMean()), mean)
+        part = level.step([batch]).parts[0]
+        assert part.mask.any(1).all()
+        assert not part.advantages[lost].any()
+        assert_same(by_the_host(level, step, CUTS[1]), by_the_worker(level.objective, step))
+
+
+def test_nothing_kept_is_silent() -> None:
+    step = step_of("no advantage").batch()
+    padded = step_of("no advantage").padded(0.0, 0)[0]
+    assert len(padded) == len(step)
+    given = DataLevel(STACK).step([padded])
+    assert given.silent
+    assert not given.parts[0].advantages.any()
+    everything = DataLevel(compose(RandomMask(share=1.0, sign="all"))).step([padded])
+    assert everything.silent
+    assert everything.metrics()["tokens/kept"] == 0.0
+    assert everything.parts[0].mask.any(1).all()
+
+
+def test_the_state_is_carried_and_saved() -> None:
+    moving = compose(ClipHigher(), STARE(target_entropy=0.8, variant="C2", increment=0.05))
+    level, state = DataLevel(moving), moving.init_state()
+    for seed in (1, 2, 3):
+        batch = step_of(seed=seed).padded(0.0, 0)[0]
+        plan = make_plan(moving, [batch], state)
+        given = level.step([batch])
+        assert level.state == plan.state == given.plan.state
+        state = plan.state
+        if seed == 2:
+            record, tensors = dump_state(level.state)
+            level = DataLevel(moving, state=load_state(record, tensors))
+    assert level.state != moving.init_state()
+    assert given.metrics()["stare/boost"] == state["stare"]["boost"]
+
+
+def test_a_refused_step_leaves_the_state() -> None:
+    level = DataLevel(compose(ClipHigher(), STARE(increment=0.05, variant="C2")))
+    before = level.state
+    with pytest.raises(NonFinite):
+        level.step([step_of().given(entropies=torch.full((30,), torch.nan)).padded(0.0, 0)[0]])
+    assert level.state is before
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def on_a_rank(objective: TokenObjective, step: Step, rows: Sequence[int], comm: Comm) -> Any:
+    """What one rank is given, by the ids of its sequences, and the host's count of its mask."""
+    level = DataLevel(objective)
+    found = level.step([step.rows(rows).padded(0.0, 1)[0]] if rows else [], comm)
+    advantages = {row: found.parts[0].advantages[place] for place, row in enumerate(rows)}
+    return advantages, level.state, found.metrics(), sum(int(one.mask.sum()) for one in found.parts)
+
+
+@pytest.mark.parametrize("ranks", [[[0, 4, 5], [1, 2, 3]], [[0, 1, 2, 3, 4, 5], []]], ids=["two", "one is empty"])
+def test_two_ranks_are_one(ranks: list[list[int]], two: Processes) -> None:
+    step = step_of()
+    jobs = [(STACK, step, rows) for rows in ranks]
+    found = two.each(STACK, on_a_rank, jobs, empty=sum(not one for one in ranks))
+    assert two.counted == 2
+    level = DataLevel(STACK)
+    alone = level.step([step.padded(0.0, 1)[0]])
+    for advantages, state, metrics, _ in found:
+        assert state == level.state
+        assert metrics == pytest.approx(alone.metrics())
+        for row, values in advantages.items():
+            width = min(values.numel(), alone.parts[0].advantages.shape[1])
+            assert_same(values[:width], alone.parts[0].advantages[row][:width])
+    assert sum(count for *_, count in found) == int(alone.parts[0].mask.sum())
+
+
+@pytest.fixture(scope="module")
+def two() -> Any:
+    with Processes(2) as processes:
+        yield processes
+
+
+# -- what it cannot say ------------------------------------------------------------------------------------------------
+
+
+def test_a_kl_penalty_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as told:
+        DataLevel([{"name": "clip_higher"}, {"name": "kl", "coefficient": 0.01}])
+    assert str(told.value) == (
+        "'kl' asks for a penalty, a term of the loss with a gradient of its own: a loss mask and advantages cannot say "
+        "it. Remove 'kl', or train where the loss itself can be changed, such as with rlstab.adapters.trl."
+    )
+
+
+def test_every_other_method_is_refused_by_name() -> None:
+    refused = [(one, what) for several in EXAMPLES.values() for one in several if (what := refusal(one)) is not None]
+    assert {what for _, what in refused} >= set(REFUSED.values()) - {REFUSED["exempt"]}
+    for one, what in refused:
+        with pytest.raises(ConfigError, match=re.escape(f"'{one.name}' asks for {what}")):
+            DataLevel(compose(one))
+
+
+def test_what_is_only_observed_is_not_refused() -> None:
+    step = step_of()
+    watched = compose(ClipHigher(), observe(KLPenalty()), observe(compose(AR(), ClipHigher(low=0.01))))
+    level = DataLevel(watched)
+    assert_same(by_the_host(level, step, CUTS[1]), by_the_worker(ClipHigher(), step))
+    assert level.step([step.padded(0.0, 0)[0]]).metrics()["observe_kl/would_penalise"] == 1.0
+
+
+def test_within_is_exact() -> None:
+    own = compose(ClipHigher(), within(S2TMask(max_prob=0.05), STARE(target_entropy=5.0)))
+    step = step_of()
+    assert_same(by_the_host(DataLevel(own), step, CUTS[1]), by_the_worker(own, step))
+
+
+def test_what_the_host_has_to_be_set_to() -> None:
+    assert DataLevel(PRESETS["justrl"].objective).loss == HostLoss(0.2, 0.28, 10.0, HostMean())
+    assert DataLevel(compose(EntropyShaping())).loss == HostLoss(NO_LOW, NO_HIGH, None, HostMean())
+    with pytest.raises(OutOfRange, match=r"HostMean: over = 'rows'. Write one of: 'tokens', 'sequences', 'nothing'."):
+        HostMean("rows")  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"DataLevel.step: a batch has no \(B, T\) shape"):
+        DataLevel(STACK).step([step_of().batch()])
+
+
+# -- the host's formula ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+@pytest.mark.parametrize("name", ["stapo", "recommended", "dapo"])
+def test_the_formula_is_that_of_verl(name: str) -> None:
+    """verl's own ``vanilla``, its dual clip far away where the objective has none."""
+    host = importlib.import_module("verl.trainer.ppo.core_algos")
+    level, step = DataLevel(PRESETS[name].objective, HostMean("tokens", "response")), step_of()
+    clip_c = 1e9 if level.loss.dual_clip is None else level.loss.dual_clip
+    worker = by_the_worker(level.objective, step)
+    found: dict[int, Tensor] = {}
+    packed = batches_of(step, CUTS[1])
+    given = level.step([batch for batch, _, _ in packed])
+    for rows, (batch, _, response), part in zip(CUTS[1], packed, given.parts, strict=True):
+
+        class Config(dict[str, Any]):
+            clip_ratio, clip_ratio_low, clip_ratio_high = 0.2, level.loss.low, level.loss.high
+            global_batch_info = types.MappingProxyType({"dp_size": 1, "batch_num_tokens": len(step)})
+
+        live = step.rows(rows).live["logprobs"].clone().requires_grad_()
+        loss, _ = host.compute_policy_loss_vanilla(
+            old_log_prob=batch.to_padded(batch.old_logprobs),
+            log_prob=batch.to_padded(live),
+            advantages=part.advantages,
+            response_mask=response.double(),
+            loss_agg_mode="token-mean",
+            config=Config(clip_ratio_c=clip_c),
+        )
+        loss.backward()
+        assert live.grad is not None
+        found |= {row: live.grad[batch.sequence == place] for place, row in enumerate(rows)}
+    assert_same(torch.cat([found[row] for row in sorted(found)]), worker)
+
+
+# -- the page and the command ------------------------------------------------------------------------------------------
+
+ROOT = Path(rlstab.__file__).parents[1]
+PAGE = ROOT / "docs" / "hosts" / "data.md"
+
+
+@pytest.mark.parametrize("table", [methods_table, presets_table], ids=["methods", "presets"])
+def test_the_page_has_the_tables(table: Any) -> None:
+    assert "\n".join(table()) in PAGE.read_text(encoding="utf-8"), "print rlstab.explain.data_level's tables into it"
+
+
+def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = PAGE.read_text(encoding="utf-8")
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "objective.yaml").write_text(yaml)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), namespace)
+    assert namespace["gap"] < 1e-6
+
+
+def test_check_says_what_the_data_level_makes_of_an_objective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "objective.yaml"
+    path.write_text("objective: [clip_higher, s2t]")
+    assert main(["check", str(path), "--host", "data"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the data level, through rlstab.adapters.data" in out
+    assert "s2t │ logprobs, entropies │ yes │ all of it" in out
+    assert "once its rollout is scored: refresh is rollout" in out
+    path.write_text("objective: [clip_higher, {name: kl, coefficient: 0.1}]")
+    assert main(["check", str(path), "--host", "data"]) == 2
+    out, err = capsys.readouterr()
+    assert "refused: a penalty, a term of the loss" in " ".join(out.split())
+    assert err.startswith("ConfigError: 'kl' asks for a penalty")
