@@ -72,7 +72,7 @@ def test_a_package_that_is_missing_is_told_in_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, name, None)  # as Python finds a package that is not there
     for command, file in {
-        "train": [("train", "countdown.yaml"), ("bench", "bench_smoke.yaml")],
+        "train": [("train", "countdown.yaml"), ("bench", "bench_s2t.yaml")],
         "report": [("report", "runs")],
     }[extra]:
         assert main([command, str(EXAMPLES / file)]) == 2
