@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train compare test test-slow test-matrix test-trl coverage check-speed lint cards format clean
+.PHONY: train compare test test-slow test-matrix test-trl coverage check-speed check-wheel lint cards docs notebooks format clean
 
-# 200 rollouts of GRPO with a composed objective, about a minute; ends with a table and a picture. One thread: the
+# 180 rollouts of GRPO with two methods, about a minute; ends with a table, a picture and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
 train: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/rlstab train examples/countdown.yaml --overwrite
@@ -43,6 +43,10 @@ coverage: $(VENV)/.installed-dev
 check-speed: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check
 
+# sdist and wheel: built, checked, and the wheel used far from the clone; half a minute, without the network
+check-wheel: $(VENV)/.installed-dev
+	$(BIN)/python .ci/check_wheel.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,12 +56,20 @@ lint: $(VENV)/.installed-dev
 cards: $(VENV)/.installed
 	$(BIN)/rlstab cards
 
+# the documentation site, into site/; strict: a broken link or an undocumented public name fails
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# run the notebooks of the site again and keep what they print
+notebooks: $(VENV)/.installed-dev
+	PYTHONWARNINGS=ignore $(BIN)/jupyter nbconvert --execute --inplace --to notebook docs/notebooks/*.ipynb
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("rlstab needs Python >= 3.11; say which with make PYTHON=...") if sys.version_info < (3, 11) else None'

@@ -17,10 +17,12 @@ NAMES = {
     "e2e": "forward and backward of a whole model of 134.5M parameters",
     "throughput": "whole training steps against TRL's GRPOTrainer",
     "trl_adapter": "an objective inside TRL's trainer against its own loss",
+    "verl_adapter": "an objective inside verl's actor against its own loss",
     "opob_variance": "how much the gradient varies under the optimal off-policy baseline, and what that costs",
     "scorers": "scoring in worker processes against scoring in this one",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
     "report": "all goals from the results that are kept, and docs/performance.md",
+    "instabilities": "the pictures of docs/concepts/instabilities.md",
     "split": "how much gradients move when a step is cut into micro-batches",
     "mutation": "would the tests notice a change?",
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 import griffe
 
-
 ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 
 

@@ -11,7 +11,7 @@ from rlstab.core.objective import TokenObjective, require_signals
 from rlstab.core.walk import walk
 from rlstab.errors import MissingSignal
 from rlstab.explain.data_level import refusal, require_data_level
-from rlstab.explain.hosts import Host, measures, provide
+from rlstab.explain.hosts import Host, measures
 from rlstab.signals import SIGNAL_NAMES
 
 
@@ -41,7 +41,7 @@ def require_host(objective: Composition, host: Host) -> None:
         provides=host.gives,
         live=host.live,
         host=f"{host.name} {host.oldest}".strip(),
-        otherwise={name: host.how.get(name, provide(name)) for name in objective.needs | objective.live_needs},
+        otherwise={name: host.cure(name) for name in objective.needs | objective.live_needs},
     )
     for key, method in objective.keyed.items() if not host.step else ():
         if any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method)):
@@ -59,10 +59,12 @@ def reads(method: TokenObjective) -> list[str]:
 
 def _from(method: TokenObjective, host: Host) -> str:
     asks = refusal(method) if host.data_level else None
-    found = [] if asks is None else [f"refused: {asks}"]
+    if asks is not None:
+        return f"refused: {asks}"
+    found = []
     for name in [*sorted(method.needs), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
-            found.append(f"{name}: missing; {provide(name)}")
+            found.append(f"{name}: missing; {host.cure(name)}")
         elif name in host.how:
             found.append(f"{name}: {host.how[name]}")
     return "; ".join(dict.fromkeys(found)) or "all of it"
@@ -80,8 +82,8 @@ def _forwards(objective: Composition, host: Host) -> list[str]:
     ]
     seen = "the whole optimizer step, before its first backward pass" if host.step else "one micro-batch at a time"
     told = (
-        f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}; none where an "
-        f"optimizer step is one micro-batch"
+        f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}"
+        + (f"; none {host.spared}" if host.spared else "")
         if wanted
         else "evidence: no forward of its own"
     )

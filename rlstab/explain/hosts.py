@@ -38,7 +38,10 @@ class Host:
         adapter: what a user imports.
         package: what the adapter needs, as pip names it.
         oldest: the first release of it that the adapter takes.
+        later: it takes later ones too.
         how: signals that it gives only where something is set, with what to set.
+        otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
+        spared: where the evidence of a step costs no forward though a method reads it.
         data_level: its own loss stays, and an objective reaches it through a mask and advantages.
         tried: what was run of an adapter that was never run in its host; empty where it was.
         install: how to get the package, where it is no extra of rlstab.
@@ -54,15 +57,24 @@ class Host:
     adapter: str = ""
     package: str = ""
     oldest: str = ""
+    later: bool = True
     how: Mapping[str, str] = field(default_factory=dict)
+    otherwise: str = "use a host that provides it"
+    spared: str = ""
     data_level: bool = False
     tried: str = ""
     install: str = ""
 
     @property
     def titled(self) -> str:
-        """Its name, and from which release on."""
-        return f"{self.name} {self.oldest} or later" if self.oldest else self.name
+        """Its name, and the releases that the adapter takes."""
+        if not self.oldest:
+            return self.name
+        return f"{self.name} {self.oldest} or later" if self.later else f"{self.name} {self.oldest}"
+
+    def cure(self, name: str) -> str:
+        """What to do about a signal that it lacks, other than to remove the method."""
+        return self.how.get(name, self.otherwise.format(name=name))
 
     def lacks(self, objective: TokenObjective) -> list[str]:
         """What an objective needs and this hook does not hand over; empty where nothing is missing."""
@@ -72,7 +84,7 @@ class Host:
             found.append("a look at the whole optimizer step")
         if self.data_level:
             asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
-            found += [f"{what} (`{name}`)" for what, name in asks.items()]
+            found += [f"a place for what `{name}` asks for: {what}" for what, name in asks.items()]
         return found
 
 
@@ -102,6 +114,8 @@ HOSTS: tuple[Host, ...] = (
             "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
             **dict.fromkeys(("max_logprobs", "log_kept_mass", "sum_p_sq"), "write head='rlstab'"),
         },
+        otherwise="give the trainer signals={{'{name}': function}}, (B, T) values from its batch",
+        spared="where an optimizer step is one micro-batch",
     ),
     Host(
         "the data level",
@@ -133,8 +147,24 @@ HOSTS: tuple[Host, ...] = (
     Host("verl", "`register_policy_loss`", frozenset(), read=False),
     Host(
         "verl",
-        "`TrainingWorker` with a loss of its own",
-        frozenset({"entropies", "ref_logprobs", "sum_p_sq", "truncated"}),
+        "`policy_loss.loss_mode=rlstab:FILE`",
+        SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated"},
+        live=_LIVE,
+        step=True,
+        read=False,
+        key="verl",
+        adapter="rlstab.adapters.verl",
+        package="verl",
+        oldest="0.9.1",
+        later=False,
+        how={
+            "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
+            "rollout_logprobs": "set actor_rollout_ref.rollout.calculate_log_probs=true",
+            **dict.fromkeys(
+                ("max_logprobs", "log_kept_mass", "sum_p_sq"),
+                "leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
+            ),
+        },
     ),
     Host("slime, miles", "`--custom-loss-function-path`", _LOGITS | {"ref_logprobs", "rollout_logprobs"}, live=_LIVE),
     Host("prime-rl", "`[trainer.loss] type = custom`", frozenset({"ref_logprobs", "rollout_logprobs"})),
@@ -156,11 +186,6 @@ def adapted(key: str) -> Host:
     if key not in ours:
         raise UnknownName(f"no adapter is called '{key}'. {did_you_mean(key, ours)}")
     return ours[key]
-
-
-def provide(name: str) -> str:
-    """What to do about a signal that no setting of a host gives."""
-    return f"give the trainer signals={{'{name}': function}}, (B, T) values from its batch"
 
 
 def hosts(objective: Composition) -> list[str]:

@@ -198,7 +198,7 @@ def test_a_stopped_sharded_run_goes_on_bit_for_bit(sharded: Any) -> None:
 def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
     """A checkpoint holds them as safetensors beside the plain state."""
     from rlstab import compose
-    from rlstab.adapters.trl import kept_state
+    from rlstab.adapters import kept_state
     from tests.core.measuring_methods import PassRate
 
     objective = compose(PassRate())

@@ -13,6 +13,8 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
 
+from trl import GRPOTrainer
+
 from rlstab.adapters.trl import WatchCallback
 from rlstab.adapters.trl.grpo_settings import REPLACED
 from rlstab.errors import ConfigError, MissingSignal
@@ -35,6 +37,29 @@ def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "runs" / "trl" / "checkpoint-2" / "rlstab.json").exists()
     seen = {key for line in namespace["watched"].state.log_history for key in line}
     assert "rlstab/observe_s2t/would_drop" in seen
+
+
+def test_the_lines_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "start" / "trl.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "objective.yaml").write_text(yaml)
+    theirs: dict[str, Any] = {"__name__": "__main__"}  # what the reader's script has already
+    exec(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[0].partition("trainer =")[0], theirs)
+    config = theirs["GRPOConfig"](
+        "runs/trl", per_device_train_batch_size=8, num_generations=4, max_steps=1, max_completion_length=8, bf16=False,
+        use_cpu=True, report_to="none", save_strategy="no",
+    )  # fmt: skip
+    theirs |= {"reward": theirs["shorter"], "args": config}
+    theirs["dataset"] = theirs["Dataset"].from_dict({"prompt": ["Q1+2=", "Q3+4="] * 4})
+    first, watching = re.findall(r"```python.*?\n(.*?)```", page, flags=re.DOTALL)
+    exec(first, theirs)
+    assert list(theirs["trainer"].objective.keyed) == ["clip_higher", "token_mean", "s2t"]
+    theirs["trainer"] = GRPOTrainer(
+        model=theirs["model"], reward_funcs=theirs["reward"], args=config, train_dataset=theirs["dataset"],
+        processing_class=theirs["AutoTokenizer"].from_pretrained(theirs["model"], padding_side="left"),
+    )  # fmt: skip
+    exec(watching, theirs)
 
 
 def test_the_page_names_every_setting_that_is_replaced() -> None:

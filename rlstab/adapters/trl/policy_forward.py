@@ -18,7 +18,7 @@ from rlstab.core.objective import TokenObjective, require_signals
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError, OutOfRange
-from rlstab.explain.hosts import adapted, provide
+from rlstab.explain.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
 from rlstab.signals.vocabulary_head import find_head
 
@@ -181,14 +181,13 @@ def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[s
     if head == "auto":
         enough = needs <= TRLForward.gives and live <= TRLForward.live
         head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
-    how = adapted("trl").how
     chosen: type[TRLForward] | type[OwnForward] = TRLForward if head == "trl" else OwnForward
     require_signals(
         objective,
         provides=provided | chosen.gives,
         live=chosen.live,
         host=f"TRL with this GRPOConfig and head='{head}'",
-        otherwise={name: how.get(name, provide(name)) for name in objective.needs | objective.live_needs},
+        otherwise={name: adapted("trl").cure(name) for name in objective.needs | objective.live_needs},
     )
     if chosen is TRLForward:
         return TRLForward(trainer)

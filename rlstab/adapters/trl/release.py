@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import inspect
 import sys
-import textwrap
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import trl
 from packaging.version import Version
 from transformers import Trainer
 from trl import GRPOTrainer
 
+from rlstab.adapters.releases import changed_bodies, check_methods
 from rlstab.errors import HostError
 
 #: The first release whose methods the adapter was written against.
@@ -62,24 +59,11 @@ def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl._
             f"{who} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
             f"process, or train without the adapter."
         )
-    for name, wanted in SIGNATURES.items():
-        found = getattr(trainer, name, None)
-        if found is None:
-            raise HostError(f"GRPOTrainer of TRL {version} has no method {name}, which the adapter needs. {_CURE}")
-        home = inspect.unwrap(found).__module__
-        if not home.startswith(_HOMES):
-            raise HostError(
-                f"GRPOTrainer.{name} was replaced by {home}. The adapter builds on TRL's own. Do not import that "
-                f"package in this process, or train without the adapter."
-            )
-        given = tuple(inspect.signature(inspect.unwrap(found)).parameters)[: len(wanted)]
-        if given != wanted:
-            found, expected = ", ".join(given), ", ".join(wanted)
-            raise HostError(f"GRPOTrainer.{name} of TRL {version} takes ({found}), expected ({expected}). {_CURE}")
+    check_methods(trainer, SIGNATURES, release=f"TRL {version}", homes=_HOMES, cure=_CURE)
     home = inspect.unwrap(Trainer._inner_training_loop).__module__
     if not home.startswith(_HOMES):
         raise HostError(f"the training loop of transformers was replaced by {home}. Do not import that package here.")
-    changed = [name for name, known in TESTED.items() if checksum(getattr(trainer, name)) not in known]
+    changed = changed_bodies(trainer, TESTED)
     if changed:
         warnings.warn(
             f"TRL {version} changed {', '.join(changed)} since the releases that the adapter was tested with. What is "
@@ -89,9 +73,3 @@ def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl._
 
 
 _CURE = f"Install a release that the adapter was tested with: pip install 'trl=={OLDEST}.*'"
-
-
-def checksum(method: Callable[..., Any]) -> str:
-    """Twelve digits of a method's syntax: comments and layout do not count."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlstab.adapters.host_correction import CORRECTION
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import MissingSignal, ShapeError, kind_of
@@ -20,8 +21,6 @@ Provider: TypeAlias = Callable[[Inputs], Tensor]
 
 #: The keys under which the adapter stamps identities on a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
-#: TRL's weight against the mismatch between vLLM and the trainer.
-CORRECTION = "importance_sampling_ratio"
 
 
 def response_mask(inputs: Inputs) -> Tensor:

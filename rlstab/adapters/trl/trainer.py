@@ -20,14 +20,14 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from rlstab.adapters.trl import kept_state
+from rlstab.adapters import kept_state
+from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.trl.grpo_settings import check_settings
-from rlstab.adapters.trl.host_correction import HostCorrection
 from rlstab.adapters.trl.policy_forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_release
-from rlstab.adapters.trl.responses import CORRECTION, Inputs, Provider, batch_of, must_forward, response_mask, stamp
-from rlstab.adapters.trl.trl_names import Tallies
-from rlstab.adapters.trl.window import Window
+from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forward, response_mask, stamp
+from rlstab.adapters.trl.trl_names import named, tallies
+from rlstab.adapters.window import Window
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
@@ -92,7 +92,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         ranks = self.accelerator.num_processes
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
         self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        self._rlstab_tallies = {"train": Tallies(), "eval": Tallies()}
+        self._rlstab_tallies = {"train": tallies(), "eval": tallies()}
         self._rlstab_window: Window | None = None
         self.objective_state: State = self.objective.init_state()
         self.last_refusal: str | None = None
@@ -129,7 +129,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
                 f"{slices} x {self.num_iterations}, or TRL keeps its micro-batches elsewhere: not all of the step is "
                 f"known before its first backward pass. Let the data set give whole generations, and drop what is left."
             )
-        window = Window(count)
+        window = Window()
         if count > 1:
             evidence = [self._evidence(one) for one in inputs]
             self._plan(window, inputs, evidence)
@@ -160,7 +160,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step."""
         train = self.model.training
-        window = self._rlstab_window if train else Window(1)
+        window = self._rlstab_window if train else Window()
         assert window is not None
         live: PolicyOutputs | None = None
         if window.plan is None and window.refusal is None:  # the step is this micro-batch: its outputs are the evidence
@@ -244,26 +244,12 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         self._count(window, "train")
 
     def _count(self, window: Window, mode: str) -> None:
-        tallies, plan = self._rlstab_tallies[mode], window.plan
-        tallies.add({"steps/refused": Mean.scalar(float(window.refusal is not None))})
-        if plan is None or window.refusal is not None:
-            return  # it may hold NaN
-        for report in window.reports:
-            tallies.add(report)
-        tallies.add(
-            {
-                "steps/skipped": Mean.scalar(float(plan.silent)),
-                "lr_scale": Mean.scalar(plan.lr_scale),
-                "tokens/live": Mean(*map(_number, (plan.live_tokens, plan.everything.tokens))),
-            }
-        )
-        if "rollout_logprobs" in self.objective.needs:
-            lost = torch.stack([one.double() for one in window.unscored]).sum()
-            tallies.add({"sampler/unscored": Mean(lost, _number(sum(len(batch) for batch in window.batches)))})
+        for report in (window.counted(self.objective), *window.reports_of_step()):
+            self._rlstab_tallies[mode].add(report)
 
     def _collect(self, mode: str) -> None:
         """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
-        for name, value in self._rlstab_tallies[mode].collect().items():
+        for name, value in named(self._rlstab_tallies[mode].collect()).items():
             self._metrics[mode][name].append(value)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -316,7 +302,3 @@ def _norm(gradients: list[Tensor]) -> float:
     """Of all gradients together; over ranks where they are sharded."""
     total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
     return float(total.full_tensor() if hasattr(total, "full_tensor") else total)
-
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)

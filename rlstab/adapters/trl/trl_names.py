@@ -1,4 +1,4 @@
-"""Metrics under the names that TRL has for them, averaged over everything that was counted between two log lines."""
+"""Metrics under the names that TRL has for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from accelerate.utils import gather_object
 
-from rlstab.core.stats import Mean
+from rlstab.adapters.tallies import Sums, Tallies
 
 #: TRL's names; every other metric is under ``rlstab/``.
 NAMES: Mapping[str, str] = {
@@ -19,33 +19,18 @@ NAMES: Mapping[str, str] = {
 REGION = "clip_ratio/region_mean"
 
 
-class Tallies:
-    """Means over micro-batches, optimizer steps and ranks: a sum and a count each, left on the device until asked."""
-
-    def __init__(self) -> None:
-        self.means: dict[str, Mean] = {}
-
-    def add(self, report: Mapping[str, Mean]) -> None:
-        """Merge a report."""
-        for name, one in report.items():
-            self.means[name] = self.means[name].merge(one) if name in self.means else one
-
-    def collect(self) -> dict[str, float]:
-        """The means over all ranks by TRL's names, without what nothing was counted for; then everything begins anew.
-
-        Every rank calls it.
-        """
-        own = {name: (float(one.total), float(one.count)) for name, one in sorted(self.means.items())}
-        self.means = {}
-        sums: dict[str, tuple[float, float]] = {}
-        for rank in gather_object([own]):
-            for name, (total, count) in rank.items():
-                before = sums.get(name, (0.0, 0.0))
-                sums[name] = before[0] + total, before[1] + count
-        found = {_named(name): total / count for name, (total, count) in sums.items() if count}
-        sides = [found[NAMES[side]] for side in ("ratio/clipped_low", "ratio/clipped_high") if NAMES[side] in found]
-        return {**found, **({REGION: sum(sides)} if sides else {})}
+def tallies() -> Tallies:
+    """Over the ranks of accelerate."""
+    return Tallies(_over_ranks)
 
 
-def _named(name: str) -> str:
-    return NAMES.get(name, f"rlstab/{name}")
+def named(means: Mapping[str, float]) -> dict[str, float]:
+    """Means by TRL's names."""
+    found = {NAMES.get(name, f"rlstab/{name}"): value for name, value in means.items()}
+    sides = [found[NAMES[side]] for side in ("ratio/clipped_low", "ratio/clipped_high") if NAMES[side] in found]
+    return {**found, **({REGION: sum(sides)} if sides else {})}
+
+
+def _over_ranks(own: Sums) -> list[Sums]:
+    found: list[Sums] = gather_object([own])
+    return found

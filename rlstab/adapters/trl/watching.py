@@ -17,7 +17,7 @@ from rlstab.adapters.trl.grpo_settings import check_windows
 from rlstab.adapters.trl.policy_forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_release
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, Provider, batch_of
-from rlstab.adapters.trl.trl_names import Tallies
+from rlstab.adapters.trl.trl_names import named, tallies
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import compose
@@ -76,7 +76,7 @@ class WatchCallback(TrainerCallback):
         self.comm: Comm = TorchComm(device=trainer.accelerator.device) if ranks > 1 else LocalComm()
         self.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         self.state: State = self.objective.init_state()
-        self.tallies = Tallies()
+        self.tallies = tallies()
 
     @torch.no_grad()
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -107,7 +107,7 @@ class WatchCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before TRL writes a line of its log; every rank comes here."""
         if control.should_log:
-            for name, value in self.tallies.collect().items():
+            for name, value in named(self.tallies.collect()).items():
                 self.trainer._metrics["train"][name].append(value)
 
     def _micro_batches(self) -> list[Inputs]:

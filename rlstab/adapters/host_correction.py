@@ -1,21 +1,23 @@
-"""TRL's own correction for vLLM, as a method beside those of the user."""
+"""A host's own correction for the mismatch between sampler and trainer, as a method beside those of the user."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from rlstab.adapters.trl.responses import CORRECTION
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Mean, Settled
 from rlstab.core.terms import Terms
 
+#: The signal that holds the host's weight of each token.
+CORRECTION = "importance_sampling_ratio"
+
 
 @final
 @dataclass(frozen=True)
 class HostCorrection(TokenObjective):
-    """Multiply the policy term of a token by the weight that TRL made; the divisor stays, as in TRL's own loss."""
+    """Multiply the policy term of a token by the weight that the host made; the divisor stays, as in its loss."""
 
     name: ClassVar[str] = "host_correction"
     reads_policies = frozenset[str]()

@@ -1,4 +1,4 @@
-"""The state of the objective beside TRL's own files in a checkpoint."""
+"""The state of the objective beside the host's own files in a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlstab.core.objective import State, TokenObjective
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError
 
-#: In a checkpoint of TRL's trainer; the second is there where a state holds tensors.
+#: In a checkpoint of the host; the second is there where a state holds tensors.
 RECORD, TENSORS = "rlstab.json", "rlstab.safetensors"
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.core.stats import Mean
 
@@ -18,9 +19,8 @@ class Window:
     """One optimizer step of this rank.
 
     Attributes:
-        count: its micro-batches.
         plan: None until the evidence is there, or where it was refused.
-        batches: the evidence of each micro-batch.
+        batches: the evidence that the plan was made from.
         refusal: why it was refused, before or after the backward passes.
         unscored: log-probs that the sampler could not give.
         place: the micro-batch whose turn it is.
@@ -29,7 +29,6 @@ class Window:
         reports: metrics of the micro-batches so far.
     """
 
-    count: int
     plan: Plan | None = None
     batches: Sequence[TokenBatch] = ()
     refusal: str | None = None
@@ -51,3 +50,27 @@ class Window:
         if self.loss is None or self.nonfinite is None:
             return torch.zeros(2, dtype=torch.float64)
         return torch.stack([self.nonfinite.double(), self.loss.double()])
+
+    def counted(self, objective: TokenObjective) -> dict[str, Mean]:
+        """What is told of the step as a whole; of a refused one, which may hold NaN, that it was."""
+        found = {"steps/refused": Mean.scalar(float(self.refusal is not None))}
+        plan = self.plan
+        if plan is None or self.refusal is not None:
+            return found
+        found |= {
+            "steps/skipped": Mean.scalar(float(plan.silent)),
+            "lr_scale": Mean.scalar(plan.lr_scale),
+            "tokens/live": Mean(*map(_number, (plan.live_tokens, plan.everything.tokens))),
+        }
+        if "rollout_logprobs" in objective.needs:
+            lost = torch.stack([one.double() for one in self.unscored]).sum()
+            found["sampler/unscored"] = Mean(lost, _number(sum(len(batch) for batch in self.batches)))
+        return found
+
+    def reports_of_step(self) -> Sequence[Mapping[str, Mean]]:
+        """Of its micro-batches, unless it was refused."""
+        return [] if self.plan is None or self.refusal is not None else self.reports
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(float(value), dtype=torch.float64)

@@ -1,0 +1,56 @@
+"""Whether what an adapter builds on is what it was written for: signatures, who defined it, and its body."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from rlstab.errors import HostError
+
+
+def check_methods(
+    owner: Any, signatures: Mapping[str, tuple[str, ...]], *, release: str, homes: tuple[str, ...], cure: str
+) -> None:
+    """Refuse methods that are missing, that another package replaced, or that take other parameters.
+
+    Args:
+        owner: a class, or a module.
+        signatures: the names of the first parameters of each.
+        release: the host and its version, in the error.
+        homes: the beginnings of the names of modules that may have defined them.
+        cure: what to do about it.
+
+    Raises:
+        HostError: names the method.
+    """
+    who = owner.__name__.rpartition(".")[2]
+    for name, wanted in signatures.items():
+        found = getattr(owner, name, None)
+        if found is None:
+            raise HostError(f"{who} of {release} has no {name}, which the adapter needs. {cure}")
+        home = inspect.unwrap(found).__module__
+        if not home.startswith(homes):
+            raise HostError(
+                f"{who}.{name} was replaced by {home}. The adapter builds on {release.split()[0]}'s own. Do not import "
+                f"that package in this process, or train without the adapter."
+            )
+        given = tuple(inspect.signature(inspect.unwrap(found)).parameters)[: len(wanted)]
+        if given != wanted:
+            raise HostError(
+                f"{who}.{name} of {release} takes ({', '.join(given)}), expected ({', '.join(wanted)}). {cure}"
+            )
+
+
+def changed_bodies(owner: Any, tested: Mapping[str, Set[str]]) -> list[str]:
+    """The methods whose body is none of those that were tested."""
+    return [name for name, known in tested.items() if checksum(getattr(owner, name)) not in known]
+
+
+def checksum(method: Callable[..., Any]) -> str:
+    """Twelve digits of a method's syntax: comments and layout do not count."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]

@@ -1,0 +1,32 @@
+"""An objective inside verl's actor. Nothing is imported from here: one setting of verl's configuration selects it.
+
+It is ``actor_rollout_ref.actor.policy_loss.loss_mode=rlstab:FILE``. :mod:`rlstab.adapters.verl.plugin` is imported by
+verl itself.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from rlstab.errors import MissingPackage
+
+if find_spec("verl") is None:
+    raise MissingPackage(
+        "rlstab.adapters.verl needs the package verl, which is not installed. Run: pip install 'rlstab[verl]'"
+    )
+
+__all__ = ["check_host"]
+
+
+def check_host() -> None:
+    """Refuse a verl that the adapter does not know, or one that does not load it.
+
+    Raises:
+        HostError: another release, methods that were replaced or changed, or an entry point that is missing, switched
+            off or broken.
+    """
+    from rlstab.adapters.verl.entry_points import check_plugin
+    from rlstab.adapters.verl.release import check_release
+
+    check_release()
+    check_plugin()

@@ -1,0 +1,99 @@
+"""Settings of ``actor_rollout_ref`` that an objective takes over, and those with which it cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from verl.workers.config import ActorConfig, PolicyLossConfig
+
+from rlstab.core.objective import TokenObjective
+from rlstab.core.walk import walk
+from rlstab.errors import ConfigError
+
+#: Of ``actor_rollout_ref.actor``: what decides verl's own loss, with what to write in the objective instead.
+REPLACED: Mapping[str, str] = {
+    "clip_ratio": "low and high of clip_higher",
+    "clip_ratio_low": "low of clip_higher",
+    "clip_ratio_high": "high of clip_higher",
+    "clip_ratio_c": "dual_clip of clip_higher",
+    "loss_agg_mode": "sequence_mean, or constant_length; without either every token weighs the same",
+    "loss_scale_factor": "constant_length",
+    "entropy_coeff": "entropy_bonus, or adaptive_entropy",
+    "kl_loss_type": "the estimator of kl",
+    "tau_pos": "positive of sapo",
+    "tau_neg": "negative of sapo",
+}
+#: Likewise, of its ``policy_loss``.
+REPLACED_LOSS: Mapping[str, str] = {
+    "clip_cov_ratio": "share of clip_cov",
+    "clip_cov_lb": "low of clip_cov",
+    "clip_cov_ub": "high of clip_cov",
+    "kl_cov_ratio": "share of kl_cov",
+    "ppo_kl_coef": "coefficient of kl_cov",
+    "dro_beta": "something else, for rlstab has no DRO",
+}
+#: Engines that were run.
+ENGINES = ("fsdp", "fsdp2")
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = False) -> None:
+    """Refuse settings that the objective replaces, and engines on which it was never run.
+
+    Args:
+        config: ``actor_rollout_ref``, as Hydra composed it.
+        objective: usually a composition.
+        distilled: verl adds the loss of a teacher.
+
+    Raises:
+        ConfigError: names the setting, and what to write instead.
+    """
+    for owner, named, replaced in (
+        (config.actor, ActorConfig, REPLACED),
+        (config.actor.policy_loss, PolicyLossConfig, REPLACED_LOSS),
+    ):
+        where = _ACTOR if named is ActorConfig else f"{_ACTOR}.policy_loss"
+        defaults = {one.name: one.default for one in dataclasses.fields(named)}
+        for name, instead in replaced.items():
+            if name in owner and owner[name] != defaults[name]:
+                raise ConfigError(
+                    f"{where}.{name} = {owner[name]!r} has no effect: the objective is the loss. Leave it at "
+                    f"{defaults[name]!r}, and write in the objective: {instead}."
+                )
+    _check_reference(config.actor, objective)
+    if config.actor.strategy not in ENGINES:
+        raise ConfigError(
+            f"{_ACTOR}.strategy = {config.actor.strategy!r}: the adapter knows verl's engine for FSDP alone. Write "
+            f"strategy=fsdp2, or fsdp."
+        )
+    if distilled:
+        raise ConfigError(
+            "distillation.enabled: verl adds the loss of a teacher to its own, and the objective is the loss. Switch "
+            "it off."
+        )
+
+
+def _check_reference(actor: Any, objective: TokenObjective) -> None:
+    """``use_kl_loss`` loads the reference model, and the coefficient is the objective's."""
+    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+    coefficients = {getattr(one.method, "coefficient", None) for one in walk(objective) if one.method.name == "kl"}
+    wanted = sorted(one for one in coefficients if one) or [actor.kl_loss_coef]
+    if actor.use_kl_loss and not readers:
+        raise ConfigError(
+            f"{_ACTOR}.use_kl_loss has no effect: no method of the objective reads the reference model. Leave it at "
+            f"false, or add to the objective: {{name: kl, coefficient: {actor.kl_loss_coef}}}."
+        )
+    if readers and not actor.use_kl_loss:
+        raise ConfigError(
+            f"'{readers[0]}' reads 'ref_logprobs', and verl computes them only with a reference model. Write "
+            f"{_ACTOR}.use_kl_loss=true {_ACTOR}.kl_loss_coef={wanted[0]!r}."
+        )
+    default = next(one.default for one in dataclasses.fields(ActorConfig) if one.name == "kl_loss_coef")
+    allowed = wanted if readers else [default]
+    if actor.kl_loss_coef not in allowed:
+        raise ConfigError(
+            f"{_ACTOR}.kl_loss_coef = {actor.kl_loss_coef} has no effect: the coefficient is that of 'kl' in the "
+            f"objective. Write kl_loss_coef={allowed[0]!r}."
+        )

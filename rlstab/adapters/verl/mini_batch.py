@@ -1,0 +1,152 @@
+"""What verl holds about the mini-batch of a rank, as evidence about its response tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+
+from rlstab.adapters.host_correction import CORRECTION
+from rlstab.core.batch import TokenBatch
+from rlstab.core.objective import TokenObjective
+from rlstab.errors import MissingSignal
+
+#: The column by which a row of a micro-batch is found again in the mini-batch.
+ROW = "rlstab_row"
+#: verl's weight against the mismatch between sampler and trainer, where its rollout correction makes one.
+WEIGHTS = "rollout_is_weights"
+#: verl's names of signals, with what makes it hold them.
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "ref_logprobs": ("ref_log_prob", "Set actor_rollout_ref.actor.use_kl_loss=true."),
+    "rollout_logprobs": ("rollout_log_probs", "Set actor_rollout_ref.rollout.calculate_log_probs=true."),
+}
+
+
+@dataclass(eq=False)
+class MiniBatch:
+    """The rows of a rank in one optimizer step, padded to ``(B, T)`` on the device that trains.
+
+    Attributes:
+        columns: verl's tensors by verl's names.
+        evidence: ``(B, T)`` signals of the policy at the start of the optimizer step.
+        truncated: ``(B,)`` bool, the response does not end with an EOS.
+        sequence_ids: ``(B,)`` int64, from the tokens.
+        group_ids: ``(B,)`` int64, from the prompt's uid.
+    """
+
+    columns: Mapping[str, Tensor]
+    truncated: Tensor
+    sequence_ids: Tensor
+    group_ids: Tensor
+    evidence: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Any, device: torch.device | str, ends: Collection[int]) -> MiniBatch:
+        """From verl's TensorDict, whose columns are padded or nested.
+
+        Args:
+            data: of one rank, for one optimizer step.
+            device: where the engine trains.
+            ends: the ids of tokens that end a response.
+        """
+        names = ["response_mask", "old_log_probs", "advantages", WEIGHTS, *(key for key, _ in COLUMNS.values())]
+        columns = {name: _padded(data[name]).to(device) for name in names if name in data.keys()}
+        prompts, responses = _ids(data, "prompts"), _ids(data, "responses")
+        sessions = tu.get(data, "session_id", default=[""] * len(prompts))
+        uids = tu.get(data, "uid", default=[one.tobytes() for one in prompts])
+        named = zip(prompts, responses, _listed(sessions), strict=True)
+        return cls(
+            columns=columns,
+            truncated=torch.tensor([not len(one) or int(one[-1]) not in ends for one in responses], device=device),
+            sequence_ids=_hashes([b"|".join((a.tobytes(), b.tobytes(), _bytes(c))) for a, b, c in named], device),
+            group_ids=_hashes([_bytes(one) for one in _listed(uids)], device),
+        )
+
+    def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> TokenBatch:
+        """The evidence about some rows; about all of them without ``rows``.
+
+        Raises:
+            MissingSignal: verl's batch does not hold a signal that its configuration promised.
+        """
+        needs = objective.needs
+        found = {name: self.evidence[name] for name in self.evidence if name in {"logprobs", "entropies", *needs}}
+        if "ref_logprobs" in needs:
+            found["ref_logprobs"] = self._promised("ref_logprobs")
+        if "rollout_logprobs" in needs:
+            sampled = self._promised("rollout_logprobs")
+            found["rollout_logprobs"] = torch.where(torch.isnan(sampled), self.columns["old_log_probs"], sampled)
+        if "truncated" in needs:
+            found["truncated"] = self.truncated
+        extra = {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
+
+        def chosen(values: Tensor) -> Tensor:
+            return values if rows is None else values[rows]
+
+        signals: dict[str, Any] = {name: chosen(values) for name, values in found.items()}
+        return TokenBatch.from_padded(
+            response_mask=chosen(self.mask),
+            advantages=chosen(self.columns["advantages"]),
+            old_logprobs=chosen(self.columns["old_log_probs"]),
+            sequence_ids=chosen(self.sequence_ids),
+            group_ids=chosen(self.group_ids),
+            extra={name: chosen(values) for name, values in extra.items()},
+            **signals,
+        )
+
+    @property
+    def mask(self) -> Tensor:
+        """``(B, T)`` bool, the tokens that the policy wrote and that verl did not reject."""
+        return self.columns["response_mask"].bool()
+
+    @property
+    def unscored(self) -> Tensor:
+        """Log-probs that the sampler could not give, of tokens that count."""
+        sampled = self.columns.get("rollout_log_probs")
+        if sampled is None:
+            return torch.zeros((), dtype=torch.int64)
+        return (torch.isnan(sampled) & self.mask).count_nonzero()
+
+    def _promised(self, name: str) -> Tensor:
+        key, how = COLUMNS[name]
+        if key not in self.columns:
+            raise MissingSignal(f"the objective reads '{name}', and verl's batch has no '{key}'. {how}")
+        return self.columns[key]
+
+
+def wide_as(values: Tensor, width: int) -> Tensor:
+    """``(B, t)`` values with zeros up to ``(B, width)``: a micro-batch is padded to its own longest response."""
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]))
+
+
+def _padded(values: Tensor) -> Tensor:
+    return torch.nested.to_padded_tensor(values, 0) if values.is_nested else values
+
+
+def _ids(data: Any, name: str) -> list[np.ndarray]:
+    """The ids of the tokens of each row, without padding."""
+    values = data[name]
+    if values.is_nested:
+        return [one.cpu().numpy() for one in values.unbind()]
+    prompt, response = data["prompts"].shape[1], data["responses"].shape[1]
+    there = dict(zip(("prompts", "responses"), data["attention_mask"].bool().split([prompt, response], 1), strict=True))
+    return [one[mask].cpu().numpy() for one, mask in zip(values, there[name], strict=True)]
+
+
+def _listed(values: Any) -> list[Any]:
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _hashes(values: list[bytes], device: torch.device | str) -> Tensor:
+    """64 bits of each: the same on every rank, in every cut and in every run."""
+    found = [hashlib.blake2b(one, digest_size=8).digest() for one in values]
+    return torch.tensor([int.from_bytes(one, "big", signed=True) for one in found], dtype=torch.int64, device=device)

@@ -1,0 +1,110 @@
+"""What verl's engine calls: with its logits, for signals that it does not make; with its outputs, for the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import no_padding_2_padding
+
+from rlstab.adapters.verl.mini_batch import ROW, MiniBatch, wide_as
+from rlstab.adapters.window import Window
+from rlstab.core.objective import TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Mean
+from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
+
+#: Signals that verl's engine makes itself, also by its fused kernels, which form no logits.
+ENGINES_OWN = frozenset({"entropies"})
+#: Those that are made from its logits.
+FROM_LOGITS = SIGNAL_NAMES - {"logprobs"} - ENGINES_OWN
+#: verl's names.
+OUTPUTS: Mapping[str, str] = {"logprobs": "log_probs", "entropies": "entropy"}
+
+
+class PlannedLoss:
+    """The loss function of a ``TrainingWorker``, and the processor of its logits.
+
+    verl calls a loss function with ``student_logits`` where a batch asks for ``distillation_use_topk``: its way to hand
+    the logits of all tokens, divided by the temperature, to somebody who makes ``(1, N)`` values of them.
+
+    Attributes:
+        batch: the mini-batch of this rank.
+        window: the optimizer step.
+        needs: signals to make of the logits.
+    """
+
+    def __init__(self, min_p: float | None) -> None:
+        self.min_p = min_p
+        self.batch: MiniBatch | None = None
+        self.window: Window | None = None
+        self.objective: TokenObjective | None = None
+        self.needs: frozenset[str] = frozenset()
+
+    def __call__(
+        self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
+    ) -> Any:
+        if student_logits is not None:
+            return self._signals(student_logits)
+        if self.window is None:  # the evidence is made; nobody wants a loss
+            return torch.zeros((), device=model_output["log_probs"].device), {}
+        return self._loss(model_output, data), {}
+
+    def ask(self, data: Any, needs: frozenset[str], *, live: bool) -> None:
+        """Tell the engine what to make of a batch.
+
+        Args:
+            data: verl's batch.
+            needs: signals beyond the log-probs.
+            live: with a gradient.
+        """
+        self.needs = needs & FROM_LOGITS
+        # without entropies verl's cross-entropy may write its gradient into the logits, from which ours is made later
+        entropies = "entropies" in needs or (live and bool(self.needs))
+        tu.assign_non_tensor(data, calculate_entropy=entropies, distillation_use_topk=bool(self.needs))
+
+    def found(self, model_output: Any, data: Any, names: frozenset[str]) -> dict[str, Tensor]:
+        """``(B, T)`` signals of the mini-batch, of the rows that ``data`` holds."""
+        assert self.batch is not None
+        width = self.batch.mask.shape[1]
+        return {
+            name: wide_as(no_padding_2_padding(model_output[OUTPUTS.get(name, name)], data), width) for name in names
+        }
+
+    def _signals(self, logits: Tensor) -> dict[str, Tensor]:
+        rows = logits.squeeze(0)
+        nobody = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
+        made = token_signals_from_logits(rows, nobody, needs=self.needs, min_p=self.min_p)
+        return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
+
+    def _loss(self, model_output: Any, data: Any) -> Tensor:
+        window, batch, objective = self.window, self.batch, self.objective
+        assert window is not None
+        assert batch is not None
+        assert objective is not None
+        if window.plan is None:
+            # the same backward on every rank; its gradients are thrown away
+            nothing: Tensor = model_output["log_probs"].values().sum() * 0.0
+            return nothing
+        piece = window.plan.piece(batch.batch(objective, data[ROW]))
+        live = self.found(model_output, data, frozenset({"logprobs", *objective.live_needs}))
+        out = window.plan.loss(piece, PolicyOutputs.from_padded(piece.batch, **live))
+        window.add(
+            out.loss, out.nonfinite, {**out.report, **self._told(model_output, data, piece.batch, live, out.report)}
+        )
+        ranks: int = data["dp_size"]
+        return out.loss * ranks  # ranks average gradients, and denominators are global
+
+    def _told(
+        self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]
+    ) -> dict[str, Mean]:
+        """What verl logs beside: how far the policy is from the old one, and its entropy where that was made."""
+        now = live["logprobs"].detach().reshape(-1)[batch.index]
+        told = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
+        if "tokens/entropy" not in report and "entropy" in model_output:
+            entropies = self.found(model_output, data, frozenset({"entropies"}))["entropies"]
+            told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[batch.index])
+        return told

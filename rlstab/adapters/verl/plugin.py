@@ -1,0 +1,82 @@
+"""What verl imports when it is imported itself: the entry point ``rlstab`` of the group ``verl.plugins``.
+
+verl hides whatever goes wrong here, so next to nothing is done here: once verl's workers are imported, the class of the
+actor is looked up through :class:`ActorWorker`. A run without the adapter gets verl's own class; a run with it imports
+the adapter then, and sees the error where that fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+#: Where verl's workers are.
+HOME = "verl.workers.engine_workers"
+#: What ``policy_loss.loss_mode`` begins with, before the path of the objective.
+PREFIX = "rlstab:"
+
+
+class ActorWorker:
+    """In the place of ``ActorRolloutRefWorker.actor_worker_cls``: the class of the actor, by the loss of a run."""
+
+    def __init__(self, own: type) -> None:
+        self.own = own
+
+    def __get__(self, host: Any, owner: type | None = None) -> Any:
+        if host is None or objective_file(host.config) is None:
+            return self.own
+        from rlstab.adapters.verl.worker import RLStabTrainingWorker
+
+        return partial(RLStabTrainingWorker, host)
+
+
+def objective_file(config: Any) -> str | None:
+    """The path behind ``rlstab:`` in the configuration ``actor_rollout_ref``; None in a run without the adapter."""
+    mode = str(config.actor.policy_loss.get("loss_mode", ""))
+    return mode.removeprefix(PREFIX).strip() if mode.startswith(PREFIX) else None
+
+
+def install() -> None:
+    """Put :class:`ActorWorker` into verl's workers, now or when they are imported."""
+    if HOME in sys.modules:
+        _put_into(sys.modules[HOME])
+    elif not any(isinstance(one, _WhenImported) for one in sys.meta_path):
+        sys.meta_path.insert(0, _WhenImported())
+
+
+def _put_into(workers: ModuleType) -> None:
+    host = getattr(workers, "ActorRolloutRefWorker", None)  # absent while the module is half imported
+    if host is not None and not isinstance(vars(host).get("actor_worker_cls"), ActorWorker):
+        host.actor_worker_cls = ActorWorker(host.actor_worker_cls)
+
+
+class _WhenImported(MetaPathFinder):
+    """Finds verl's workers as Python does, and changes them once they are imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != HOME:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _load_then(spec.loader)
+        return spec
+
+
+def _load_then(loader: Loader) -> None:
+    load = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        load(module)
+        _put_into(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+install()

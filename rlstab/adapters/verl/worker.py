@@ -1,0 +1,298 @@
+"""verl's ``TrainingWorker`` with an objective in place of its loss.
+
+Every decision of an optimizer step is made before its first backward pass, from the evidence of the whole mini-batch on
+all data-parallel ranks. A step with NaN or Inf is refused, one in which nothing has a gradient is skipped: both leave
+weights and moments of the optimizer alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.losses import ppo_loss
+
+from rlstab.adapters import kept_state
+from rlstab.adapters.host_correction import HostCorrection
+from rlstab.adapters.verl.actor_settings import check_settings
+from rlstab.adapters.verl.mini_batch import ROW, WEIGHTS, MiniBatch
+from rlstab.adapters.verl.planned_loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss
+from rlstab.adapters.verl.plugin import objective_file
+from rlstab.adapters.verl.release import check_release
+from rlstab.adapters.verl.verl_names import named, tallies
+from rlstab.adapters.window import Window
+from rlstab.config import load_objective, objective_hash
+from rlstab.core.comm import Comm, LocalComm, TorchComm
+from rlstab.core.compose import Composition, compose
+from rlstab.core.fit import check_complete
+from rlstab.core.objective import State, require_signals
+from rlstab.core.plan import make_plan
+from rlstab.core.walk import walk
+from rlstab.errors import ConfigError, HostError, NonFinite, RlstabError
+from rlstab.explain.hosts import adapted
+from rlstab.signals import SIGNAL_NAMES
+
+logger = logging.getLogger(__name__)
+
+
+class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, verl is not there
+    """The actor's ``TrainingWorker`` whose loss is an objective.
+
+    Args:
+        host: verl's ``ActorRolloutRefWorker``; its ``config`` is ``actor_rollout_ref``.
+        config: verl's, of the actor.
+
+    Attributes:
+        objective: what it trains by.
+        objective_state: after the last optimizer step; part of each checkpoint.
+        last_refusal: why the last refused optimizer step was refused.
+
+    Raises:
+        ConfigError: a setting that the objective replaces is set, ranks read different objectives, or the engine is not
+            FSDP's.
+        MissingSignal: a method reads what verl does not have with these settings.
+        HostError: the installed verl is not what the adapter was written for.
+    """
+
+    def __init__(self, host: Any, config: Any) -> None:
+        check_release()
+        self.objective: Composition = compose(load_objective(_named(host.config)))
+        check_complete(self.objective)
+        check_settings(host.config, self.objective, distilled=host.distillation_enabled)
+        require_from(host.config, self.objective)
+        super().__init__(config=config)  # before the model is loaded
+        group = self.engine.get_data_parallel_group()
+        self._rlstab_comm: Comm = (
+            TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
+        )
+        self._rlstab_require_same(group)
+        self._rlstab_tallies = tallies(group)
+        self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
+        self._rlstab_ends = _ends(self.model_config)
+        self.objective_state: State = self.objective.init_state()
+        self.last_refusal: str | None = None
+
+    def _rlstab_require_same(self, group: Any) -> None:
+        own = objective_hash(self.objective)
+        found: list[str] = [own] * dist.get_world_size(group)
+        dist.all_gather_object(found, own, group=group)
+        if len(set(found)) > 1:
+            raise ConfigError(
+                f"data-parallel ranks read different objectives: {', '.join(sorted(set(found)))}. Put the file where "
+                f"every node reads the same, and name it by its absolute path."
+            )
+
+    def set_loss_fn(self, loss_fn: Any) -> None:
+        """verl's; the loss is the objective's from the first update on."""
+        if getattr(loss_fn, "func", None) is not ppo_loss:
+            raise HostError(
+                f"verl set the loss {loss_fn!r} on the actor, and the adapter takes the place of ppo_loss alone. Train "
+                f"without it, or without the adapter."
+            )
+        super().set_loss_fn(self._rlstab_loss)
+
+    # -- the optimizer step ----------------------------------------------------------------------------------------
+
+    def train_batch(self, data: Any) -> Any:
+        """verl's, for the mini-batch of one optimizer step, which is planned first."""
+        for key, value in self._rlstab_engine_keys().items():
+            if key not in data.keys():
+                tu.assign_non_tensor(data, **{key: value})
+        logged = bool(tu.get(data, key="calculate_entropy", default=False))
+        window = self._rlstab_open(data)
+        data[ROW] = torch.arange(len(data))
+        live = self.objective.live_needs | (ENGINES_OWN if logged else frozenset())
+        self._rlstab_loss.ask(data, live, live=True)
+        try:
+            with self._rlstab_around_the_optimizer(window):
+                output = super().train_batch(data)
+        finally:
+            self._rlstab_loss.window = self._rlstab_loss.batch = None
+        self._rlstab_settle(window)
+        metrics = named(self._rlstab_tallies.collect())
+        if output is not None:
+            tu.assign_non_tensor(output, metrics={**tu.get(output, "metrics"), **metrics})
+        return output
+
+    def _rlstab_engine_keys(self) -> dict[str, Any]:
+        """What verl's own ``train_batch`` tells the engine; the evidence is made in the same micro-batches."""
+        names = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
+        keys = {name: getattr(self.engine_config, name) for name in names}
+        return {"use_remove_padding": self.model_config.get("use_remove_padding", False), **keys}
+
+    def _rlstab_open(self, data: Any) -> Window:
+        """Plan the optimizer step."""
+        objective = self._rlstab_with_correction(data)
+        batch = MiniBatch.of(data, get_device_id(), self._rlstab_ends)
+        loss, window = self._rlstab_loss, Window()
+        loss.batch, loss.objective, loss.window = batch, objective, None
+        batch.evidence = self._rlstab_evidence(data)
+        whole = batch.batch(objective)
+        window.batches, window.unscored = [whole], [batch.unscored]
+        state = {**objective.init_state(), **self.objective_state}
+        try:
+            window.plan = make_plan(objective, [whole], state, self._rlstab_comm)
+        except NonFinite as error:
+            window.refusal = str(error)
+        loss.window = window
+        return window
+
+    def _rlstab_with_correction(self, data: Any) -> Composition:
+        """The objective, and verl's weights against the mismatch of the sampler where its trainer made some.
+
+        Raises:
+            ConfigError: the objective corrects for the sampler too.
+        """
+        if WEIGHTS not in data.keys():
+            return self.objective
+        acting = [leaf for leaf in walk(self.objective) if leaf.method.writes - {"lr_scale"}]
+        own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
+        if own:
+            raise ConfigError(
+                f"'{own[0]}' corrects for the sampler, and so does algorithm.rollout_correction.rollout_is: together "
+                f"they would do it twice. Write algorithm.rollout_correction.rollout_is=null, or remove '{own[0]}'."
+            )
+        return compose(self.objective, HostCorrection())
+
+    def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
+        """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
+        needs = self.objective.needs & SIGNAL_NAMES
+        if not needs and "logprobs" not in self.objective.reads_policies:
+            return {}
+        loss = self._rlstab_loss
+        loss.ask(data, frozenset(needs), live=False)
+        offload = tu.get(data, key="disable_auto_offload", default=False)
+        with self.engine.eval_mode(disable_auto_offload=offload):
+            outputs = self.engine.infer_batch(data, loss_function=loss)["model_output"]
+        names = frozenset({"logprobs", *needs})
+        return {name: values.float() for name, values in loss.found(outputs, data, names).items()}
+
+    @contextmanager
+    def _rlstab_around_the_optimizer(self, window: Window) -> Iterator[None]:
+        """The engine steps inside ``train_batch``: here its step is refused, skipped or scaled."""
+        engine, step = self.engine, self.engine.optimizer_step
+        engine.optimizer_step = lambda: self._rlstab_step(window, step)
+        try:
+            yield
+        finally:
+            del engine.optimizer_step  # the method of its class again
+
+    def _rlstab_step(self, window: Window, step: Callable[[], float]) -> float:
+        bad, _ = self._rlstab_comm.sum(window.tally().cpu()).tolist()
+        if bad and window.refusal is None:
+            window.refusal = (
+                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf. The optimizer step was refused; "
+                f"weights and state are those before it."
+            )
+        plan = window.plan
+        if window.refusal is not None or plan is None or plan.silent:
+            self.engine.optimizer_zero_grad()
+            return 0.0 if window.refusal is None else math.nan
+        groups = self.engine.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * plan.lr_scale
+        norm = step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        if not math.isfinite(norm):
+            window.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
+        return norm
+
+    def _rlstab_settle(self, window: Window) -> None:
+        if window.refusal is not None:
+            self.last_refusal = window.refusal
+            if self.rank == 0:
+                logger.warning(f"an optimizer step was refused: {window.refusal}")
+        elif window.plan is not None:
+            self.objective_state = {key: window.plan.state[key] for key in self.objective.init_state()}
+        for report in (window.counted(self.objective), *window.reports_of_step()):
+            self._rlstab_tallies.add(report)
+
+    # -- the checkpoint --------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """verl's, with the state of the objective beside it."""
+        found = super().save_checkpoint(local_path, *args, **kwargs)
+        if local_path is not None and self.rank == 0:
+            kept_state.keep(local_path, self.objective, self.objective_state)
+        dist.barrier()
+        return found
+
+    def load_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """verl's, and the state of the objective, where what is loaded is more than weights.
+
+        Raises:
+            CheckpointError: the checkpoint has no state, a damaged one, or that of another objective.
+        """
+        if local_path is not None and "extra" in self.checkpoint_config.load_contents:
+            self.objective_state = {**self.objective.init_state(), **self._rlstab_restored(local_path)}
+        return super().load_checkpoint(local_path, *args, **kwargs)
+
+    def _rlstab_restored(self, folder: Any) -> State:
+        """By the first rank, which wrote it: other nodes need not see its disk."""
+        outcome: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                outcome = [kept_state.restore(folder, self.objective)]
+            except RlstabError as error:
+                outcome = [error]
+        dist.broadcast_object_list(outcome, src=0)
+        if isinstance(outcome[0], RlstabError):
+            raise outcome[0]
+        state: State = outcome[0]
+        return state
+
+
+def _named(config: Any) -> str:
+    """The path of the objective.
+
+    Raises:
+        ConfigError: the setting names none.
+    """
+    path = objective_file(config)
+    if not path:
+        raise ConfigError(
+            "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE, "
+            "with the path of an objective."
+        )
+    return path
+
+
+def require_from(config: Any, objective: Composition) -> None:
+    """Refuse an objective that reads what verl does not have with these settings.
+
+    Args:
+        config: ``actor_rollout_ref``, as Hydra composed it.
+        objective: with its methods.
+
+    Raises:
+        MissingSignal: names the method, the signal, and what to change.
+    """
+    fused = bool(config.model.get("use_fused_kernels", False))
+    given = ENGINES_OWN | {"truncated"} | (frozenset() if fused else FROM_LOGITS)
+    given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
+    given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
+    host = adapted("verl")
+    require_signals(
+        objective,
+        provides=given,
+        live=host.live & given,
+        host="verl with these settings",
+        otherwise={name: host.cure(name) for name in objective.needs | objective.live_needs},
+    )
+
+
+def _ends(model_config: Any) -> set[int]:
+    """Ids of tokens that end a response, by the model and by its tokenizer."""
+    sources = (model_config.generation_config, model_config.hf_config, model_config.tokenizer)
+    found = [getattr(one, "eos_token_id", None) for one in sources]
+    return {int(end) for one in found if one is not None for end in (one if isinstance(one, list) else [one])}

@@ -1,0 +1,54 @@
+"""verl's real worker on CPU processes: verl trains on accelerators alone, and is told here that a CPU is one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+#: Before verl is imported: its registry has engines for CUDA alone, and FSDP2 runs anywhere.
+os.environ["VERL_ENGINE_DEVICE"] = "cuda"
+
+import torch
+from verl.plugin.platform import PlatformRegistry, set_platform
+from verl.plugin.platform.platform_cuda import PlatformCUDA
+
+
+class _Device:
+    """``torch.cpu``, where what it lacks of ``torch.cuda`` counts nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(torch.cpu, name):
+            return getattr(torch.cpu, name)
+        return {"mem_get_info": lambda *_: (0, 0), "get_device_name": lambda *_: "cpu"}.get(name, lambda *_, **__: 0)
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformCUDA):  # type: ignore[misc]  # to mypy, verl is not there
+    device_name = property(lambda self: "cpu")
+    vendor_name = property(lambda self: "cpu")
+    device_module = property(lambda self: _Device())
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> str:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: Any) -> None: ...
+
+    def synchronize(self, device_index: Any = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None: ...
+
+    def manual_seed_all(self, seed: int) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+
+set_platform(PlatformCPU())

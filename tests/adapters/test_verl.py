@@ -1,0 +1,198 @@
+"""verl's actor with an objective: the same whatever the cut, verl's own loss where that is all, resumed as it was."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlstab.errors import CheckpointError
+from tests.adapters.verl_jobs import on_cpu, over_ranks, run, worker_of
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed: nox -s verl"),
+    #: verl and what it imports warn of their own future, and of engines that are not there.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2, "dual_clip": 3.0}
+OBJECTIVES: dict[str, list[dict[str, Any]]] = {
+    "s2t-stare": [CLIP, {"name": "s2t"}, {"name": "stare", "target_entropy": 1.2}],
+    "mask-entropy": [
+        CLIP,
+        {"name": "random_mask", "share": 0.3},
+        {"name": "adaptive_entropy", "target_entropy": 1.2, "initial": 0.004},
+    ],
+    "lp-reg": [CLIP, {"name": "lp_reg", "share": 0.9, "min_p": 0.001}],
+}
+#: What shows that the methods act.
+ACTS = {
+    "s2t-stare": ["s2t/dropped", "stare/gate"],
+    "mask-entropy": ["random_mask/dropped", "adaptive_entropy/coefficient"],
+    "lp-reg": ["lp_reg/selected"],
+}
+#: Sixteen responses per optimizer step, cut otherwise.
+FOUR = {"actor.ppo_micro_batch_size_per_gpu": 4}
+RESUMED = {
+    **FOUR,
+    "actor.optim.lr_scheduler_type": "cosine",
+    "actor.optim.total_training_steps": 8,
+    "objective": OBJECTIVES["mask-entropy"],
+    "updates": 4,
+}
+
+
+def farthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference between two gradients of a model."""
+    assert one["gradients"].keys() == other["gradients"].keys()
+    return max(float((values - other["gradients"][name]).abs().max()) for name, values in one["gradients"].items())
+
+
+def largest(one: dict[str, Any]) -> float:
+    """The largest number in the gradient of a model."""
+    return max(float(values.abs().max()) for values in one["gradients"].values())
+
+
+def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(values, other["weights"][name]) for name, values in one["weights"].items())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cpu() -> None:
+    on_cpu()
+
+
+@pytest.fixture(scope="module")
+def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
+    """What two real processes did, by the name of the job, and their folder; they start once for all the tests."""
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs: dict[str, Any] = {name: {"objective": objective, **FOUR} for name, objective in OBJECTIVES.items()}
+    jobs |= {"plain": FOUR, "clip": {"objective": [CLIP], **FOUR}, "whole": {**RESUMED, "save": 2}}
+    jobs |= {"resumed": {**RESUMED, "resume": str(folder / "whole" / "checkpoint-2")}}
+    return folder, over_ranks(folder, jobs)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_micro_batches_and_real_ranks_change_nothing(name: str, over_two: Any, tmp_path: Path) -> None:
+    """Micro-batches of 4 against one of 16, rows padded or not, and two processes whose model FSDP2 shards."""
+    objective = OBJECTIVES[name]
+    whole = run(tmp_path / "whole", objective)
+    parts = run(tmp_path / "parts", objective, rolled={"nested": False}, **FOUR)
+    ranks = over_two[1][name]
+    assert [one["ranks"] for one in (whole, parts, *ranks)] == [1, 1, 2, 2]
+    assert {one["class"] for one in (whole, parts, *ranks)} == {"RLStabTrainingWorker"}
+    assert all(one["sharded"] for one in ranks)
+    assert len(whole["steps"]) == 2
+    for other in (parts, *ranks):
+        for one, two in zip(whole["steps"], other["steps"], strict=True):
+            assert farthest(one, two) < 1e-5
+            assert (one["kept"], one["tokens"], one["state"]) == (two["kept"], two["tokens"], two["state"])
+        for first, second in zip(whole["updates"], other["updates"], strict=True):
+            for key, value in first["metrics"].items():
+                if "perf/" not in key:
+                    assert second["metrics"][key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+    assert all(largest(one) > 0.01 for one in whole["steps"])
+    assert all(whole["updates"][0]["metrics"][f"actor/rlstab/{one}"] > 0 for one in ACTS[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "rolled"),
+    [({}, {}), (FOUR, {}), (FOUR, {"nested": False}), (FOUR, {"lost": [1, 6]}), (FOUR, {"weights": True})],
+    ids=["1", "4", "padded", "lost log-probs", "weights of verl's correction"],
+)
+def test_clip_alone_is_verls_vanilla(settings: Any, rolled: Any, tmp_path: Path) -> None:
+    """Bit for bit: gradients, weights; verl's own metrics under verl's own names."""
+    plain, own = run(tmp_path, rolled=rolled, **settings), run(tmp_path, [CLIP], rolled=rolled, **settings)
+    assert (plain["class"], own["class"]) == ("TrainingWorker", "RLStabTrainingWorker")
+    for one, two in zip(plain["steps"], own["steps"], strict=True):
+        assert farthest(one, two) == 0.0
+    for one, two in zip(plain["updates"], own["updates"], strict=True):
+        assert same_weights(one, two)
+        assert one["metrics"]["actor/grad_norm"] == two["metrics"]["actor/grad_norm"]
+        assert two["metrics"]["actor/loss"] == pytest.approx(one["metrics"]["actor/loss"], abs=1e-6)
+        if not settings:  # with several micro-batches verl averages their means
+            for name in ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"):
+                assert two["metrics"][name] == pytest.approx(one["metrics"][name], abs=1e-6), name
+    assert own["updates"][0]["metrics"]["actor/pg_clipfrac"] > 0
+    assert ("actor/rlstab/host_correction/weight" in own["updates"][0]["metrics"]) == ("weights" in rolled)
+
+
+def test_clip_alone_is_verls_vanilla_over_ranks(over_two: Any) -> None:
+    plain, own = over_two[1]["plain"], over_two[1]["clip"]
+    assert {one["ranks"] for one in (*plain, *own)} == {2}
+    assert {one["class"] for one in plain} == {"TrainingWorker"}
+    for one, two in zip(plain[0]["steps"], own[0]["steps"], strict=True):
+        assert farthest(one, two) == 0.0
+
+
+def test_lost_log_probs_are_replaced_by_old_ones_and_counted(tmp_path: Path) -> None:
+    found = run(tmp_path, [CLIP, {"name": "importance_correction"}], rolled={"lost": [0]}, updates=1)
+    tokens, metrics = found["steps"][0]["tokens"], found["updates"][0]["metrics"]
+    lost = metrics["actor/rlstab/sampler/unscored"] * tokens[0]
+    assert lost == pytest.approx(round(lost))
+    assert lost >= 2
+    assert metrics["actor/rlstab/steps/refused"] == 0.0
+
+
+def test_an_update_of_several_optimizer_steps(tmp_path: Path) -> None:
+    """Each mini-batch is planned by itself, twice over where verl takes the rollout twice."""
+    objective = OBJECTIVES["mask-entropy"]
+    keys = {"mini_batch_size": 8, "global_batch_size": 8, "epochs": 2}
+    whole = run(tmp_path, objective, keys=keys, updates=1, **{"actor.ppo_micro_batch_size_per_gpu": 8})
+    parts = run(tmp_path, objective, keys=keys, updates=1, **FOUR)
+    assert len(whole["steps"]) == len(parts["steps"]) == 4
+    for one, two in zip(whole["steps"], parts["steps"], strict=True):
+        assert farthest(one, two) < 1e-5
+        assert one["state"] == two["state"]
+    again = [one["kept"] for one in whole["steps"]]
+    assert again[:2] == again[2:]  # identities come from the tokens
+    assert len({str(one["state"]) for one in whole["steps"]}) > 1
+
+
+def test_dynamic_micro_batches_change_nothing(tmp_path: Path) -> None:
+    """verl sorts the rows into micro-batches by their length."""
+    objective = OBJECTIVES["s2t-stare"]
+    lengths = {"actor.use_dynamic_bsz": "true", "rollout.log_prob_use_dynamic_bsz": "true"}
+    lengths |= {"actor.ppo_max_token_len_per_gpu": 40, "rollout.log_prob_max_token_len_per_gpu": 40}
+    one, two = run(tmp_path, objective), run(tmp_path, objective, **lengths)
+    for before, after in zip(one["steps"], two["steps"], strict=True):
+        assert farthest(before, after) < 1e-5
+        assert before["kept"] == after["kept"]
+
+
+def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_path: Path) -> None:
+    folder, found = over_two
+    whole, resumed, checkpoint = found["whole"], found["resumed"], folder / "whole" / "checkpoint-2"
+    assert [len(one["updates"]) for one in (*whole, *resumed)] == [4, 4, 2, 2]
+    assert {one["ranks"] for one in (*whole, *resumed)} == {2}
+    for rank in (0, 1):
+        for one, two in zip(whole[rank]["updates"][2:], resumed[rank]["updates"], strict=True):
+            assert same_weights(one, two)
+            assert one["state"] == two["state"]
+    assert whole[0]["updates"][0]["state"] != whole[0]["updates"][3]["state"]
+    assert {one.name for one in checkpoint.iterdir()} >= {"rlstab.json", "model_world_size_2_rank_1.pt"}
+
+    other = worker_of(tmp_path / "other", [CLIP, {"name": "s2t"}])
+    with pytest.raises(CheckpointError, match=r"belongs to the objective .* Resume with the objective of that run"):
+        other.load_checkpoint(str(checkpoint))
+    (checkpoint / "rlstab.json").unlink()
+    same = worker_of(tmp_path / "other", RESUMED["objective"])
+    with pytest.raises(CheckpointError, match=r"has no rlstab.json: another trainer wrote it"):
+        same.load_checkpoint(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("objective", "forwards"), [([CLIP], 1), ([CLIP, {"name": "s2t"}], 2), ([CLIP, {"name": "lp_reg"}], 2)]
+)
+def test_no_forward_is_made_for_nobody(objective: Any, forwards: int, tmp_path: Path) -> None:
+    seen = []
+
+    def count(actor: Any) -> None:
+        before = actor.engine.forward_step
+        actor.engine.forward_step = lambda *args, **kwargs: seen.append(1) or before(*args, **kwargs)
+
+    run(tmp_path, objective, change=count, updates=1, **FOUR)
+    assert len(seen) == 4 * forwards

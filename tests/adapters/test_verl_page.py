@@ -1,0 +1,131 @@
+"""The page on verl and its example, as they are printed; what they launch is composed by verl itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters.verl_jobs import QUIET, ROOT, batch_of, composed, on_cpu, rollout, settings, worker_of
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed: nox -s verl"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+PAGE = (ROOT / "docs" / "hosts" / "verl.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "examples" / "verl_grpo.sh"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cpu() -> None:
+    on_cpu()
+
+
+def shell(line: str, folder: Path, **variables: str) -> str:
+    """What a line of a shell prints, with this Python and the commands beside it."""
+    own = Path(sys.executable).parent
+    env = {**os.environ, **QUIET, "HOME": str(folder), "PATH": f"{own}:/usr/bin:/bin", "VERL_ENGINE_DEVICE": "cuda"}
+    given = {**env, "COLUMNS": "200", **variables}
+    ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, cwd=folder, env=given, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
+
+
+def trainable(config: Any) -> None:
+    """verl's own classes take the configuration, and the adapter has nothing to refuse."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    from rlstab import compose, load_objective
+    from rlstab.adapters.verl.actor_settings import check_settings
+    from rlstab.adapters.verl.plugin import objective_file
+    from rlstab.adapters.verl.worker import require_from
+
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    host = config.actor_rollout_ref
+    omega_conf_to_dataclass(host.actor)
+    objective = compose(load_objective(str(objective_file(host))))
+    check_settings(host, objective)
+    require_from(host, objective)
+
+
+def overrides_of(printed: str) -> list[str]:
+    """Of a launch whose Python only prints its arguments, one a line."""
+    lines = printed.splitlines()
+    assert lines[:2] == ["-m", "verl.trainer.main_ppo"]
+    return lines[2:]
+
+
+def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
+    """All but the installation; verl's launch composes its configuration and stops there (Hydra's ``--cfg job``)."""
+    from omegaconf import OmegaConf
+
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "objective.yaml").write_text(yaml)
+    first, launch = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    lines = [line.partition("#")[0].strip() for line in first.splitlines()]
+    assert [line.split()[0] for line in lines] == ["pip", "rlstab", "rlstab"]
+    said = [" ".join(shell(line, tmp_path).split()) for line in lines[1:]]
+    assert "verl 0.9.1: rlstab.adapters.verl is live." in said[0]
+    assert "verl 0.9.1, through rlstab.adapters.verl" in said[1]
+    config = OmegaConf.create(shell(launch.rstrip() + " --cfg job", tmp_path))
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"rlstab:{tmp_path}/objective.yaml"
+    trainable(config)
+
+
+def test_an_actor_trains_by_the_launch_of_the_page(tmp_path: Path) -> None:
+    """With a tiny model on a CPU, and verl's other settings as the page has them."""
+    from verl.utils import tensordict_utils as tu
+
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "objective.yaml").write_text(yaml)
+    (launch,) = re.findall(r"```sh\n(python3.*?)```", PAGE, flags=re.DOTALL)
+    printed = shell('python3() { printf "%s\\n" "$@"; }\n' + launch, tmp_path)
+    ours = dict(one.split("=", 1) for one in overrides_of(printed) if one.startswith("actor_rollout_ref."))
+    tiny = ("model.path", "actor.ppo_m", "rollout.n=", "rollout.log_prob", "rollout.name")
+    kept = {
+        name.partition(".")[2]: value for name, value in ours.items() if not name.partition(".")[2].startswith(tiny)
+    }
+    assert set(kept) == {"actor.strategy", "actor.policy_loss.loss_mode", "rollout.n"}
+    worker = worker_of(tmp_path, **{**kept, "rollout.n": 4})
+    assert list(worker.actor.objective.keyed) == ["clip_higher", "s2t", "stare"]
+    metrics = tu.get(worker.update_actor(batch_of(rollout(0), 0, 1)), "metrics")
+    assert "actor/rlstab/s2t/dropped" in metrics
+
+
+def test_the_page_names_every_setting_that_is_replaced() -> None:
+    from rlstab.adapters.verl.actor_settings import REPLACED, REPLACED_LOSS
+
+    text = PAGE.partition("## What the objective replaces")[2].partition("## What is exact")[0]
+    for name in (*REPLACED, *REPLACED_LOSS):
+        assert f"`{name}`" in text, name
+
+
+def test_the_page_names_the_metrics_of_verl() -> None:
+    from rlstab.adapters.verl.verl_names import CLIPPED, NAMES
+
+    for name in (*NAMES.values(), CLIPPED):
+        assert f"`{name}`" in PAGE, name
+
+
+def test_the_example_is_a_launch_that_verl_takes(tmp_path: Path) -> None:
+    echo = tmp_path / "echo.sh"
+    echo.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    echo.chmod(0o755)
+    overrides = overrides_of(shell(f"{EXAMPLE} trainer.total_epochs=1", tmp_path, PYTHON=str(echo)))
+    assert overrides[-1] == "trainer.total_epochs=1"
+    config = composed(overrides)
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"rlstab:{ROOT}/examples/objective.yaml"
+    trainable(config)
+
+
+def test_the_jobs_of_the_tests_are_such_launches(tmp_path: Path) -> None:
+    config = composed(settings(tmp_path, [{"name": "clip_higher"}]))
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"rlstab:{tmp_path}/objective.yaml"
