@@ -25,6 +25,7 @@ NAMES = {
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
     "report": "all goals from the results that are kept, and docs/performance.md",
     "instabilities": "the pictures of docs/concepts/instabilities.md",
+    "scale": "peak memory of training runs under each engine, against what is said before",
     "split": "how much gradients move when a step is cut into micro-batches",
     "mutation": "would the tests notice a change?",
 }

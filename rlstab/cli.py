@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
-from rlstab.extras import require
+from rlstab.extras import missing, require
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
+    from rlstab.config.runs import RunConfig
     from rlstab.config.shipped import Kind
 
 _OUT_OF_MEMORY = (
@@ -87,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(check, "run file, or a file with an objective alone", "run", "objective")
     check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
+    check.add_argument("--memory", metavar="SIZE", help="what fits in so much memory of each process, such as 24GB")
+    check.add_argument("--processes", type=int, default=1, metavar="N", help="for how many processes (1)")
     check.set_defaults(command=_check)
 
     doctor = commands.add_parser("doctor", help="say which other trainers are installed, and whether the adapters work")
@@ -265,7 +268,22 @@ def _check(options: argparse.Namespace) -> int:
             require_settings(run.task)
             require_functions(run.reward)
         check(file, _overrides(options.set), host=options.host)
+        if run is not None and options.host is None:
+            _memory(run, options)
     return 0
+
+
+def _memory(run: RunConfig, options: argparse.Namespace) -> None:
+    """What the run would hold, where what is needed to know it is installed."""
+    if options.processes < 1:
+        raise ConfigError(f"--processes {options.processes}: expected 1 or more.")
+    if missing("train"):
+        return
+    from rlstab.console import Terminal
+    from rlstab.train.footprint_table import bytes_of, describe_memory
+
+    memory = None if options.memory is None else bytes_of(options.memory)
+    Terminal().print(describe_memory(run, options.processes, memory))
 
 
 def _init(options: argparse.Namespace) -> int:
