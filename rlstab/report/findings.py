@@ -32,11 +32,17 @@ def findings(comparison: Comparison) -> list[str]:
     if not judged:
         what = "that takes finished runs of the baseline and of another method."
         found = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {what}"]
+    found += dict.fromkeys(one for table in comparison.tables for one in paragraphs(table.about))
     found += _beside(judged, others)
     # the first sentence says what the first picture shows
     found = [*_sweeps(comparison), *found] if opening(comparison).sweep is not None else [*found, *_sweeps(comparison)]
     found += _collapses(comparison)
     return found + _idle_methods(comparison)
+
+
+def paragraphs(text: str) -> list[str]:
+    """Those of a text that YAML may have broken into lines."""
+    return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
 
 
 def listed(names: Iterable[str]) -> str:
