@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -32,8 +32,8 @@ PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
 #: Seconds to wait for the reason, once a collective failed, and for the connections when a run starts.
 PATIENCE, CONNECT = 2.0, 20.0
 
-#: Letters of an error that the others are told.
-MOST = 2000
+#: Letters of an error that the others are told, and bytes of a line that says so.
+MOST, LINE = 2000, 1 << 16
 
 
 @contextmanager
@@ -102,11 +102,12 @@ class _Connections:
             while len(self._others) < self.processes - 1:
                 one, _ = listening.accept()
                 one.settimeout(CONNECT)
-                hello = _first_line(one)
+                reader = one.makefile("rb")  # which keeps what comes with the first line
+                hello = _next_line(reader)
                 if hello.get("token") != token:
                     one.close()
                     continue
-                self._keep(int(hello["rank"]), one)
+                self._keep(int(hello["rank"]), one, reader)
 
     def _join(self, port: int, token: str) -> None:
         """In another process: connect to the first."""
@@ -121,9 +122,9 @@ class _Connections:
                 file=sys.stderr,
             )
             return
-        self._keep(0, one)
+        self._keep(0, one, one.makefile("rb"))
 
-    def _keep(self, rank: int, one: socket.socket) -> None:
+    def _keep(self, rank: int, one: socket.socket, reader: BinaryIO) -> None:
         one.settimeout(None)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in PROBES.items():
@@ -131,11 +132,12 @@ class _Connections:
                 one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
         with self._lock:
             self._others[rank] = one
-        threading.Thread(target=self._listen, args=(rank, one), daemon=True).start()
+        threading.Thread(target=self._listen, args=(rank, reader), daemon=True).start()
 
-    def _listen(self, rank: int, one: socket.socket) -> None:
+    def _listen(self, rank: int, reader: BinaryIO) -> None:
         """Until the other process goes, however that happens."""
-        word = _first_line(one)
+        with reader:
+            word = _next_line(reader)
         if self._over.is_set() or (word and word.get("error") is None):
             return
         text = f"ended with {word['error']}" if word else "ended without a word, as one that is killed does"
@@ -169,16 +171,10 @@ def _line(word: dict[str, Any]) -> bytes:
     return json.dumps(word).encode() + b"\n"
 
 
-def _first_line(one: socket.socket) -> dict[str, Any]:
+def _next_line(reader: BinaryIO) -> dict[str, Any]:
     """The next line of a connection; empty where that ends before, or holds something else."""
-    found = b""
     try:
-        while b"\n" not in found:
-            more = one.recv(1 << 16)
-            if not more:
-                return {}
-            found += more
-        word = json.loads(found.partition(b"\n")[0])
+        word = json.loads(reader.readline(LINE))
     except (OSError, ValueError):
         return {}
     return word if isinstance(word, dict) else {}
