@@ -67,7 +67,9 @@ def test_finished_runs_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_lines_say_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
     where = console()
-    run_bench(load_bench(tiny(tmp_path, {"a": "clip_higher"})), console=where)
+    run_bench(load_bench({**tiny(tmp_path, {"a": "clip_higher"}), "about": "One run."}), console=where)
+    assert json.loads((tmp_path / "bench.json").read_text())["about"] == "One run."
+    assert load_bench(tmp_path / "bench.yaml").about == "One run."
     assert printed(where).splitlines() == [
         "start  default/a/seed-0",
         "[1/1] default/a/seed-0  reward 0.500  entropy 0.250  held out   1 CPU-seconds",
