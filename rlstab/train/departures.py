@@ -73,6 +73,7 @@ class _Connections:
         self.cause, self.known = "", threading.Event()
         self._over, self._lock = threading.Event(), threading.Lock()
         self._others: dict[int, socket.socket] = {}
+        self._last = b""
         token = secrets.token_hex(16)
         listening = _listening() if rank == 0 else None
         place = None if listening is None else listening.getsockname()[1]
@@ -87,11 +88,15 @@ class _Connections:
         self._over.set()
         with self._lock:
             word = self.cause if error is not None and self.cause else error
+            self._last = _line({"error": word, "cause": bool(self.cause)})
             for one in self._others.values():
-                with suppress(OSError):
-                    one.sendall(_line({"error": word, "cause": bool(self.cause)}))
-                    one.shutdown(socket.SHUT_RDWR)
-                one.close()
+                self._part(one)
+
+    def _part(self, one: socket.socket) -> None:
+        with suppress(OSError):
+            one.sendall(self._last)
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -132,6 +137,8 @@ class _Connections:
                 one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
         with self._lock:
             self._others[rank] = one
+            if self._last:  # this process has gone already
+                self._part(one)
         threading.Thread(target=self._listen, args=(rank, reader), daemon=True).start()
 
     def _listen(self, rank: int, reader: BinaryIO) -> None:
