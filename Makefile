@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed lint cards docs notebooks format clean
+.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel lint cards docs notebooks format clean
 
-# 200 rollouts of GRPO with a composed objective, about a minute; ends with a table and a picture. One thread: the
+# 180 rollouts of GRPO with two methods, about a minute; ends with a table, a picture and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
 train: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/rlstab train examples/countdown.yaml --overwrite
@@ -47,6 +47,10 @@ coverage: $(VENV)/.installed-dev
 # the goals that hold on any machine, by CPU-seconds and ratios; under a minute
 check-speed: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check
+
+# sdist and wheel: built, checked, and the wheel used far from the clone; half a minute, without the network
+check-wheel: $(VENV)/.installed-dev
+	$(BIN)/python .ci/check_wheel.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ NAMES = {
     "scorers": "scoring in worker processes against scoring in this one",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
     "report": "all goals from the results that are kept, and docs/performance.md",
+    "instabilities": "the pictures of docs/concepts/instabilities.md",
     "split": "how much gradients move when a step is cut into micro-batches",
     "mutation": "would the tests notice a change?",
 }

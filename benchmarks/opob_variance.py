@@ -50,6 +50,7 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.tasks import Countdown
+from rlstab.train.engines import OneProcess
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences, load_policy
 from rlstab.train.reward import score
@@ -111,7 +112,8 @@ def settings(seed: int) -> RunConfig:
 
 
 def learner(policy: Policy, run: RunConfig) -> Learner:
-    return Learner(policy, run.composition, run.optimisation, 1.0, Accelerator(cpu=True), LocalComm(), run.seed)
+    engine = OneProcess(policy)
+    return Learner(engine, run.composition, run.optimisation, 1.0, Accelerator(cpu=True), LocalComm(), run.seed)
 
 
 def rollout(policy: Policy, task: Countdown, prompts: list[int], group: int, first: int, seed: int) -> Sampled:

@@ -10,14 +10,19 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import require
 from rlstab.visible import visible
+
+if TYPE_CHECKING:  # each command pays only for what it uses
+    from rlstab.config.shipped import Kind
 
 _OUT_OF_MEMORY = (
     "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
@@ -59,19 +64,27 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a policy as a YAML file says")
-    train.add_argument("file", help="run file")
+    _takes_file(train, "run file", "run")
     train.add_argument(
         "--resume", action="store_true", help="continue from the newest whole checkpoint of tracking.out"
     )
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
     train.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="wait so long for another process that is silent (1800)"
+        "--timeout", type=float, metavar="SECONDS", help="how long to wait for a process that has gone silent (1800)"
     )
     train.set_defaults(command=_train)
 
+    init = commands.add_parser("init", help="write a run file to start from, with a comment on every setting")
+    _completed(
+        init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; without one they are listed"),
+        _recipes,
+    )
+    init.add_argument("--out", metavar="FILE", help="file to write (RECIPE.yaml); one that exists is left alone")
+    init.set_defaults(command=_init)
+
     check = commands.add_parser("check", help="say what each method of a YAML file does, needs and costs")
-    check.add_argument("file", help="run file, or a file with an objective alone")
+    _takes_file(check, "run file, or a file with an objective alone", "run", "objective")
     check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
     check.set_defaults(command=_check)
@@ -80,8 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=_doctor)
 
     explain = commands.add_parser("explain", help="say in words what an objective does, costs, equals and cannot do")
-    source = explain.add_mutually_exclusive_group(required=True)
-    source.add_argument("file", nargs="?", help="run, objective or bench file, or names such as s2t,stare")
+    source = _takes_file(explain, "run, objective or bench file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
     explain.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
@@ -93,24 +105,24 @@ def _parser() -> argparse.ArgumentParser:
     schema.set_defaults(command=_schema)
 
     bench = commands.add_parser("bench", help="compare methods: settings x methods x seeds of a YAML file")
-    bench.add_argument("file", help="bench file")
+    _takes_file(bench, "bench file", "bench")
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
-    bench.add_argument("--workers", type=int, help="runs at a time, one thread each (one per CPU)")
+    bench.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
     bench.add_argument(
-        "--only", action="append", default=[], metavar="SETTING/METHOD", help="some of the runs; * stands for any"
+        "--only", action="append", default=[], metavar="SETTING/METHOD", help="only these runs; * matches anything"
     )
-    bench.add_argument("--overwrite", action="store_true", help="make finished runs whose settings changed again")
-    bench.add_argument("--retry", action="store_true", help="make failed runs again")
-    bench.add_argument("--dry-run", action="store_true", help="run nothing; print the runs and how much work they are")
+    bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
+    bench.add_argument("--retry", action="store_true", help="repeat failed runs")
+    bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
     bench.set_defaults(command=_bench)
 
-    view = commands.add_parser("view", help="show traced tokens, and what each method did to them, on a page")
+    view = commands.add_parser("view", help="write a page of traced tokens and what each method did to them")
     view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
     view.add_argument("--out", help="page to write (view.html in the run folder)")
     view.add_argument("--terminal", action="store_true", help="print a few responses instead")
-    view.add_argument("--rollout", type=int, help="only this one")
-    view.add_argument("--limit", type=int, help="responses, those of the largest influence (2000; in a terminal 8)")
-    view.add_argument("--tokenizer", metavar="FOLDER", help="gives texts to a file that has only token ids")
+    view.add_argument("--rollout", type=int, help="show this rollout only")
+    view.add_argument("--limit", type=int, help="show this many responses, by influence (2000; terminal: 8)")
+    view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a file that has only token ids")
     view.set_defaults(command=_view)
 
     report = commands.add_parser("report", help="compare finished runs: one HTML file, figures, Markdown tables")
@@ -119,16 +131,21 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", metavar="FILE.md", help="write the comparison as Markdown")
     report.add_argument(
-        "--metric", action="append", default=[], metavar="NAME", help="such as eval/mean, or NAME/area (all)"
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="outcome to compare, such as eval/mean or NAME/area (all)",
     )
-    report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not each bench's own baseline")
+    report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
     report.set_defaults(command=_report)
 
-    runs = commands.add_parser("runs", help="list runs: what ran, how far it is, the best that it reached")
+    runs = commands.add_parser("runs", help="list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
     runs.set_defaults(command=_runs)
 
-    listing = commands.add_parser("list", help="list methods, stages and presets")
+    listing = commands.add_parser("list", help="list methods, stages, presets, examples, or classes of your own")
+    listing.add_argument("files", nargs="*", metavar="FILE.py", help="files with classes of your own, which are run")
     listing.set_defaults(command=_list)
 
     cards = commands.add_parser(
@@ -139,6 +156,42 @@ def _parser() -> argparse.ArgumentParser:
     cards.add_argument("--check", action="store_true", help="write nothing; fail if a page or picture is stale")
     cards.set_defaults(command=_cards)
     return parser
+
+
+def _takes_file(parser: argparse.ArgumentParser, what: str, *kinds: Kind) -> argparse._MutuallyExclusiveGroup:
+    """A command that takes a file, or an example that ships by its name."""
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("file", nargs="?", help=what)
+    named = group.add_argument("--example", metavar="NAME", help="a file that ships instead; `rlstab list` names them")
+    _completed(named, lambda: _examples(kinds))
+    parser.set_defaults(kinds=kinds)
+    return group
+
+
+def _completed(action: argparse.Action, names: Callable[[], list[str]]) -> None:
+    """Tell argcomplete what an argument may be; it calls with keywords that are not needed."""
+    action.completer = lambda **_: names()  # type: ignore[attr-defined]  # where argcomplete looks
+
+
+def _examples(kinds: Sequence[Kind]) -> list[str]:
+    from rlstab.config.shipped import examples
+
+    return [name for name, one in examples().items() if not kinds or one.kind in kinds]
+
+
+def _recipes() -> list[str]:
+    from rlstab.explain.run_file import recipes
+
+    return [*recipes()]
+
+
+def _file(options: argparse.Namespace) -> str:
+    """The path of the file, given or by the name of an example."""
+    if options.example is None:
+        return str(options.file)
+    from rlstab.config.shipped import example
+
+    return str(example(options.example, *options.kinds).path)
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
@@ -160,7 +213,7 @@ def _train(options: argparse.Namespace) -> int:
 
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
-    run = load_run(options.file, _overrides(options.set))
+    run = load_run(_file(options), _overrides(options.set))
     require("train", "rlstab train")
     from rlstab.train.loop import train
     from rlstab.train.processes import TIMEOUT, leave
@@ -172,7 +225,8 @@ def _train(options: argparse.Namespace) -> int:
     try:
         train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
     except Stopped as stop:
-        again = shlex.join(["rlstab", "train", options.file, *(f"--set={one}" for one in options.set), "--resume"])
+        file = [options.file] if options.example is None else ["--example", options.example]
+        again = shlex.join(["rlstab", "train", *file, *(f"--set={one}" for one in options.set), "--resume"])
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
     leave()
@@ -180,18 +234,38 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from rlstab.bench.explained import is_bench
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
     from rlstab.tasks.from_settings import require_settings
     from rlstab.tasks.rewards import require_functions
 
+    file = _file(options)
+    if Path(file).is_file() and is_bench(file):
+        bench = shlex.quote(file)
+        raise ConfigError(
+            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {bench} --dry-run` "
+            f"checks it and lists its runs; `rlstab explain {bench}` says what each of its methods does."
+        )
     with no_fit_warnings():
-        _, run = read(options.file, _overrides(options.set))
+        _, run = read(file, _overrides(options.set))
         if run is not None and options.host is None:
             require_settings(run.task)
             require_functions(run.reward)
-        check(options.file, _overrides(options.set), host=options.host)
+        check(file, _overrides(options.set), host=options.host)
+    return 0
+
+
+def _init(options: argparse.Namespace) -> int:
+    from rlstab.explain.run_file import recipe_list, write_run_file
+
+    if options.recipe is None:
+        from rlstab.console import Terminal
+
+        Terminal().print(recipe_list())
+    else:
+        print(visible(str(write_run_file(options.recipe, options.out)), spaces=False))
     return 0
 
 
@@ -210,7 +284,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
-    bench = load_bench(options.file, out=options.out)
+    bench = load_bench(_file(options), out=options.out)
     if options.dry_run:
         dry_run(bench, only=options.only)
         return 0
@@ -227,10 +301,10 @@ def _explain(options: argparse.Namespace) -> int:
     with no_fit_warnings():
         if options.preset is not None:
             explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
-        elif Path(options.file).exists() and is_bench(options.file):
-            show(bench_page(options.file, _overrides(options.set)), markdown=options.markdown)
+        elif Path(file := _file(options)).exists() and is_bench(file):
+            show(bench_page(file, _overrides(options.set)), markdown=options.markdown)
         else:
-            explain(options.file, _overrides(options.set), markdown=options.markdown)
+            explain(file, _overrides(options.set), markdown=options.markdown)
     return 0
 
 
@@ -295,9 +369,9 @@ def _runs(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
-    from rlstab.explain import listing
+    from rlstab.explain.catalogue import listing, listing_of_files
 
-    Terminal().print(listing())
+    Terminal().print(listing_of_files(options.files) if options.files else listing())
     return 0
 
 

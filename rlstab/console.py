@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -19,3 +23,15 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for one in super().render(renderable, options):
             yield one if one.control else Segment(visible(one.text, spaces=False), one.style)
+
+
+def command(*arguments: str) -> str:
+    """A line to type that starts this program with other arguments, as it was found when it was started."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py" and called.parent.name == "rlstab":
+        program = ["python", "-m", "rlstab"]
+    elif called.name == "rlstab" and shutil.which("rlstab") is None:
+        program = [sys.argv[0]]
+    else:
+        program = ["rlstab"]
+    return shlex.join([*program, *arguments])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import ClassVar, final
 
 import pytest
 import torch
+from rich.console import Console
 
 from rlstab import zoo
 from rlstab.core.batch import TokenBatch
@@ -26,6 +28,7 @@ from rlstab.trace.effects import ALIKE
 from rlstab.trace.token_texts import token_texts
 from rlstab.trace.writer import Tracer
 from rlstab.train.journal import Journal
+from rlstab.train.loop import train
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
@@ -353,7 +356,10 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
         tracking__trace_responses=16,
         optimisation__rollouts=5,
     )
-    records = {one["rollout"]: one for one in go(run).records}
+    screen = Console(file=io.StringIO(), width=200, force_terminal=False)
+    records = {one["rollout"]: one for one in train(run, console=screen).records}
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue().endswith(f"rlstab view {tmp_path}\n")
     found = lines(tmp_path)
     assert {one["rollout"] for one in found} == {1, 2, 4, 5}
     for rollout in (1, 2, 4, 5):
@@ -365,6 +371,7 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
         clipped = sum(len(one["methods"]["clip_higher"].get("clipped", [])) for one in here)
         kept = sum(sum(one["kept"]) for one in here)
         metrics = records[rollout]
+        assert tokens == 2 * metrics["response/tokens"]  # each response is in one step of each epoch
         assert dropped / tokens == pytest.approx(metrics["s2t/dropped"])
         sides = metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"]
         assert clipped / kept == pytest.approx(sides)

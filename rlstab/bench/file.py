@@ -31,6 +31,7 @@ from rlstab.bench.part import part, placed
 from rlstab.bench.stack import ablations
 from rlstab.config.document import Document, Place, shown
 from rlstab.config.objectives import digest
+from rlstab.config.own_code import located
 from rlstab.config.runs import Positive, RunConfig, Settings, build_run, run_hash
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.from_settings import require_settings
@@ -167,6 +168,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     if not isinstance(document.data, Mapping):
         raise document.error((), "a bench is a mapping with the keys name, base, methods, settings, seeds, ...")
+    document = located(document)
     file = document.validate(BenchFile, dict(document.data))
     assert isinstance(file, BenchFile)
     base = _base(document, file, Path(document.name).parent)
@@ -236,7 +238,7 @@ def _base(document: Document, file: BenchFile, folder: Path) -> Document:
         raise document.error(("base",), str(error)) from error
     if not isinstance(found.data, Mapping):
         raise found.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
-    return found
+    return located(found)
 
 
 def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _Method]:

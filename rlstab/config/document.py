@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -225,6 +226,12 @@ def shown(value: Any) -> str:
 def dump(data: Any) -> str:
     """YAML that :meth:`Document.parse` reads back as the same data."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def flow(data: Any) -> str:
+    """The same on one line."""
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
+    return text.removesuffix("...\n").strip()
 
 
 def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:

@@ -11,6 +11,7 @@
         outer: {name: s2t}
         inner: {name: stare}             # or a list of methods
       - {name: observe, method: {name: lp_reg}}  # measured and reported, without effect
+      - {name: methods.py:SpareForks, share: 0.2}  # a class in a file of one's own
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
 from rlstab.config.methods import made, settings_as_yaml
+from rlstab.config.own_code import is_own, load_method, located, name_in_yaml, short
 from rlstab.core.compose import Composition, Within, compose, within
 from rlstab.core.fit import check_complete
 from rlstab.core.objective import TokenObjective
@@ -67,6 +69,7 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     if not isinstance(document.data, Mapping) or document.data.keys() & {"name", "preset"}:
         document = document.under("objective")
+    document = located(document)
     return build_objective(document)
 
 
@@ -158,6 +161,9 @@ def _single(method: TokenObjective) -> TokenObjective:
 def _method(document: Document, name: Any, settings: Mapping[Any, Any], place: Place) -> TokenObjective:
     if not isinstance(name, str):
         raise document.error((*place, "name"), f"expected the name of a method, not {shown(name)}.")
+    if is_own(name):
+        base: type[TokenObjective] = TokenObjective  # type: ignore[type-abstract]  # what the class inherits from
+        return made(document, load_method(document, name, (*place, "name"), METHODS, base, "method"), settings, place)
     try:
         cls = METHODS.get(name)
     except UnknownName as error:
@@ -220,7 +226,7 @@ def _dump(method: TokenObjective) -> dict[str, Any]:
         return {"name": method.name, "outer": _part(method.outer), "inner": _part(method.inner)}
     if isinstance(method, Observe):
         return {"name": method.name, "method": _part(method.method)}
-    return {"name": method.name, **settings_as_yaml(method)}
+    return {"name": name_in_yaml(method), **settings_as_yaml(method)}
 
 
 def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
@@ -228,8 +234,11 @@ def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def objective_hash(objective: TokenObjective) -> str:
-    """Twelve hexadecimal digits; two objectives share them exactly when methods and settings are the same."""
-    return digest(dump_objective(objective))
+    """Twelve hexadecimal digits; two objectives share them exactly when methods and settings are the same.
+
+    Of a method in a file of the user's own, what counts is the name of the file and of the class.
+    """
+    return digest(short(dump_objective(objective)))
 
 
 def digest(data: Any) -> str:

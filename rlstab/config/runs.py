@@ -1,10 +1,11 @@
-"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, evaluation, tracking."""
+"""A run in YAML: model, task, reward, rollout, stages, objective, optimisation, engine, evaluation, tracking."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from rlstab.config.document import Document, Place, dump
 from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_for
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
+from rlstab.config.own_code import files, is_own, located, short
 from rlstab.config.reward_settings import TASK, Rewards
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
@@ -97,18 +99,18 @@ class CountdownSettings(Settings):
     """Reach a target from a few numbers; own generator, exact checker."""
 
     name: Literal["countdown"] = "countdown"
-    numbers: Annotated[int, Field(ge=2, le=6)] = 3
-    low: Positive = 1
-    high: Positive = 9
-    seed: Seed = 0
+    numbers: Annotated[int, Field(ge=2, le=6)] = Field(3, description="of which each is used once")
+    low: Positive = Field(1, description="the least number")
+    high: Positive = Field(9, description="the largest number")
+    seed: Seed = Field(0, description="of the problems")
 
 
 class ChainSettings(Settings):
     """Add and subtract a few digits, step by step; own generator, exact checker that skips junk characters."""
 
     name: Literal["chain"] = "chain"
-    terms: Annotated[int, Field(ge=2, le=6)] = 4
-    seed: Seed = 0
+    terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
+    seed: Seed = Field(0, description="of the problems")
     largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
     modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(
         None, description="results are written as remainders by it; null writes them out"
@@ -136,13 +138,13 @@ class ReasoningGymSettings(ScoredInWorkers):
     """Any data set of reasoning-gym by name."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
-    dataset: str
+    dataset: str = Field(description="name of a data set of reasoning-gym")
     options: dict[str, JsonValue] = Field({}, description="passed to reasoning_gym.create_dataset")
     prompt_template: str = Field("{question}", description="must contain {question}")
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
-    eval_size: Positive = 256
-    seed: Seed = 0
+    eval_size: Positive = Field(256, description="held-out problems")
+    seed: Seed = Field(0, description="of the problems")
     execute_completions: bool = Field(
         False, description="allow a data set whose scorer executes completions as Python, in a sandbox"
     )
@@ -152,20 +154,36 @@ class JsonlSettings(ScoredInWorkers):
     """A file of prompts and answers, one JSON object per line."""
 
     name: Literal["jsonl"] = "jsonl"
-    path: str
+    path: str = Field(description="file of one JSON object per line")
     eval_path: str | None = Field(None, description="held-out file; null holds out the last eval_size lines")
-    eval_size: Positive = 64
+    eval_size: Positive = Field(64, description="lines held out where there is no eval_path")
     prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
-    answer_field: str = "answer"
-    scorer: Literal["exact", "math_verify"] = "exact"
+    answer_field: str = Field("answer", description="holds the right answer")
+    scorer: Literal["exact", "math_verify"] = Field(
+        "exact", description="compares answers as text, or as mathematics (math_verify, of the extra `tasks`)"
+    )
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
+class OwnTaskSettings(Settings):
+    """A class of the user's own; `name: path/to/file.py:Name` is the short form, with the options beside it."""
+
+    name: Literal["own"] = "own"
+    code: str = Field(
+        description="`path/to/file.py:Name` of the class, or an installed entry point of the group rlstab.tasks"
+    )
+    options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
+
+
 TaskSettings = Annotated[
-    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings, Field(discriminator="name")
+    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | OwnTaskSettings,
+    Field(discriminator="name"),
 ]
+
+#: Entry points of other packages that are tasks.
+TASK_GROUP = "rlstab.tasks"
 
 
 class RolloutSettings(Settings):
@@ -173,7 +191,7 @@ class RolloutSettings(Settings):
 
     prompts: Positive = Field(16, description="prompts per rollout, over all ranks")
     group: Positive = Field(8, description="responses per prompt")
-    max_new_tokens: Positive = 24
+    max_new_tokens: Positive = Field(24, description="tokens after which a response is cut off")
     temperature: Annotated[float, Field(gt=0)] = Field(
         1.0, description="divides logits everywhere: sampling, loss, signals"
     )
@@ -197,14 +215,14 @@ class OptimisationSettings(Settings):
     micro_batch_size: Positive = Field(
         128, description="responses in one forward and backward; does not change the loss"
     )
-    lr: Annotated[float, Field(ge=0)] = 1e-6
+    lr: Annotated[float, Field(ge=0)] = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: int = Field(0, ge=0, description="of linear warm-up; constant afterwards")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False
+        (0.9, 0.95), strict=False, description="of AdamW"
     )
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="of AdamW")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="of AdamW")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="longer gradients are scaled down to it")
     old_logprobs: OldLogprobs | None = Field(
         None,
         description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
@@ -220,7 +238,7 @@ class OptimisationSettings(Settings):
         "step", description="statistics over the optimizer step; microbatch only reproduces published code"
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(False, description="less memory for more computation")
 
     @property
     def optimizer_steps_per_rollout(self) -> int:
@@ -228,14 +246,39 @@ class OptimisationSettings(Settings):
         return self.epochs * self.mini_batches
 
 
+class EngineSettings(Settings):
+    """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
+
+    name: Literal["auto", "ddp", "fsdp2"] = Field(
+        "auto",
+        description="ddp: all weights in each process; fsdp2: shards of weights, gradients and moments; auto is ddp "
+        "with several processes, unless the launcher asks for FSDP",
+    )
+    gather: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="fsdp2: dtype of gathered weights in a step; bf16 needs optimisation.precision: bf16",
+    )
+    offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
+
+
+#: A name, or a name with settings.
+Engine: TypeAlias = Annotated[
+    EngineSettings,
+    BeforeValidator(
+        lambda given: {"name": given} if isinstance(given, str) else given,
+        json_schema_input_type=Literal["auto", "ddp", "fsdp2"] | EngineSettings,
+    ),
+]
+
+
 class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
     every: int = Field(50, ge=0, description="rollouts between evaluations, the start and the end included; 0 is never")
-    prompts: Positive = 256
+    prompts: Positive = Field(256, description="held-out prompts")
     samples: Positive = Field(4, description="responses per prompt for the mean and pass@k")
-    pass_at: tuple[Positive, ...] = Field((4,), strict=False)
-    greedy: bool = True
+    pass_at: tuple[Positive, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")
+    greedy: bool = Field(True, description="also the greedy responses")
 
 
 class TrackingSettings(Settings):
@@ -245,11 +288,11 @@ class TrackingSettings(Settings):
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
         (), strict=False, description="metrics.jsonl is always written"
     )
-    project: str = "rlstab"
+    project: str = Field("rlstab", description="name for the trackers")
     checkpoint_every: int = Field(
         50, ge=0, description="rollouts between checkpoints; the last is always kept; 0 is never"
     )
-    keep_checkpoints: Positive = 2
+    keep_checkpoints: Positive = Field(2, description="so many of the newest stay")
     samples: int = Field(2, ge=0, description="responses of each rollout written to samples.jsonl")
     trace_every: int = Field(
         0,
@@ -273,9 +316,10 @@ class RunConfig(Settings):
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()
+    engine: Engine = EngineSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
-    seed: Seed = 0
+    seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
 
     _composition: Composition = PrivateAttr()
     _pipeline: Pipeline = PrivateAttr()
@@ -312,6 +356,19 @@ class RunConfig(Settings):
                 f"{optimisation.optimizer_steps_per_rollout}: the ratio would stay 1 while the policy moves. Use "
                 f"recompute or rollout.",
             )
+        if self.engine.gather == "bf16" and optimisation.precision != "bf16":
+            raise _unfit(
+                ("engine", "gather"),
+                f"bf16 rounds the weights of a forward, and optimisation.precision is {optimisation.precision}. Set "
+                f"that to bf16, or this to fp32.",
+            )
+        for name in ("gather", "offload"):
+            if self.engine.name != "fsdp2" and getattr(self.engine, name) != EngineSettings.model_fields[name].default:
+                raise _unfit(
+                    ("engine", name),
+                    f"it is a setting of shards, and engine.name is {self.engine.name}. Set that to fsdp2, or leave "
+                    f"this out.",
+                )
         if self.rollout.stop == "":
             raise _unfit(
                 ("rollout", "stop"),
@@ -380,7 +437,10 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
 
 def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
+    document = located(document)
     data = dict(document.data)
+    if "task" in data:
+        data["task"] = _task(data["task"])
     composition = build_objective(document)
     pipeline = build_stages(document, presets_of(data["objective"]), [one.name for one in walk(composition)])
     data.pop("advantage", None)
@@ -402,11 +462,25 @@ def build_run(document: Document) -> RunConfig:
     return run
 
 
+def _task(given: Any) -> Any:
+    """The settings of a task, where a class of the user's own has the place of the name."""
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or not (is_own(name) or name in entry_points(group=TASK_GROUP).names):
+        return given
+    return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
+
+
 def dump_run(run: RunConfig) -> str:
     """The resolved run as YAML; loads to an equal run."""
     return dump(run.model_dump(mode="json"))
 
 
 def run_hash(run: RunConfig) -> str:
-    """Twelve hexadecimal digits over everything that can change a result: all but ``tracking``."""
-    return digest(run.model_dump(mode="json", exclude={"tracking"}))
+    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32.
+
+    Of files of the user's own, what counts is their name and what is in them.
+    """
+    settings = run.model_dump(mode="json", exclude={"tracking", "engine"})
+    gather = {} if run.engine.gather == "fp32" else {"gather": run.engine.gather}
+    code = files(settings)
+    return digest(short(settings) | gather | ({"code": code} if code else {}))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from rlstab.config.methods import method_model
-from rlstab.config.runs import RunConfig
+from rlstab.config.runs import TASK_GROUP, RunConfig
 from rlstab.config.stages import AdvantageSettings
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
+
+#: A class of the user's own, in a file; what its settings are, only the file says.
+_OWN_NAME = {"type": "string", "pattern": r"\.py:[A-Za-z_]", "description": "path/to/file.py:Name of a class"}
+_OWN = {"type": "object", "properties": {"name": _OWN_NAME}, "required": ["name"]}
 
 
 def json_schema() -> dict[str, Any]:
@@ -19,8 +24,11 @@ def json_schema() -> dict[str, Any]:
     schema = RunConfig.model_json_schema()
     names = METHODS.names()
     definitions = schema["$defs"]
-    for one in schema["properties"]["task"]["oneOf"]:
+    task = schema["properties"]["task"]
+    for one in task["oneOf"]:
         _needs_name(definitions[one["$ref"].rpartition("/")[2]])
+    installed = [one.name for one in entry_points(group=TASK_GROUP)]
+    task["oneOf"].append({**_OWN, "properties": {"name": {"anyOf": [_OWN_NAME, {"enum": installed}]}}})
     for name in names:
         definitions[f"method.{name}"] = _needs_name(TypeAdapter(method_model(METHODS.get(name))).json_schema())
     item = {"$ref": "#/$defs/objective_item"}
@@ -28,7 +36,9 @@ def json_schema() -> dict[str, Any]:
     definitions["objective_item"] = {
         "anyOf": [
             {"enum": names},
+            _OWN_NAME,
             *({"$ref": f"#/$defs/method.{name}"} for name in names),
+            _OWN,
             {
                 "type": "object",
                 "description": "a recipe in place",
@@ -76,7 +86,9 @@ def _stages(definitions: dict[str, Any]) -> dict[str, Any]:
     names = STAGES.names()
     for name in names:
         definitions[f"stage.{name}"] = _needs_name(TypeAdapter(method_model(STAGES.get(name))).json_schema())
-    definitions["stage_item"] = {"anyOf": [{"enum": names}, *({"$ref": f"#/$defs/stage.{name}"} for name in names)]}
+    definitions["stage_item"] = {
+        "anyOf": [{"enum": names}, _OWN_NAME, *({"$ref": f"#/$defs/stage.{name}"} for name in names), _OWN]
+    }
     item = {"$ref": "#/$defs/stage_item"}
     return {"description": "what acts outside the loss", "anyOf": [{"type": "array", "items": item}, item]}
 

@@ -7,6 +7,7 @@
       - overlong                        # reward shapers, any number
       - {name: grpo, std: false}        # the advantage
       - {name: deep_grpo, branches: 4}  # more responses
+      - {name: stages.py:Thirds}        # a class in a file of one's own
 
 What a run does not name is ``in_order`` and ``grpo``, or what its presets bring. ``advantage: {estimator: rloo}`` is
 a shorter way to write the stage ``rloo``.
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlstab.config.document import Document, Place, shown
 from rlstab.config.methods import made, settings_as_yaml
+from rlstab.config.own_code import is_own, load_method, name_in_yaml
 from rlstab.errors import Conflict, UnknownName
 from rlstab.presets import Preset
 from rlstab.stages import STAGES
@@ -74,7 +76,7 @@ def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterabl
 
 def dump_stages(pipeline: Pipeline) -> list[dict[str, Any]]:
     """The canonical form: every stage with every setting, in the order in which a rollout runs through them."""
-    return [{"name": one.name, **settings_as_yaml(one)} for one in pipeline]
+    return [{"name": name_in_yaml(one), **settings_as_yaml(one)} for one in pipeline]
 
 
 def _stage(document: Document, item: Any, place: Place) -> Stage:
@@ -87,12 +89,16 @@ def _stage(document: Document, item: Any, place: Place) -> Stage:
     name = item["name"]
     if not isinstance(name, str):
         raise document.error((*place, "name"), f"expected the name of a stage, not {shown(name)}.")
+    settings = {key: item[key] for key in item if key != "name"}
+    if is_own(name):
+        cls = load_method(document, name, (*place, "name"), STAGES, Stage, "stage")
+        return made(document, cls, settings, place)
     try:
         cls = STAGES.get(name)
     except UnknownName as error:
         other = f"no stage is called '{name}', it is a method of the loss: list it under `objective`."
         raise document.error((*place, "name"), other if name in METHODS.names() else str(error)) from error
-    return made(document, cls, {key: item[key] for key in item if key != "name"}, place)
+    return made(document, cls, settings, place)
 
 
 def _items(document: Document) -> list[tuple[Any, Place]]:

@@ -1,18 +1,22 @@
-"""``rlstab list``: every method by the source of instability that it is against, every stage by kind, the presets."""
+"""``rlstab list``: methods by the source of instability that they are against, stages by kind, presets, examples."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from rlstab.config.own_code import classes
+from rlstab.config.shipped import Kind, examples
 from rlstab.core.compose import Composition
 from rlstab.core.docstring import docstring, summary
 from rlstab.core.facts import SOURCES
+from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.explain.costs import beyond_free
 from rlstab.explain.sample import sample
@@ -24,14 +28,46 @@ from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 
 
+def listing_of_files(files: Sequence[str]) -> RenderableType:
+    """What the classes of the user's own in some files do, as :func:`listing` says it of those that ship.
+
+    Raises:
+        ConfigError: a file cannot be loaded.
+    """
+    parts: list[RenderableType] = []
+    for file in files:
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(no_wrap=True)
+        for cls in classes(file):
+            told = summary(cls) if issubclass(cls, Method) else docstring(cls).partition("\n")[0]
+            facts = "task"
+            if issubclass(cls, TokenObjective):
+                facts = f"method · {_facts(cls)}"
+            elif issubclass(cls, Stage):
+                facts = f"stage: {cls.kind} · {_stage_facts(cls)}"
+            rows.add_row(escape(cls.__qualname__), f"{escape(told)}\n[dim]{escape(facts)}[/]")
+        parts += [f"[bold]{escape(file)}[/]", Padding(rows, (0, 0, 1, 2))]
+    return Group(*parts)
+
+
 def listing() -> RenderableType:
-    """What each method and stage does, reads, keeps and costs at its defaults, and where it is from; the presets."""
+    """What each method and stage does, reads, keeps and costs at its defaults, where it is from; presets, examples."""
     presets = Table.grid(padding=(0, 2))
     for name, one in PRESETS.items():
         assert isinstance(one.objective, Composition)
         names = [*one.objective.keyed, *(stage.name for stage in one.stages)]
         presets.add_row(name, escape(f"{one.about} {', '.join(names)}"))
-    return Group(*_groups(), *_stages(), "[bold]presets[/]", Padding(presets, (0, 0, 0, 2)))
+    files = Table.grid(padding=(0, 2))
+    for kind in get_args(Kind):
+        files.add_row(kind, ", ".join(name for name, one in examples().items() if one.kind == kind))
+    return Group(
+        *_groups(),
+        *_stages(),
+        "[bold]presets[/]",
+        Padding(presets, (0, 0, 1, 2)),
+        "[bold]examples[/], for --example",
+        Padding(files, (0, 0, 0, 2)),
+    )
 
 
 def _groups() -> Iterator[RenderableType]:

@@ -59,7 +59,9 @@ def reads(method: TokenObjective) -> list[str]:
 
 def _from(method: TokenObjective, host: Host) -> str:
     asks = refusal(method) if host.data_level else None
-    found = [] if asks is None else [f"refused: {asks}"]
+    if asks is not None:
+        return f"refused: {asks}"
+    found = []
     for name in [*sorted(method.needs), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
             found.append(f"{name}: missing; {host.cure(name)}")

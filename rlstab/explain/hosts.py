@@ -84,7 +84,7 @@ class Host:
             found.append("a look at the whole optimizer step")
         if self.data_level:
             asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
-            found += [f"{what} (`{name}`)" for what, name in asks.items()]
+            found += [f"a place for what `{name}` asks for: {what}" for what, name in asks.items()]
         return found
 
 

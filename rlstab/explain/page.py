@@ -16,6 +16,7 @@ from rich.markdown import Markdown
 
 from rlstab.config import Document, RunConfig, load_run, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
+from rlstab.config.own_code import is_own, located
 from rlstab.console import Terminal
 from rlstab.core.compose import Composition
 from rlstab.explain import stage_words
@@ -93,8 +94,8 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
 
 
 def _are_names(source: str) -> bool:
-    """Words with commas between, and no file of this name."""
-    return not Path(source).exists() and all(re.fullmatch(r"\w+", name.strip()) for name in source.split(","))
+    """Words, or classes of files, with commas between, and no file of this name."""
+    return not Path(source).exists() and all(re.fullmatch(r"\w+", one) or is_own(one) for one in _names(source))
 
 
 def _named(source: str) -> list[dict[str, str]]:
@@ -107,7 +108,7 @@ def _named(source: str) -> list[dict[str, str]]:
 def _with(items: list[dict[str, str]], overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
     """An objective, and where settings of a run are given the run of them and of defaults."""
     if not overrides:
-        return build_objective(Document.of({"objective": items})), None
+        return build_objective(located(Document.of({"objective": items}))), None
     run = load_run({"objective": items}, overrides)
     return run.composition, run
 

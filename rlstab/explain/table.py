@@ -36,13 +36,15 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
         UnknownName: no adapter ships for the host.
         MissingSignal: the host cannot give what a method reads.
+        ConfigError: the host's own loss stays, and no mask and no advantages can say what a method asks for.
     """
     console = console or Terminal()
     objective, run = read(path, overrides)
     if host is not None:
         console.print(host_table(objective, adapted(host)))
         require_host(objective, adapted(host))
-        console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can train it")
+        verb = "train" if adapted(host).package else "express"
+        console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can {verb} it")
         return
     console.print(describe(objective))
     if run is not None:

@@ -52,4 +52,13 @@ def _mean(values: NDArray[np.float64]) -> float:
     return math.fsum(values.tolist()) / len(values)
 
 
+def running_total(curve: Curve, last: int) -> Curve | None:
+    """The sum of a metric up to the end of each bin; None unless each rollout from 1 to ``last`` has a value."""
+    rollouts, values = curve
+    if not last or len(rollouts) != last or not np.isfinite(values).all():
+        return None
+    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last))
+    return ends.astype(np.int64), np.array([rounded(one) for one in np.cumsum(values)[ends - 1]], dtype=np.float64)
+
+
 EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))

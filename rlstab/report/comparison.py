@@ -172,7 +172,7 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
     if any(unpaired.values()):
         which = ", ".join(f"{method} {', '.join(map(str, one))}" for method, one in unpaired.items() if one)
         notes.append(
-            f"{where}: differences are by seed; seeds that only the method or only {baseline} has finished: {which}."
+            f"{where}: differences are paired by seed; only one of method and {baseline} finished these seeds: {which}."
         )
     return Table(
         bench=first.bench,
@@ -198,14 +198,14 @@ def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: 
     """What takes no part in the outcomes. A run that failed may have failed because of its method."""
     notes = []
     if asked is not None and baseline is None:
-        notes.append(f"{where}: holds no {asked}, so nothing is compared there.")
+        notes.append(f"{where}: has no run of {asked}, so nothing is compared there.")
     elif baseline is not None and runs[0].baseline not in (None, baseline) and asked is None:
-        notes.append(f"{where}: its baseline {runs[0].baseline} is not there; {baseline} is taken instead.")
+        notes.append(f"{where}: its baseline {runs[0].baseline} has no run; {baseline} is used instead.")
     out = [f"{run.method} seed {run.seed} ({run.status})" for run in runs if run.status != "finished"]
     if out:
         notes.append(
-            f"{where}: outcomes are of finished runs and leave out {', '.join(out)}; collapse counts do not. What "
-            f"fails may fail because of its method: read them together."
+            f"{where}: outcomes cover finished runs only and leave out {', '.join(out)}; the collapse counts include "
+            f"them. A run may fail because of its method, so read both together."
         )
     return notes
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from rlstab.report import payload
+from markupsafe import Markup
+
+from rlstab.report import payload, still
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.differences import lines
@@ -13,24 +16,39 @@ from rlstab.report.findings import findings, listed
 from rlstab.report.metric_names import axis, own_title
 from rlstab.report.model import WIDTH, RunRecord
 from rlstab.report.numbers import NOTHING, counted, setting
+from rlstab.report.opening import Opening, curve_of, opening
 from rlstab.report.palette import Look, looks
-from rlstab.report.panels import panels_of
+from rlstab.report.panels import Panels, panels_of
+from rlstab.report.samples import MOST_RUNS, Samples, samples_of
 from rlstab.report.tables import about, collapse_table, overlap_table, result_table, sweep_table
 
 HOW_TABLES = (
-    "The interquartile mean leaves out the lowest and the highest quarter of the seeds; its interval is a BCa "
-    "bootstrap over seeds. Differences are paired by seed: their mean, with Student's t interval. P(higher) is the "
-    "share of seeds won. Intervals are at 95 %, each for itself alone; the verdicts in words hold for all methods of "
-    "one table together (Holm), not over several tables. No visible difference does not mean equal: the interval says "
-    "how large a difference could have stayed hidden. Higher says nothing about better."
+    "How to read the table. The interquartile mean leaves out the lowest and the highest quarter of the seeds; its "
+    "interval is a BCa bootstrap over seeds. Differences are paired by seed: the table shows their mean with Student's "
+    "t interval. P(higher) is the share of seeds in which the method ends above the baseline. Each interval covers one "
+    "comparison at 95 %; the verdicts are corrected for all methods of a table (Holm), but not across tables. No "
+    "visible difference does not mean no difference: the interval shows how large a difference may have gone unseen. "
+    "Higher does not mean better."
 )
 HOW_CURVES = (
-    "Mean over seeds. Where runs have stopped the mean is over those that continue, and ends where fewer than half do. "
-    "Sampled metrics are means over {width} rollouts per point; evaluations are drawn as measured."
+    "Curves are means over seeds. Once some runs have stopped, the mean is over those that go on; it ends where fewer "
+    "than half are left. Each point of a training metric is a mean over {width} rollouts; evaluations are shown as "
+    "measured."
 )
+#: Units of :attr:`RunRecord.spent` as axes.
+SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
+HOW_SPENT = {
+    "tokens": "Tokens are those sampled for training.",
+    "seconds": (
+        "Training time counts sampling, scoring and learning; evaluations and the time between a stop and a resume do "
+        "not count."
+    ),
+}
+#: Panels of learning curves below the opening picture.
+LEARNING = 4
 HOW_OVERLAP = (
-    "1: the two touched the very same tokens; 0: no token in common. In brackets: tokens touched. From the token "
-    "traces of the runs."
+    "1 means that two methods touched exactly the same tokens, 0 that they had none in common. In parentheses: how "
+    "many tokens each touched. Counted in the token traces of the runs."
 )
 
 
@@ -43,17 +61,31 @@ def looks_of(comparison: Comparison) -> dict[str, Look]:
     return looks(sorted(methods, key=lambda one: one != baseline), baseline)
 
 
-def contents(comparison: Comparison, command: str | None = None) -> dict[str, Any]:
-    """The context of ``page.html``; ``command`` makes the report again."""
+def contents(comparison: Comparison, command: str | None = None, folder: Path | None = None) -> dict[str, Any]:
+    """The context of ``page.html``.
+
+    Args:
+        comparison: what it tells.
+        command: makes the report again.
+        folder: of the page, from which its links go; None is the working directory.
+    """
     look_of = looks_of(comparison)
     tables = _tables(comparison)
     panels = panels_of(comparison.loaded.runs)
+    first = opening(comparison)
+    told = findings(comparison)
+    learning = [name for name in panels.learning if name != first.metric][:LEARNING]
+    samples = samples_of(comparison.loaded.runs)
     baseline = next((name for name, look in look_of.items() if look.colour == 0), None)
     several = len({run.bench for run in comparison.loaded.runs}) > 1
     found = {
         "title": _title(comparison, list(look_of), baseline),
         "what": _what(comparison, len(look_of)),
-        "findings": findings(comparison),
+        "lead": told[0],
+        "findings": told[1:],
+        "first": first,
+        "first_title": "" if first.metric is None else axis(first.metric).title,
+        "spent": _spent(comparison.loaded.runs),
         "settings": _settings(tables),
         "methods": [
             {"key": f"m{index}", "name": name, "look": look, "baseline": name == baseline}
@@ -67,16 +99,20 @@ def contents(comparison: Comparison, command: str | None = None) -> dict[str, An
         ],
         "how_tables": HOW_TABLES,
         "how_curves": HOW_CURVES.format(width=WIDTH),
+        "how_spent": _how_spent(comparison.loaded.runs),
         "same": [{"setting": key, "text": text} for key, table in tables.items() if (text := _same(table))],
         "how_overlap": HOW_OVERLAP,
         "choices": [{"name": name, "title": axis(name).title} for name in panels.choices],
         "panels": {
-            "learning": panels.learning,
+            "learning": learning,
             "trajectory": panels.trajectory,
             "gradients": _titled(panels.gradients),
             "shares": _titled(panels.shares),
             "own": [{"name": name, "metrics": _own(name, metrics)} for name, metrics in panels.own.items()],
         },
+        "stills": _stills(comparison, tables, look_of, panels, first, learning),
+        "samples": _samples(samples, tables, look_of, folder or Path()),
+        "how_samples": _how_samples(samples, comparison.loaded.runs),
         "idle": _idle(comparison, tables),
         "sweeps": [sweep_table(one, look_of) for one in comparison.sweeps],
         "overlaps": [
@@ -86,7 +122,7 @@ def contents(comparison: Comparison, command: str | None = None) -> dict[str, An
             {"setting": key, **collapse_table(table, look_of, alone=len(tables) == 1)} for key, table in tables.items()
         ],
         "definitions": [
-            ("collapsed", "the reward fell, or the run failed over NaN or Inf"),
+            ("collapsed", "the reward fell (below), or the run ended because of NaN or Inf"),
             *((TITLES[name], text) for name, text in DEFINITIONS.items()),
         ],
         "left_out": [{"path": one.path, "why": one.why} for one in comparison.loaded.left_out],
@@ -108,16 +144,16 @@ def contents(comparison: Comparison, command: str | None = None) -> dict[str, An
         ],
     }
     shown = {
-        "results": "Results",
-        "curves": "Learning curves",
+        "curves": "Learning curves" if learning else "",
         "trajectory": "Entropy against reward" if panels.trajectory else "",
         "gradients": "Gradient norms" if panels.gradients else "",
         "sweep": "Sweep" if comparison.sweeps else "",
         "touched": "What each method touched",
         "overlap": "Overlap" if comparison.overlaps else "",
         "collapse": "Collapse",
+        "samples": "Samples" if samples else "",
         "left-out": "Left out, notes" if comparison.loaded.left_out or comparison.notes else "",
-        "again": "Run it again",
+        "again": "How to reproduce it",
     }
     return {**found, "contents": [(id, name) for id, name in shown.items() if name]}
 
@@ -128,7 +164,9 @@ def data(comparison: Comparison) -> dict[str, Any]:
     keys = {name: f"m{index}" for index, name in enumerate(look_of)}
     tables = _tables(comparison)
     panels = panels_of(comparison.loaded.runs)
-    used = [*panels.choices, *(name for some in panels.own.values() for name in some)]
+    groups = {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
+    curves = [curve_of(comparison, one.name) for one in comparison.outcomes]
+    used = dict.fromkeys([*panels.choices, *(name for some in panels.own.values() for name in some), *curves])
     return {
         "methods": [
             {
@@ -142,13 +180,119 @@ def data(comparison: Comparison) -> dict[str, Any]:
             for name, look in look_of.items()
         ],
         "settings": _settings(tables),
-        "outcomes": {one.name: one.title for one in comparison.outcomes},
+        "outcomes": {
+            one.name: {"title": one.title, "curve": curve_of(comparison, one.name)} for one in comparison.outcomes
+        },
         "metrics": {name: {"title": axis(name).title, "zero": axis(name).zero} for name in used},
         "sweeps": _sweeps(comparison, keys),
-        **payload.curves(
-            {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
-        ),
+        "clocks": payload.clocks(groups),
+        **payload.curves(groups),
     }
+
+
+def _stills(
+    comparison: Comparison,
+    tables: Mapping[str, Table],
+    look_of: Mapping[str, Look],
+    panels: Panels,
+    first: Opening,
+    learning: Sequence[str],
+) -> dict[str, list[dict[str, Any]]]:
+    """By figure, what stands in it before the script draws: one drawing for each setting that has it."""
+    several = len(tables) > 1
+    names = {one["key"]: one["name"] for one in _settings(tables)}
+
+    def each(draw: Callable[[Table], Markup | None]) -> list[dict[str, Any]]:
+        drawn = ((key, draw(table)) for key, table in tables.items())
+        return [{"setting": names[key] if several else "", "svg": svg} for key, svg in drawn if svg is not None]
+
+    def curves(metric: str, size: tuple[int, int], **how: bool) -> list[dict[str, Any]]:
+        return each(lambda table: still.curve(_in_order(table), look_of, metric, size=size, **how))
+
+    found: dict[str, list[dict[str, Any]]] = {f"sweep {index}": [] for index in range(len(comparison.sweeps))}
+    for index, one in enumerate(comparison.sweeps):
+        svg = still.swept(comparison, one, comparison.outcomes[0], look_of) if comparison.outcomes else None
+        found[f"sweep {index}"] = [] if svg is None else [{"setting": "", "svg": svg}]
+    if first.metric is not None:
+        found["first"] = curves(first.metric, still.WIDE, zero=False)
+    if panels.trajectory:
+        found["trajectory"] = each(lambda table: still.trajectory(_in_order(table), look_of))
+    found |= {name: curves(name, still.USUAL) for name in dict.fromkeys([*learning, *panels.shares])}
+    found |= {name: curves(name, still.USUAL, log=True) for name in panels.gradients}
+    return found | {name: curves(name, still.SMALL) for some in panels.own.values() for name in some}
+
+
+def _in_order(table: Table) -> dict[str, list[RunRecord]]:
+    return {name: table.runs[name] for name in table.methods}
+
+
+def _spent(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
+    """What the curves can be drawn over besides rollouts."""
+    known = {unit for run in runs for unit in run.spent}
+    return [{"unit": unit, "name": name} for unit, name in SPENT.items() if unit in known]
+
+
+def _how_spent(runs: Sequence[RunRecord]) -> str:
+    known = [unit for unit in SPENT if any(unit in run.spent for run in runs)]
+    if not known:
+        return ""
+    parts = [HOW_SPENT[unit] for unit in known]
+    parts.append("Over either, single seeds stand at their own cost and means at the mean cost of their seeds.")
+    if any(unit not in run.spent for run in runs for unit in known):
+        parts.append("Runs that did not record it are not drawn there.")
+    return " ".join(parts)
+
+
+def _samples(
+    samples: Sequence[Samples], tables: Mapping[str, Table], look_of: Mapping[str, Look], folder: Path
+) -> list[dict[str, Any]]:
+    """One entry per run, the first seed of each method apart from the others."""
+    found = []
+    seen: set[tuple[str, str]] = set()
+    keys = {one: _place(tables, one.run.bench, one.run.setting) for one in samples}
+    order = list(tables)
+    for one in sorted(
+        samples, key=lambda one: (order.index(keys[one]), tables[keys[one]].methods.index(one.run.method), one.run.seed)
+    ):
+        run, key = one.run, keys[one]
+        found.append(
+            {
+                "setting": key,
+                "where": next(named["name"] for named in _settings(tables) if named["key"] == key),
+                "method": run.method,
+                "seed": run.seed,
+                "look": look_of[run.method],
+                "open": (key, run.method) not in seen,
+                "link": one.link(folder),
+                "command": one.command,
+                "rollouts": [
+                    {
+                        "number": number,
+                        "responses": [
+                            {
+                                "prompt": response.prompt,
+                                "text": response.text,
+                                "reward": NOTHING if response.reward is None else f"{response.reward:g}",
+                                "right": response.reward is not None and response.reward > 0,
+                            }
+                            for response in responses
+                        ],
+                    }
+                    for number, responses in one.rollouts.items()
+                ],
+            }
+        )
+        seen.add((key, run.method))
+    return found
+
+
+def _how_samples(samples: Sequence[Samples], runs: Sequence[RunRecord]) -> str:
+    parts = ["The first responses that each run recorded of its first and its last rollout; nothing is selected."]
+    if any(one.command for one in samples):
+        parts.append("For traced runs, the token viewer shows what each method did to each token.")
+    if len(samples) == MOST_RUNS < len(runs):
+        parts.append(f"Only the {MOST_RUNS} runs with the lowest seeds are shown.")
+    return " ".join(parts)
 
 
 def _tables(comparison: Comparison) -> dict[str, Table]:
@@ -214,7 +358,7 @@ def _same(table: Table) -> str:
         and all(one is not None and one.verdict == "identical" for one in paired)
     ]
     verb = "gives" if len(names) == 1 else "give"
-    return f"{listed(names)} {verb} the values of {table.baseline}: these curves lie on each other." if names else ""
+    return f"{listed(names)} {verb} exactly the values of {table.baseline}, so their curves coincide." if names else ""
 
 
 def _commands(runs: Sequence[RunRecord], report: str | None) -> list[tuple[str, str]]:
@@ -260,7 +404,7 @@ def _configs(table: Table, look_of: Mapping[str, Look]) -> list[dict[str, Any]]:
         marked = [] if config is None else lines(config, config if baseline is None else baseline)
         changed = sum(line.kind != "same" for line in marked)
         if config is None:
-            parts.append("no configuration was found")
+            parts.append("its configuration was not found")
         elif name == table.baseline:
             parts.append("the baseline")
         elif baseline is not None:

@@ -89,7 +89,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
         if table.baseline is not None and len(table.methods) > 1 and comparison.outcomes:
             yield f"differences{end}", _differences(table, comparison.outcomes, methods)
         if panels.learning:
-            yield f"learning-curves{end}", _grid(methods, panels.learning, 2)
+            yield f"learning-curves{end}", _grid(methods, panels.learning[:4], 2)
         if panels.trajectory:
             yield f"entropy-and-reward{end}", _trajectory(methods)
         if panels.gradients:
@@ -167,7 +167,7 @@ def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, to
     axes.set(title=own_title(metric) if about.title == metric else about.title, xlabel="rollout")
     axes.set_xlim(0, 1.02 * max(methods.end(), 1))
     if not means or (touched and not any(means)):
-        said = "0 throughout" if means else "at no point recorded\nin half of the runs"
+        said = "0 throughout" if means else "never recorded in half\nof the runs at once"
         axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center", color="#5d5f63")
         axes.set_ylim(0, 1)
         axes.set_yticks([])
@@ -228,8 +228,8 @@ def _trajectory(methods: _Methods) -> Figure:
             axes.plot(
                 x[there][-1], y[there][-1], methods.marker(method), color=style["color"], markersize=8, label=name
             )
-    axes.set(xlabel="entropy, nats per token", ylabel="reward, sampled")
-    axes.set_title("Reward over entropy, means of three points; large markers at the end")
+    axes.set(xlabel="entropy, nats per token", ylabel="training reward")
+    axes.set_title("Training reward against entropy; large markers: end of training")
     axes.legend(fontsize=8)
     return figure
 
@@ -269,7 +269,7 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
         axes.locator_params(axis="x", nbins=5)
     for axes in grid.flat[len(outcomes) :]:
         axes.set_axis_off()
-    figure.supxlabel(f"difference to {visible(str(table.baseline), spaces=False)}, paired by seed, with 95 % intervals")
+    figure.supxlabel(f"difference from {visible(str(table.baseline), spaces=False)}, paired by seed, 95 % intervals")
     return figure
 
 
@@ -305,7 +305,7 @@ def _sweep(comparison: Comparison, one: Sweep, methods: _Methods) -> Figure:
     axes.set_xticks(one.values, [setting(value) for value in one.values])
     axes.set_ylim(bottom=0)
     axes.set(xlabel=visible(one.key), ylabel=outcome.title if outcome else "")
-    axes.set_title("Open: not stable. Ringed: the highest stable value.")
+    axes.set_title("Open: not stable. Ring: highest stable value.")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8)
     return figure
@@ -326,7 +326,7 @@ def _overlap(one: Overlap) -> Figure:
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     where = ", ".join(part for part in (one.bench, one.setting) if part)
-    text = f"Share of the tokens touched by either that both touched. {where}: {one.compared}"
+    text = f"Of the tokens that either method touched, the share that both touched. {where}: {one.compared}"
     wrapped = textwrap.wrap(visible(text, spaces=False), width=max(round(13 * side), 30))
     figure.suptitle("\n".join(wrapped), fontsize=8.5)
     return figure

@@ -19,14 +19,16 @@ _BESIDE = ("eval/entropy", "tokens/entropy")
 def findings(comparison: Comparison) -> list[str]:
     """Paragraphs, the first about the main outcome."""
     if not comparison.outcomes:
-        return ["No run has an evaluation or a reward: there is nothing to compare.", *_collapses(comparison)]
+        return ["No run recorded an evaluation or a reward, so there is nothing to compare.", *_collapses(comparison)]
     main, *others = comparison.outcomes
     judged = [table for table in comparison.tables if _compared(table, main)]
     found = [_main(table, main, comparison) for table in judged] if len(judged) <= _FEW_TABLES else []
     if len(judged) > _FEW_TABLES:
         found = [_many(judged, main)]
     if not judged:
-        found = [f"Nothing is compared in {main.title}: it takes a baseline and another method with finished runs."]
+        found = [
+            f"Nothing can be compared in {main.title}: that takes finished runs of the baseline and of another method."
+        ]
     found += _beside(judged, others)
     found += _sweeps(comparison)
     found += _collapses(comparison)
@@ -59,8 +61,6 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     }
     none = [name for name, count in shared.items() if not count]
     counts = sorted({count for count in shared.values() if count})
-    over = f" over {counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else ""
-    over = f" over {counted(counts[0], 'seed')}" if len(counts) == 1 else over
     parts = []
     if clear:
         parts.append(listed(f"{name} is {_difference(table, name, outcome)}" for name in clear))
@@ -69,12 +69,24 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         parts.append(f"{listed(names)} show{'s' * (len(names) == 1)} no visible difference")
         parts += _nearly(table, outcome)
     if "identical" in by_verdict:
-        parts.append(f"{listed(by_verdict['identical'])} gave the very values of {table.baseline}")
+        parts.append(f"{listed(by_verdict['identical'])} gave exactly the values of {table.baseline}")
     if few := [name for name in by_verdict.get("too few seeds", ()) if name not in none]:
-        parts.append(f"too few seeds to tell for {listed(few)}")
+        parts.append(f"{_few(shared[name] for name in few)} to tell {listed(few)} from {table.baseline}")
     if none:
-        parts.append(f"no seed that {table.baseline} shares has finished for {listed(none)}")
-    return f"{_where(table, comparison)}In {outcome.title}, against {table.baseline}{over}: {'; '.join(parts)}."
+        verb = "has" if len(none) == 1 else "have"
+        parts.append(f"{listed(none)} {verb} no finished seed in common with {table.baseline}")
+    head = f"{_where(table, comparison)}{_capital(outcome.title)}"
+    if not (clear or "no visible difference" in by_verdict):
+        return f"{head}: {'; '.join(parts)}."
+    over = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else counted(counts[0], "seed")
+    return f"{head} compared with {table.baseline} over {over}: {'; '.join(parts)}."
+
+
+def _few(counts: Iterable[int]) -> str:
+    least, most = (found := sorted(set(counts)))[0], found[-1]
+    if least == most == 1:
+        return "one seed is too few"
+    return f"{least} seeds are too few" if least == most else f"{least} to {most} seeds are too few"
 
 
 def _nearly(table: Table, outcome: Outcome) -> list[str]:
@@ -87,8 +99,7 @@ def _nearly(table: Table, outcome: Outcome) -> list[str]:
         and one.remark
         and one.difference.value is not None
     ]
-    own = "its own interval, which does" if len(told) == 1 else "their own intervals, which do"
-    return [f"by {own} not hold for all methods together, {listed(told)}"] if told else []
+    return [f"before the correction for several comparisons, {listed(told)}"] if told else []
 
 
 def _difference(table: Table, name: str, outcome: Outcome) -> str:
@@ -136,13 +147,13 @@ def _many(tables: Sequence[Table], outcome: Outcome) -> str:
     told = [listed(parts)] if parts else []
     told_of: tuple[tuple[Verdict, str], ...] = (
         ("no visible difference", "no visible difference"),
-        ("identical", "the very values of the baseline"),
-        ("too few seeds", "too few seeds that finished to tell"),
+        ("identical", "exactly the values of the baseline"),
+        ("too few seeds", "too few finished seeds to tell"),
     )
     for verdict, text in told_of:
         if count := verdicts.count(verdict):
             told.append(f"{text} in {'all' if count == len(verdicts) else count}")
-    head = f"In {outcome.title}, {len(verdicts)} comparisons with the baseline in {len(tables)} settings"
+    head = f"{_capital(outcome.title)}, {len(verdicts)} comparisons with the baseline in {len(tables)} settings"
     return f"{head}: {'; '.join(told)}."
 
 
@@ -167,7 +178,7 @@ def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> list[str]:
                 parts = [
                     f"not visibly different for {listed(alike)}"
                     if alike
-                    else f"that of {table.baseline} for {listed(judged)}"
+                    else f"the same as that of {table.baseline} for {listed(judged)}"
                 ]
             where = f" ({table.title})" if len(tables) > 1 else ""
             told = "; ".join([*parts, *_nearly(table, outcome)])
@@ -186,7 +197,7 @@ def _sweeps(comparison: Comparison) -> list[str]:
             f"{setting(highest)} for {method}" if highest is not None else f"none of {len(one.values)} for {method}"
             for method, highest in one.highest.items()
         )
-        found.append(f"The highest stable {one.key}: {told}.")
+        found.append(f"The highest {one.key} at which training is stable: {told}.")
     return found
 
 
@@ -201,8 +212,8 @@ def _collapses(comparison: Comparison) -> list[str]:
     fell = _told((name, one.collapsed, one.runs) for name, one in counts)
     # a run that failed over NaN or Inf counts as collapsed as well
     failed = _told((name, one.failed, one.runs) for name, one in counts)
-    none = f"No run of {runs} collapsed." if runs > 1 else "The run did not collapse."
-    first = f"Collapsed by the fall of the reward, or over NaN or Inf: {fell}." if fell else none
+    none = f"None of the {runs} runs collapsed." if runs > 1 else "The run did not collapse."
+    first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {fell}." if fell else none
     return [f"{first} Failed: {failed}." if failed else first]
 
 

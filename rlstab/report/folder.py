@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from rlstab.config.document import Document
 from rlstab.config.renamed import new_record, new_settings
-from rlstab.report.bins import highest
+from rlstab.report.bins import EMPTY, highest, running_total
 from rlstab.report.model import (
     MOST_ROLLOUTS,
     Curve,
@@ -54,8 +54,12 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     failed = place.get("status") == "failed"
     if not records and not failed:
         return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
-    metrics, evaluations, seconds = _split(records)
+    metrics, evaluations, seconds, took = _split(records)
     rollouts = max((int(one[-1]) for one, _ in metrics.values()), default=0)
+    spent = {
+        "seconds": running_total(took, rollouts),
+        "tokens": running_total(metrics.get("response/tokens", EMPTY), rollouts),
+    }
     planned = setting_of(config, "optimisation.rollouts")
     status: Status = "failed" if failed else "finished"
     if not failed and (not isinstance(planned, int) or rollouts < planned):
@@ -83,6 +87,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
             for name, curve in metrics.items()
             if name.rpartition("/")[2].startswith("largest")
         },
+        spent={unit: one for unit, one in spent.items() if one is not None},
         seconds_by_phase=seconds,
         baseline=_text(whole.get("baseline", whole.get("base"))),  # the second is what it was called before
         bench_command=_text(whole.get("command")),
@@ -162,11 +167,12 @@ def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
 
 def _split(
     records: Mapping[int, Mapping[str, Any]],
-) -> tuple[dict[str, Curve], list[dict[str, float]], dict[str, float]]:
-    """Curves, evaluations, and mean seconds by phase."""
+) -> tuple[dict[str, Curve], list[dict[str, float]], dict[str, float], Curve]:
+    """Curves, evaluations, mean seconds by phase, and the seconds of each rollout."""
     counted = {name for record in records.values() for name in record if name.startswith("optimizer_steps/")}
     points: dict[str, list[tuple[int, float]]] = {}
     seconds: dict[str, list[float]] = {}
+    took: list[tuple[int, float]] = []
     evaluations: list[dict[str, float]] = []
     for rollout, record in records.items():
         evaluation: dict[str, float] = {}
@@ -179,15 +185,19 @@ def _split(
                 evaluation[name] = rounded(value)
             elif name.startswith("seconds/"):
                 seconds.setdefault(name, []).append(value)
+                took += [(rollout, value)] if rollout and name == "seconds/rollout" else []
             elif rollout:
                 points.setdefault(name, []).append((rollout, value))
         if evaluation:
             evaluations.append({"rollout": rollout, **evaluation})
-    curves = {
-        name: (np.array([rollout for rollout, _ in one], np.int64), np.array([value for _, value in one], np.float64))
-        for name, one in points.items()
-    }
-    return curves, evaluations, {name: rounded(math.fsum(one) / len(one)) for name, one in seconds.items()}
+    curves = {name: _curve(one) for name, one in points.items()}
+    phases = {name: rounded(math.fsum(one) / len(one)) for name, one in seconds.items()}
+    return curves, evaluations, phases, _curve(took)
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> Curve:
+    rollouts, values = zip(*points, strict=True) if points else ((), ())
+    return np.array(rollouts, np.int64), np.array(values, np.float64)
 
 
 def _number(value: Any) -> float | None:

@@ -30,7 +30,7 @@ def write(comparison: Comparison, out: Path, command: str | None = None) -> Path
     path = out / "report.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(contents(comparison, command), data(comparison)), encoding="utf-8")
+        path.write_text(render(contents(comparison, command, out), data(comparison)), encoding="utf-8")
     except OSError as error:
         raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --out another folder.") from error
     return path
@@ -44,7 +44,8 @@ def render(context: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         figures: what ``page.js`` draws.
     """
     folder = resources.files("rlstab.report")
-    style, script = ((folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    parts = ("page.css", "page.js", "without_script.css")
+    style, script, without_script = ((folder / name).read_text(encoding="utf-8") for name in parts)
     plotly = get_plotlyjs()
     # scripts run by their digest alone: one that came in with the data has none. Plotly writes styles as it draws.
     policy = (
@@ -57,6 +58,7 @@ def render(context: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         **context,
         policy=Markup(policy),
         style=Markup(f"{palette.variables()}\n{style}"),
+        without_script=Markup(without_script),
         script=Markup(script),
         plotly=Markup(plotly),
         data=Markup(safe_json(figures)),

@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _TITLES = {
-    "reward/mean": "reward, sampled",
-    "reward/zero_std_groups": "zero-variance groups, share",
-    "eval/mean": "held out, sampled mean",
-    "eval/greedy": "held out, greedy",
-    "eval/entropy": "held out, entropy in nats per token",
-    "eval/length": "held out, tokens per response",
-    "eval/ended": "held out, responses that ended, share",
+    "reward/mean": "training reward",
+    "reward/zero_std_groups": "share of zero-variance groups",
+    "eval/mean": "held-out reward",
+    "eval/greedy": "held-out reward, greedy",
+    "eval/entropy": "held-out entropy, nats per token",
+    "eval/length": "held-out response length, tokens",
+    "eval/ended": "held-out share of responses that ended",
     "tokens/entropy": "entropy, nats per token",
-    "tokens/kept": "tokens kept, share",
-    "tokens/live": "live tokens, share",
-    "response/length": "tokens per response",
-    "response/ended": "responses that ended, share",
+    "tokens/kept": "share of tokens kept",
+    "tokens/live": "share of live tokens",
+    "response/length": "response length, tokens",
+    "response/ended": "share of responses that ended",
+    "response/tokens": "tokens sampled per rollout",
     "gradient/norm": "gradient norm, mean",
     "gradient/largest_norm": "gradient norm, largest",
     "ratio/mean": "ratio, mean",
-    "ratio/clipped_high": "clipped above, share",
-    "ratio/clipped_low": "clipped below, share",
-    "ratio/clipped_dual": "clipped by the dual bound, share",
-    "sampler/gap": "sampler against trainer, all tokens, nats",
-    "sampler/largest_gap": "sampler against trainer, all tokens, largest, nats",
-    "sampler/gap_live": "sampler against trainer, live tokens, nats",
-    "sampler/largest_gap_live": "sampler against trainer, live tokens, largest, nats",
+    "ratio/clipped_high": "share of tokens clipped above",
+    "ratio/clipped_low": "share of tokens clipped below",
+    "ratio/clipped_dual": "share of tokens clipped by the dual bound",
+    "sampler/gap": "sampler-trainer gap, mean over all tokens, nats",
+    "sampler/largest_gap": "sampler-trainer gap, largest over all tokens, nats",
+    "sampler/gap_live": "sampler-trainer gap, mean over live tokens, nats",
+    "sampler/largest_gap_live": "sampler-trainer gap, largest over live tokens, nats",
     "lr": "learning rate",
 }
 #: Axes that do not begin at zero: what has no natural zero, or stays near another value.
@@ -70,7 +71,7 @@ class Axis:
 def axis(metric: str) -> Axis:
     """The axis of any metric; unknown ones are called by their own name."""
     last = metric.rpartition("/")[2]
-    title = f"held out, {last}" if last.startswith("pass@") else metric
+    title = f"held-out {last}" if last.startswith("pass@") else metric
     return Axis(_TITLES.get(metric, title), not any(metric == one or last == one for one in _FREE))
 
 

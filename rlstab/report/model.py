@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlstab.config.own_code import short
+
 #: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
 WIDTH = 10
 
@@ -43,6 +45,9 @@ class RunRecord:
         metrics: curves by name, without ``eval/*`` and ``seconds/*``.
         bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
         largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
+        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
+            of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
+            sampled. A unit that some rollout did not record is left out.
         seconds_by_phase: mean wall seconds per rollout.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
@@ -65,6 +70,7 @@ class RunRecord:
     metrics: dict[str, Curve]
     bin_width: int = 1
     largest: dict[str, Curve] = field(default_factory=dict)
+    spent: dict[str, Curve] = field(default_factory=dict)
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
     baseline: str | None = None
     bench_command: str | None = None
@@ -138,11 +144,11 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def _label(item: Mapping[str, Any]) -> str:
-    """As in metrics: what is only observed is called after what it observes."""
+    """As in metrics: what is only observed is called after what it observes. A class in a file is not loaded for it."""
     inside = item.get("method")
     if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
-        return f"observe_{inside['name']}"
-    return str(item["name"])
+        return f"observe_{short(inside['name'])}"
+    return str(short(item["name"]))
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:

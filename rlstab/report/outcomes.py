@@ -39,18 +39,41 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
     evaluated = {name for run in runs for one in run.evaluations for name in one}
     ks = sorted(int(name.rpartition("@")[2]) for name in evaluated if re.fullmatch(r"eval/pass@\d+", name))
     found = [
-        Outcome("eval/mean", "held-out mean", "mean reward of sampled responses to held-out prompts, last evaluation"),
+        Outcome(
+            "eval/mean",
+            "held-out reward",
+            "mean reward of sampled responses to held-out prompts, last evaluation",
+        ),
         *(
             Outcome(
-                f"eval/pass@{k}", f"pass@{k}", f"share of held-out prompts solved by one of {k} samples, at the end"
+                f"eval/pass@{k}",
+                f"held-out pass@{k}",
+                f"share of held-out prompts that at least one of {k} samples solves in the last evaluation",
             )
             for k in ks
         ),
-        Outcome("eval/greedy", "greedy", "mean reward of greedy responses to held-out prompts, last evaluation"),
-        Outcome("eval/entropy", "entropy", "mean token entropy of the sampled held-out responses at the end", "nats"),
-        Outcome("reward/area", "area", "area under the training curve: mean of reward/mean over all rollouts"),
-        Outcome("reward/best", "best", "highest mean of reward/mean over ten rollouts; noise alone raises it"),
-        Outcome("reward/last", "last tenth", "mean of reward/mean over the last tenth of the rollouts, in whole tens"),
+        Outcome(
+            "eval/greedy",
+            "held-out reward, greedy",
+            "mean reward of greedy responses to held-out prompts, last evaluation",
+        ),
+        Outcome(
+            "eval/entropy",
+            "held-out entropy",
+            "mean token entropy of sampled responses to held-out prompts, last evaluation",
+            "nats",
+        ),
+        Outcome("reward/area", "training reward, whole run", "mean of reward/mean over all rollouts"),
+        Outcome(
+            "reward/best",
+            "training reward, best",
+            "highest mean of reward/mean over ten rollouts; noise alone raises it",
+        ),
+        Outcome(
+            "reward/last",
+            "training reward, last tenth",
+            "mean of reward/mean over the last tenth of the rollouts, in whole tens",
+        ),
     ]
     trained = any("reward/mean" in run.metrics for run in runs)
     return [one for one in found if (trained if one.name.startswith("reward/") else one.name in evaluated)]
@@ -75,7 +98,7 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
         if name in known:
             found.append(known[name])
         elif name in evaluated:
-            found.append(Outcome(name, name, f"{name} of the last evaluation"))
+            found.append(Outcome(name, name, f"{name} in the last evaluation"))
         elif name in metrics:
             found.append(Outcome(name, name, f"mean of {name} over the last tenth of the rollouts, in whole tens"))
         elif name.removesuffix(AREA) in metrics:

@@ -71,7 +71,7 @@ def overlaps_of(runs: Sequence[RunRecord]) -> tuple[list[Overlap], list[str]]:
         if len(between) > 1:
             named = {_between(run.method, key) for run, samples in traced for one in samples for key in one.methods}
             text = (
-                f"between methods: {counted(responses, 'response')} of the first rollout, sampled alike in every "
+                f"between methods: {counted(responses, 'response')} of the first rollout, the same in every "
                 f"method{_idle(named, between)}"
             )
             found.append(_overlap(bench, setting, between, text))
@@ -89,7 +89,7 @@ def _idle(known: Iterable[str], found: Mapping[str, set[Token]]) -> str:
     absent = sorted(
         {part if (part := one.rpartition(": ")[2]) not in acted else one for one in set(known) - set(found)}
     )
-    return f"; no token of them was touched by {', '.join(absent)}" if absent else ""
+    return f"; {', '.join(absent)} touched none of these tokens" if absent else ""
 
 
 def _between(method: str, key: str) -> str:

@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
-  const state = { setting: data.settings[0].key, outcome: null, off: new Set(), seeds: false, band: "quartiles", smooth: 1, print: false };
+  const state = { setting: data.settings[0].key, outcome: null, off: new Set(), seeds: false, band: "quartiles", smooth: 1, axis: "rollout", print: false };
   const DASHES = ["solid", "dash", "dot"];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x"];
 
@@ -57,6 +57,41 @@
     }
     return { mean, low, high };
   }
+  // ---- what is drawn over: rollouts, or what a run had spent by then
+  const clocks = () => data.clocks[state.setting] ?? {};
+  const costs = (unit) => Object.values(clocks()).flatMap((seeds) => Object.values(seeds)).filter((one) => one[unit]).map((one) => one[unit].at(-1));
+  const most = (unit) => Math.max(1e-9, ...costs(unit));
+  const TIMES = [["hours", 3600, 7200], ["minutes", 60, 120], ["seconds", 1, 0]];
+  function across() {
+    if (state.axis === "tokens") return { title: "tokens sampled", scale: 1, hover: "%{x:.3s} tokens", format: "~s" };
+    if (state.axis === "rollout") return { title: "rollout", scale: 1, hover: "rollout %{x}", format: "~g" };
+    const [unit, scale] = TIMES.find(([, , least]) => most("seconds") >= least);
+    return { title: `training time, ${unit}`, scale, hover: `%{x:.3~g} ${unit}`, format: "~g" };
+  }
+  // value at a place between points that rise; null beyond them
+  function between(from, to, place) {
+    if (place < from[0] || place > from.at(-1)) return null;
+    let low = 0, high = from.length - 1;
+    while (high - low > 1) { const half = (low + high) >> 1; if (from[half] <= place) low = half; else high = half; }
+    return from[high] === from[low] ? to[high] : to[low] + ((to[high] - to[low]) * (place - from[low])) / (from[high] - from[low]);
+  }
+  // each seed stands at its own cost, their mean at the mean of their costs; costs only rise
+  function over(found, method) {
+    if (state.axis === "rollout") return { ...found, own: found.seeds.map(() => found.x) };
+    const clock = clocks()[method.key] ?? {}, { scale } = across();
+    const kept = found.names.map((_, index) => index).filter((index) => clock[found.names[index]]?.[state.axis]);
+    if (!kept.length) return null;
+    const own = kept.map((index) => {
+      const one = clock[found.names[index]];
+      return found.x.map((rollout) => { const cost = between(one.rollout, one[state.axis], rollout); return cost === null ? null : cost / scale; });
+    });
+    let last = 0;
+    const x = found.x.map((_, at) => {
+      const costs = own.map((one) => one[at]).filter((one) => one !== null);
+      return (last = Math.max(last, costs.length ? costs.reduce((sum, one) => sum + one, 0) / costs.length : last));
+    });
+    return { ...found, x, own, seeds: kept.map((index) => found.seeds[index]), names: kept.map((index) => found.names[index]) };
+  }
   function curve(metric, method, least = 1) {
     const found = data.curves[state.setting]?.[method.key]?.[metric];
     if (!found) return null;
@@ -83,45 +118,46 @@
     const metric = panel.dataset.metric, about = data.metrics[metric], log = panel.dataset.log === "true", traces = [], said = [];
     let sparse = false;
     for (const method of shown()) {
-      const found = curve(metric, method);
+      const raw = curve(metric, method), found = raw && over(raw, method);
       if (!found) continue;
-      const name = plain(method.name), over = summary(found.seeds, log);
+      const name = plain(method.name), mean = summary(found.seeds, log);
       const line = { color: colour(method), width: method.baseline ? 2.4 : 2, dash: DASHES[method.dash] };
-      const kept = found.x.map((_, i) => i).filter((i) => over.mean[i] !== null);
+      const kept = found.x.map((_, i) => i).filter((i) => mean.mean[i] !== null);
       if (!kept.length) sparse = true;
       if (kept.length && found.seeds.length > 1 && state.band !== "none" && !state.seeds) {
         const back = [...kept].reverse();
-        traces.push({ x: [...kept, ...back].map((i) => found.x[i]), y: [...kept.map((i) => over.high[i]), ...back.map((i) => over.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
+        traces.push({ x: [...kept, ...back].map((i) => found.x[i]), y: [...kept.map((i) => mean.high[i]), ...back.map((i) => mean.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
       }
       if (state.seeds && found.seeds.length > 1)
-        found.seeds.forEach((one, index) => traces.push({ x: found.x, y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
+        found.seeds.forEach((one, index) => traces.push({ x: found.own[index], y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
       if (!kept.length) continue;
-      traces.push({ x: found.x, y: over.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.mark] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
-      said.push(`${method.name} ends at ${number(over.mean[kept.at(-1)])}`);
+      traces.push({ x: found.x, y: mean.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.mark] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
+      said.push(`${method.name} ends at ${number(mean.mean[kept.at(-1)])}`);
     }
-    if (!traces.length && sparse) return { traces, said, why: "At no point recorded in half of the runs: nothing to average. Single seeds are drawn on request." };
+    if (!traces.length && sparse) return { traces, said, why: "Never recorded in half of the runs at once, so there is no mean. Tick “single seeds” to see the runs." };
     const means = traces.filter((one) => one.meta.part === "mean").flatMap((one) => one.y).filter((one) => one !== null);
-    if (panel.closest("#touched-figures") && means.length && means.every((one) => one === 0)) return { traces: [], said, why: "0 throughout, for every method." };
+    if (panel.closest("#touched-figures") && means.length && means.every((one) => one === 0)) return { traces: [], said, why: "0 throughout for every method." };
     const decades = log && means.length ? Math.log10(Math.max(...means) / Math.min(...means)) : 0;
     // over less than half a decade the digits alone would leave one tick, or none
     const narrow = () => { const raw = (Math.max(...means) - Math.min(...means)) / 3 || 1, power = 10 ** Math.floor(Math.log10(raw)); return { tick0: 0, dtick: `L${Number(([1, 2, 5, 10].find((one) => one * power >= raw) * power).toPrecision(1))}` }; };
-    const y = log ? { type: "log", ...(decades > 0.5 ? { dtick: decades > 1.5 ? 1 : "D2" } : narrow()) } : { rangemode: about?.zero ? "tozero" : "normal" };
+    const y = log ? { type: "log", ...(decades > 0.5 ? { dtick: decades > 1.5 ? 1 : "D2" } : narrow()) } : { rangemode: about?.zero && panel.dataset.first === undefined ? "tozero" : "normal" };
     if (panel.closest(".small")) y.nticks = 5;
-    return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, range: [0, 1.015 * longest()], unifiedhovertitle: { text: "rollout %{x}" }, spikecolor: variable("--soft"), spikethickness: 1, spikedash: "solid" }, y), said };
+    const below = across(), end = state.axis === "rollout" ? longest() : Math.max(...traces.flatMap((one) => one.x));
+    return { traces, layout: layout({ title: { text: below.title, standoff: 6 }, range: [0, 1.015 * end], tickformat: below.format, unifiedhovertitle: { text: below.hover }, spikecolor: variable("--soft"), spikethickness: 1, spikedash: "solid" }, y), said };
   }
   function trajectory() {
     const traces = [], said = [];
     for (const method of shown()) {
-      const across = curve("tokens/entropy", method, 3), up = curve("reward/mean", method, 3);
-      if (!across || !up) continue;
+      const aside = curve("tokens/entropy", method, 3), up = curve("reward/mean", method, 3);
+      if (!aside || !up) continue;
       const name = plain(method.name), line = { color: colour(method), width: 1.6, dash: DASHES[method.dash] };
-      const points = up.x.map((_, i) => i).filter((i) => i < across.x.length && across.x[i] === up.x[i]);
+      const points = up.x.map((_, i) => i).filter((i) => i < aside.x.length && aside.x[i] === up.x[i]);
       if (state.seeds)
         up.seeds.forEach((one, k) => {
-          const other = across.seeds[across.names.indexOf(up.names[k])];
+          const other = aside.seeds[aside.names.indexOf(up.names[k])];
           if (other) traces.push({ x: points.map((i) => other[i]), y: points.map((i) => one[i]), mode: "lines", line: { color: faded(line.color, 0.3), width: 1 }, hoverinfo: "skip", meta: { method: method.key, part: "seed" } });
         });
-      const x = summary(across.seeds).mean, y = summary(up.seeds).mean, end = points.filter((i) => x[i] !== null && y[i] !== null).at(-1);
+      const x = summary(aside.seeds).mean, y = summary(up.seeds).mean, end = points.filter((i) => x[i] !== null && y[i] !== null).at(-1);
       if (end === undefined) continue;
       const last = points.map((i) => i === end);
       traces.push({
@@ -131,11 +167,11 @@
       });
       said.push(`${method.name} ends at entropy ${number(x[end])}, reward ${number(y[end])}`);
     }
-    return { traces, layout: { ...layout({ title: { text: "entropy, nats per token", standoff: 6 }, showgrid: true }, { title: { text: "reward, sampled", standoff: 8 } }), hovermode: "closest" }, said };
+    return { traces, layout: { ...layout({ title: { text: "entropy, nats per token", standoff: 6 }, showgrid: true }, { title: { text: "training reward", standoff: 8 } }), hovermode: "closest" }, said };
   }
   function sweep(panel) {
-    const one = data.sweeps[Number(panel.dataset.sweep)], traces = [], said = [], logs = one.log, outcome = data.outcomes[state.outcome] ?? "";
-    panel.querySelector(".title").textContent = `${outcome} over ${one.key}`;
+    const one = data.sweeps[Number(panel.dataset.sweep)], traces = [], said = [], logs = one.log, outcome = data.outcomes[state.outcome]?.title ?? "";
+    panel.querySelector(".title").textContent = `${outcome} against ${one.key}`;
     const many = shown().filter((method) => one.methods[method.key]);
     many.forEach((method, index) => {
       const points = one.methods[method.key], values = points.outcomes[state.outcome] ?? [], name = plain(method.name), line = { color: colour(method), width: 2, dash: DASHES[method.dash] };
@@ -173,14 +209,14 @@
   }
   function draw(panel) {
     const plot = panel.querySelector(".plot");
-    const { traces, layout: over, said, why } = DRAW[panel.dataset.figure](panel);
+    const { traces, layout: frame, said, why } = DRAW[panel.dataset.figure](panel);
     const title = panel.querySelector(".title")?.textContent || panel.querySelector("select")?.selectedOptions[0]?.textContent || "";
     legend(panel, traces);
     if (!traces.length) {
       if (plot.data) Plotly.purge(plot);
       const note = document.createElement("p");
       note.className = "absent";
-      note.textContent = why ?? (state.off.size ? "No method that is switched on has this in this setting." : "Not recorded in this setting.");
+      note.textContent = why ?? (state.off.size ? "None of the methods shown has this in this setting." : "Not recorded in this setting.");
       plot.classList.add("empty");
       plot.replaceChildren(note);
       plot.setAttribute("aria-label", `${title}: ${note.textContent}`);
@@ -188,10 +224,10 @@
     }
     plot.classList.remove("empty");
     if (!plot.data) plot.replaceChildren();
-    over.width = state.print ? (panel.closest(".small") ? 325 : 670) : plot.clientWidth;
-    over.height = state.print ? (panel.closest(".small") ? 165 : panel.dataset.figure === "curve" ? 235 : 380) : plot.clientHeight;
+    frame.width = state.print ? (panel.closest(".small") ? 325 : 670) : plot.clientWidth;
+    frame.height = state.print ? (panel.closest(".small") ? 165 : panel.dataset.figure === "curve" ? 235 : 380) : plot.clientHeight;
     plot.setAttribute("aria-label", `${title}. ${said.join("; ")}.`);
-    Plotly.react(plot, traces, over, { displayModeBar: false, responsive: false, showTips: false });
+    Plotly.react(plot, traces, frame, { displayModeBar: false, responsive: false, showTips: false });
   }
   const panels = all("figure[data-figure]");
   // small panels of methods that do not run in this setting would be empty frames
@@ -208,6 +244,13 @@
   }
 
   // ---- controls
+  // the first figure shows how the chosen outcome came about
+  function follow() {
+    const panel = document.querySelector("figure[data-first][data-metric]"), metric = data.outcomes[state.outcome]?.curve;
+    if (!panel || !metric) return;
+    panel.dataset.metric = metric;
+    panel.querySelector(".title").textContent = data.metrics[metric]?.title ?? metric;
+  }
   function select() {
     for (const one of all("[data-setting]")) one.hidden = one.dataset.setting !== state.setting || (one.dataset.outcome !== undefined && one.dataset.outcome !== state.outcome);
     for (const one of all(".chip")) one.hidden = !data.curves[state.setting]?.[one.dataset.method];
@@ -215,7 +258,8 @@
   }
   const listen = (id, event, act) => document.getElementById(id)?.addEventListener(event, act);
   listen("setting", "change", (event) => { state.setting = event.target.value; select(); redraw(); });
-  listen("outcome", "change", (event) => { state.outcome = event.target.value; select(); redraw(); });
+  listen("outcome", "change", (event) => { state.outcome = event.target.value; follow(); select(); redraw(); });
+  listen("axis", "change", (event) => { state.axis = event.target.value; redraw(); });
   listen("seeds", "change", (event) => { state.seeds = event.target.checked; redraw(); });
   listen("band", "change", (event) => { state.band = event.target.value; redraw(); });
   listen("smooth", "change", (event) => { state.smooth = Number(event.target.value); redraw(); });
@@ -260,10 +304,12 @@
   let waiting;
   window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => { if (!state.print) redraw(); }, 120); });
 
-  state.outcome = document.getElementById("outcome")?.value ?? null;
+  state.outcome = document.getElementById("outcome")?.value ?? Object.keys(data.outcomes)[0] ?? null;
   const chosen = document.getElementById("setting");
   if (chosen) state.setting = chosen.value; // a browser keeps the choice over a reload
+  state.axis = document.getElementById("axis")?.value ?? "rollout";
   paint();
+  follow();
   select();
   redraw();
 })();

@@ -18,7 +18,7 @@ GENERAL = (
 _ASIDE = ("sampler/gap", "sampler/largest_gap", "sampler/gap_live", "sampler/largest_gap_live", "loss")
 _GRADIENTS = ("gradient/norm", "gradient/largest_norm")
 _SHARES = ("tokens/live", "tokens/kept", "ratio/clipped_high", "ratio/clipped_low", "ratio/clipped_dual")
-#: First choices of the four panels of learning curves.
+#: First choices of the panels of learning curves.
 _LEARNING = ("reward/mean", "eval/mean", "tokens/entropy", "eval/pass@", "response/length", "eval/greedy")
 
 
@@ -28,7 +28,7 @@ class Panels:
 
     Attributes:
         choices: every metric that a reader can choose for a learning curve, the usual ones first.
-        learning: the choices that the learning curves begin with, at most four.
+        learning: the choices that the learning curves begin with, the usual ones first.
         trajectory: whether entropy and reward are both there.
         gradients: norms.
         shares: what part of the tokens took part in the update.
@@ -56,7 +56,7 @@ def panels_of(runs: Iterable[RunRecord]) -> Panels:
     wanted = [name for one in _LEARNING for name in (largest if one == "eval/pass@" else [one]) if name in found]
     return Panels(
         choices=[name for name in found if name not in _ASIDE],
-        learning=wanted[:4],
+        learning=wanted,
         trajectory={"tokens/entropy", "reward/mean"} <= set(found),
         gradients=[name for name in _GRADIENTS if name in found],
         shares=[name for name in _SHARES if name in found],

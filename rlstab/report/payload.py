@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlstab.report.curves import BUDGET, POINTS, Seeds, metrics_of, seeds_of
 from rlstab.report.model import RunRecord
 
@@ -43,6 +45,32 @@ def curves(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[str,
         for setting, methods in groups.items()
     }
     return {"grids": [list(one) for one in grids], "curves": found}
+
+
+def clocks(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[str, Any]:
+    """What each run had spent by when: ``{setting: {method: {seed: {"rollout": [...], "seconds": [...], ...}}}}``.
+
+    Args:
+        groups: as for :func:`curves`.
+    """
+    return {
+        setting: {
+            method: {str(run.seed): clock for run in runs if (clock := _clock(run))} for method, runs in methods.items()
+        }
+        for setting, methods in groups.items()
+    }
+
+
+def _clock(run: RunRecord) -> dict[str, list[float | None]]:
+    if not run.spent:
+        return {}
+    rollouts = max((curve[0] for curve in run.spent.values()), key=len)
+    kept = np.unique(np.linspace(0, len(rollouts) - 1, min(len(rollouts), POINTS)).round().astype(int))
+    found: dict[str, list[float | None]] = {"rollout": [0, *(float(one) for one in rollouts[kept])]}
+    for unit, (ends, values) in run.spent.items():
+        if np.array_equal(ends, rollouts):
+            found[unit] = [0, *_short(values[kept])]
+    return found
 
 
 def _curve(one: Seeds, grids: dict[tuple[int, ...], int]) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
             **{name: _aligned(curve, rollouts) for name, curve in curves.items()},
         },
         "largest": {name: _aligned(curve, rollouts) for name, curve in sorted(run.largest.items())},
+        "spent": {unit: _aligned(curve, rollouts) for unit, curve in sorted(run.spent.items())},
         "left_out": list(run.remarks),
     }
 
@@ -152,6 +153,7 @@ class _Line(BaseModel):
     evaluations: list[dict[str, int | float | None]]
     curves: _Curves
     largest: dict[str, list[float | None]]
+    spent: dict[str, list[float | None]] = {}
     left_out: list[str]
 
 
@@ -176,6 +178,7 @@ def _record(line: _Line, place: str) -> RunRecord:
         metrics={name: _curve(rollouts, one) for name, one in new_record(line.curves.__pydantic_extra__).items()},
         bin_width=line.curves.width,
         largest={name: _curve(rollouts, one) for name, one in line.largest.items()},
+        spent={unit: _curve(rollouts, one) for unit, one in line.spent.items()},
         seconds_by_phase=line.seconds_by_phase,
         baseline=line.baseline,
         bench_command=line.bench_command,

@@ -158,7 +158,7 @@ def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | N
     assert difference.low is not None
     assert difference.high is not None
     if difference.low > 0 or difference.high < 0:
-        return "no visible difference", f"{side} by its own interval, which does not hold among all methods together"
+        return "no visible difference", f"{side} before the correction for several comparisons"
     return "no visible difference", ""
 
 
@@ -199,4 +199,4 @@ def _bootstrapped(values: NDArray[np.float64], statistic: Callable[..., Any]) ->
 
 
 def _few(count: int) -> str:
-    return f"no interval: {count} seed{'s' * (count != 1)}, and it takes {MIN_SEEDS}"
+    return f"no interval: {count} seed{'s' * (count != 1)}, and {MIN_SEEDS} are needed"

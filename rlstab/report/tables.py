@@ -133,7 +133,7 @@ def collapse_table(table: Table, looks: Mapping[str, Look], *, alone: bool) -> d
         cells = [{"text": f"{k} of {n}" if n else NOTHING, "some": k > 0} for k, n in counts]
         rows.append({"method": method, "look": looks[method], "cells": cells})
     return {
-        "caption": f"{_where(table, alone)}Runs in which a detector fired, of those it can judge.",
+        "caption": f"{_where(table, alone)}Runs in which a detector fired, out of those it can judge.",
         "columns": ["collapsed", "failed", *TITLES.values()],
         "rows": rows,
     }
@@ -146,7 +146,7 @@ def overlap_table(one: Overlap) -> dict[str, Any]:
         for row in one.matrix
     ]
     return {
-        "caption": f"Share of the tokens touched by either that both touched; {one.compared}.",
+        "caption": f"Of the tokens that either method touched, the share that both touched; {one.compared}.",
         "columns": one.names,
         "rows": [
             {"name": f"{name} ({touched})", "cells": row}
@@ -194,7 +194,7 @@ def about(comparison: Comparison) -> list[tuple[str, str]]:
     wall = [run.seconds for run in runs if run.seconds is not None]
     spent = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
     if wall:
-        found.append(("wall time", f"{sum(wall) / 60:.1f} minutes over {counted(len(wall), 'run')}, added up"))
+        found.append(("wall-clock time", f"{sum(wall) / 60:.1f} minutes, the sum over {counted(len(wall), 'run')}"))
     if spent:
-        found.append(("processor time", f"{sum(spent) / 60:.1f} minutes over {counted(len(spent), 'run')}"))
+        found.append(("processor time", f"{sum(spent) / 60:.1f} minutes, the sum over {counted(len(spent), 'run')}"))
     return found

@@ -21,9 +21,9 @@
   const probabilities = [0.9, 0.75, 0.5, 0.25, 0.1, 0.01, 0.002, 0.0001];
   const QUANTITIES = {
     surprisal: { edges: probabilities.map((one) => -Math.log(one)), kind: "q", says: "nats. The edges are probabilities of 0.9, 0.75, 0.5, 0.25, 0.1, 0.01, 0.002 and 0.0001", digits: 2 },
-    entropy: { edges: [0.05, 0.1, 0.2, 0.4, 0.7, 1, 1.5, 2.5], kind: "q", says: "nats, of the next-token distribution from which the token was drawn" },
+    entropy: { edges: [0.05, 0.1, 0.2, 0.4, 0.7, 1, 1.5, 2.5], kind: "q", says: "nats, of the next-token distribution that the token was drawn from" },
     advantage: { edges: [-2, -1, -0.5, -0.001, 0.001, 0.5, 1, 2], kind: "d", says: "orange is punished, blue rewarded" },
-    ratio: { edges: [0.5, 0.8, 0.9, 0.98, 1.02, 1.1, 1.28, 2], kind: "d", says: "live over old probability. Orange has fallen, blue has risen" },
+    ratio: { edges: [0.5, 0.8, 0.9, 0.98, 1.02, 1.1, 1.28, 2], kind: "d", says: "live over old probability. Orange fell, blue rose" },
     weight: { edges: [0.001, 0.5, 0.95, 0.999, 1.001, 1.05, 1.2, 2], kind: "d", says: "product over the methods. Orange is below 1, blue above" },
   };
   const column = (sample, name, place) => {
@@ -111,7 +111,7 @@
   function draw() {
     const list = byId("list");
     list.replaceChildren(...pages[state.page].map(article));
-    if (!shown.length) list.append(make("p", "empty", "No response is left: loosen one of the choices above."));
+    if (!shown.length) list.append(make("p", "empty", "No response matches. Relax one of the choices above."));
     const before = sum(pages.slice(0, state.page).map((one) => one.length));
     const text = shown.length ? `${count(before + 1)}–${count(before + pages[state.page].length)} of ${count(shown.length)}` : "0 of 0";
     for (const one of document.querySelectorAll(".place")) one.textContent = text;

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rlstab.config.runs import ChainSettings, CountdownSettings, ReasoningGymSettings, TaskSettings
+from rlstab.config.runs import ChainSettings, CountdownSettings, OwnTaskSettings, ReasoningGymSettings, TaskSettings
 from rlstab.errors import ConfigError, OutOfRange
 from rlstab.tasks import Chain, Countdown, Jsonl, ReasoningGym, Task
 from rlstab.tasks.answer_pattern import AnswerPattern
+from rlstab.tasks.own_task import load_task, make_task
 from rlstab.tasks.prompt_template import PromptTemplate
 
 
@@ -14,7 +15,10 @@ def build_task(settings: TaskSettings) -> Task:
 
     Raises:
         DataError, MissingPackage: its data or its package cannot be used.
+        ConfigError: it is the user's own, and cannot be loaded or made, or is no task.
     """
+    if isinstance(settings, OwnTaskSettings):
+        return make_task(settings)
     options = settings.model_dump(exclude={"name"})
     if isinstance(settings, CountdownSettings):
         return Countdown(**options)
@@ -27,9 +31,13 @@ def require_settings(settings: TaskSettings) -> None:
     """Check what can be checked of a task without its data and packages.
 
     Raises:
-        ConfigError: a pattern does not compile or has no group, or a template lacks its placeholder.
+        ConfigError: a pattern does not compile or has no group, a template lacks its placeholder, or the class of a
+            task of the user's own cannot be loaded.
     """
     if isinstance(settings, CountdownSettings | ChainSettings):
+        return
+    if isinstance(settings, OwnTaskSettings):
+        load_task(settings)
         return
     try:
         AnswerPattern(settings.answer_pattern)

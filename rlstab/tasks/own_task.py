@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any, cast, get_args
 
-from rlstab.errors import ConfigError, kind_of
+from rlstab.config.document import Document
+from rlstab.config.own_code import is_own, load_class
+from rlstab.config.runs import TASK_GROUP, OwnTaskSettings
+from rlstab.errors import ConfigError, RlstabError, did_you_mean, kind_of
 from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split, Task
@@ -46,3 +50,50 @@ def require_task(task: object) -> Task:
                 f"prompt is a text. Return Example(prompt, answer), or Example.chat(messages, answer)."
             )
     return found
+
+
+def load_task(settings: OwnTaskSettings) -> type:
+    """The class that a configuration names, by its file or as an installed entry point.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is no class.
+    """
+    place = ("task", "name")
+    if is_own(settings.code):
+        return load_class(Document.of({}), settings.code, place, "a task", "class Doubling: ...")
+    points = {one.name: one for one in entry_points(group=TASK_GROUP)}
+    if settings.code not in points:
+        raise ConfigError(
+            f"task.code: no installed package has an entry point '{settings.code}' in {TASK_GROUP}. "
+            f"{did_you_mean(settings.code, points)} A class of your own is path/to/file.py:Name."
+        )
+    try:
+        found: object = points[settings.code].load()
+    except Exception as error:  # code of others fails in every way
+        raise ConfigError(
+            f"task.code: the entry point '{settings.code}' ({points[settings.code].value}) cannot be loaded: "
+            f"{type(error).__name__}: {error}. Mend the package that has it."
+        ) from error
+    if not isinstance(found, type):
+        raise ConfigError(f"task.code: '{settings.code}' is {kind_of(found)}, not the class of a task. Name a class.")
+    return found
+
+
+def make_task(settings: OwnTaskSettings) -> Task:
+    """A task of the user's own, made with its options and checked.
+
+    Raises:
+        ConfigError: it cannot be made, or lacks what a task has.
+    """
+    cls = load_task(settings)
+    try:
+        made = cls(**settings.options)
+    except RlstabError:
+        raise
+    except Exception as error:  # code of others fails in every way
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
+        raise ConfigError(
+            f"task: {cls.__qualname__}({given}) raised {type(error).__name__}: {error}. Change the settings, or the "
+            f"class in {settings.code.rpartition(':')[0] or settings.code}."
+        ) from error
+    return require_task(made)

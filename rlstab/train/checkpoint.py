@@ -21,6 +21,7 @@ from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, kind_of
 from rlstab.train import durable
+from rlstab.train.engines import Moments
 from rlstab.train.policy import Policy
 
 #: Later formats keep the name of the index and its own checksum, so that a flipped bit in this number can be told.
@@ -93,8 +94,14 @@ class Checkpoint:
     run: Identity | None = field(default=None, repr=False)
 
 
-def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, policy: Policy, moments: Moments) -> Path:
     """Write ``folder/rollout-000050``: to a hidden folder, flushed to the disk, and renamed last.
+
+    Args:
+        folder: of the run's checkpoints.
+        checkpoint: what is neither weights nor moments.
+        policy: with all of its weights.
+        moments: of all weights that the optimizer has moved.
 
     Raises:
         CheckpointError: it cannot be written; those before it are untouched.
@@ -107,15 +114,11 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
         try:
             writing.mkdir()
             policy.save(writing)
-            tensors: dict[str, Tensor] = {}
-            moving = {
-                name: optimizer.state[parameter]
-                for name, parameter in policy.model.named_parameters()
-                if optimizer.state.get(parameter)
+            tensors = {
+                f"optimizer/{name}/{key}": value.detach().contiguous()
+                for name, values in moments.items()
+                for key, value in values.items()
             }
-            for name, values in moving.items():
-                for key, value in values.items():
-                    tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous()
             kept, own = dump_state({"state": checkpoint.state, "standing": checkpoint.standing})
             tensors |= own
             save_file(tensors, writing / _TENSORS)
@@ -127,7 +130,7 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, optimizer: torch.
                 "objective": checkpoint.objective,
                 **kept["state"],
                 "tensors": kept["tensors"],
-                "optimizer": sorted(moving),
+                "optimizer": sorted(moments),
                 "run": {name: getattr(checkpoint.run, name) for name in _KINDS_OF_RUN},
                 "files": {path.relative_to(writing).as_posix(): _sum_of(path) for path in files},
             }
@@ -225,8 +228,13 @@ def verify(path: Path) -> Checkpoint:
         raise Damaged(durable.reason(error)) from error
 
 
-def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, objective: str) -> Checkpoint:
-    """Restore the optimizer into ``optimizer`` and return the rest; the weights are loaded with the policy.
+def load(path: Path, weights: Mapping[str, Tensor], *, objective: str) -> tuple[Checkpoint, Moments]:
+    """What a checkpoint holds beside the weights, which are loaded with the policy.
+
+    Args:
+        path: of the checkpoint.
+        weights: those of the run, by name; only their whole shapes are looked at.
+        objective: hash of the run's objective.
 
     Raises:
         CheckpointError: damaged, of another version, or of another objective.
@@ -240,13 +248,13 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, *, object
                 f"checkpoint holds the state of its own objective. Resume with the config.yaml of that run, or start "
                 f"over in another tracking.out."
             )
-        _restore(tensors, dict(policy.model.named_parameters()), optimizer)
+        moments = _moments(tensors, weights)
     except (Damaged, OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{path} is damaged: {durable.reason(error)}. Move this folder away, and --resume takes the checkpoint "
             f"before it."
         ) from error
-    return found
+    return found, moments
 
 
 def _index(path: Path) -> dict[str, Any]:
@@ -335,9 +343,7 @@ def _shapes(path: Path) -> dict[str, list[int]]:
         return {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}
 
 
-def _restore(
-    tensors: Mapping[str, Tensor], parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> None:
+def _moments(tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Moments:
     restored: dict[str, dict[str, Tensor]] = {}
     for label, value in tensors.items():
         kind, _, rest = label.partition("/")
@@ -345,16 +351,12 @@ def _restore(
             name, _, key = rest.rpartition("/")
             restored.setdefault(name, {})[key] = value
     for name, values in restored.items():
-        if name not in parameters:
+        if name not in weights:
             raise Damaged(f"it has optimizer state of '{name}', which the model does not have")
-        wanted = dict(zip(_MOMENTS, (torch.Size(), parameters[name].shape, parameters[name].shape), strict=True))
+        wanted = dict(zip(_MOMENTS, (torch.Size(), weights[name].shape, weights[name].shape), strict=True))
         if {key: value.shape for key, value in values.items()} != wanted:
             raise Damaged(f"the optimizer state of '{name}' is incomplete or of another shape")
-    for name, values in restored.items():
-        device = parameters[name].device
-        optimizer.state[parameters[name]] = {
-            key: value if key == "step" else value.to(device) for key, value in values.items()
-        }
+    return restored
 
 
 def _with_tensors(plain: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import threading
 import time
 import warnings
@@ -15,19 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import torch
-import transformers
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-import rlstab
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, run_hash
-from rlstab.console import Terminal
+from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
 from rlstab.errors import FitWarning, NonFinite
@@ -36,11 +31,13 @@ from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.from_settings import build_task
 from rlstab.tasks.own_task import require_task
-from rlstab.tasks.rewards import Rewards, build_rewards
+from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint, durable, lora
+from rlstab.train.about import about
 from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
+from rlstab.train.engines import build_engine, engine_name, loaded_on, require_launcher
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
@@ -48,16 +45,17 @@ from rlstab.train.making import Maker
 from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
-from rlstab.train.policy import Sequences, load_policy
+from rlstab.train.policy import load_policy
 from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
 from rlstab.train.prompts import require_prompts
 from rlstab.train.providers import AdvantageProvider, Providers, SignalProvider
+from rlstab.train.reference import Reference
 from rlstab.train.rollout import Rollout, Standing, of_rank
 from rlstab.train.run_folder import RunFolder, hold
 from rlstab.train.sampler_weights import Sampler
 from rlstab.train.stage_evidence import require_evidence
-from rlstab.train.step import Experience, Learner, Learnt, forward_signals
+from rlstab.train.step import Experience, Learner, Learnt
 from rlstab.train.stopping import Dropped, Stop, Stopped
 from rlstab.train.tracking import start_trackers
 
@@ -132,6 +130,7 @@ def train(
     require_evidence(run.pipeline)
     for text in unmet(run.pipeline, [one.name for one in run.composition.acting()]):
         warnings.warn(text, FitWarning, stacklevel=2)
+    require_launcher(os.environ, run)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
     with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
@@ -143,7 +142,7 @@ def train(
             names = providers.in_words() | ({} if task is None else {"task": type(task).__qualname__})
             with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
                 loop = _Loop(run, accelerator, folder, latest, console, providers, task, stop)
-                return loop.go(_about(run, accelerator, processes, names, loop.rewards))
+                return loop.go(about(run, accelerator, processes, names, loop.rewards, loop.engine.in_words))
         except Dropped:  # before the first rollout
             kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
             done = checkpoint.number(kept[0]) if kept else 0
@@ -165,9 +164,10 @@ class _Loop:
         self.run, self.accelerator, self.console = run, accelerator, console
         self.out, self.folder = Path(run.tracking.out), folder  # the first process has the folder
         self.providers, self.stop = providers, stop
-        device, precision = accelerator.device, run.optimisation.precision
+        name = engine_name(run.engine, accelerator, os.environ)
+        device, precision = loaded_on(name, accelerator), run.optimisation.precision
         several = accelerator.num_processes > 1
-        comm: Comm = TorchComm(device=device) if several else LocalComm()
+        comm: Comm = TorchComm(device=accelerator.device) if several else LocalComm()
         self.share = Share(accelerator.process_index, accelerator.num_processes)
         self.task: Task = build_task(run.task) if task is None else require_task(task)
         self.rewards = build_rewards(run.reward, self.task)
@@ -176,20 +176,20 @@ class _Loop:
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=latest
         )
         lora.require_trainable(policy.model, run.model.name)
-        require_decoding(policy, run.model.name)
+        self.engine = engine = build_engine(name, run, policy, accelerator, comm)
+        with engine.whole() as policy:
+            require_decoding(policy, run.model.name)
         require_prompts(policy, self.task, run.rollout)
         reference = None
         if "ref_logprobs" in run.composition.needs:
-            if run.model.adapter is not None and run.model.reference is None:
-                reference = policy  # with the adapter off
-            else:
-                reference = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
-                reference.model.requires_grad_(False)
-        if run.optimisation.gradient_checkpointing:
-            policy.checkpoint_gradients()
-        self.policy, self.reference, self.comm = policy, reference, comm
+            whole = engine.whole  # with the adapter off
+            if run.model.adapter is None or run.model.reference is not None:
+                other = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
+                whole = engine.frozen(other)
+            reference = Reference(whole, run.rollout.temperature, run.optimisation.micro_batch_size)
+        self.policy, self.comm = policy, comm
         self.learner = Learner(
-            policy,
+            engine,
             run.composition,
             run.optimisation,
             run.rollout.temperature,
@@ -212,7 +212,7 @@ class _Loop:
             providers,
             self._say,
             self._leaving,
-            self._reference if reference is not None else None,
+            reference,
         )
         self.done, self.latest, self.standing = 0, latest, self.maker.begin()
         if latest is not None:
@@ -227,7 +227,8 @@ class _Loop:
     def _restore(self, latest: Path) -> None:
         """Go on from a checkpoint."""
         run, policy = self.run, self.policy
-        found = checkpoint.load(latest, policy, self.learner.optimizer, objective=objective_hash(run.composition))
+        found, moments = checkpoint.load(latest, self.engine.weights, objective=objective_hash(run.composition))
+        self.engine.restore(self.learner.optimizer, moments)
         self.learner.state, self.learner.optimizer_steps = found.state, found.optimizer_steps
         self.done = found.rollout
         if found.standing is None:  # it was written before there were stages
@@ -252,6 +253,10 @@ class _Loop:
             from_first(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self._tell(folder)
+            if self.engine.in_words != "one process":
+                self.console.print(f"engine: {self.engine.in_words}", highlight=False)
+            for name, checksum in about["code"].items():
+                self._say("own code", f"{name} (sha256 {checksum}...)")
             write = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, self.out, write, self.console)
         try:
@@ -319,7 +324,8 @@ class _Loop:
         torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
         standing = self.standing
         while standing.made < min(number + run.rollout.staleness + 1, run.optimisation.rollouts):
-            made, standing = self.maker.make(standing, metrics)
+            with self.engine.whole():
+                made, standing = self.maker.make(standing, metrics)
             standing = replace(standing, queue=(*standing.queue, made))
         rollout, standing = standing.queue[0], replace(standing, queue=standing.queue[1:])
         self.maker.prepare(standing)
@@ -344,7 +350,7 @@ class _Loop:
         name, found = self.estimating.estimator.name, rollout.advantages
         states = dict(standing.states)
         if found is None:
-            with metrics.phase("estimate"):
+            with metrics.phase("estimate"), self.engine.whole():
                 found, states[name] = self.estimating.advantages(rollout, states[name], metrics)
         responses = rollout.responses
         if self.tracer is not None:
@@ -378,22 +384,10 @@ class _Loop:
         # completions and error texts are data: brackets in them are no markup
         self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
-    def _reference(self, sequences: Sequences) -> Tensor:
-        assert self.reference is not None
-        found = torch.zeros(sequences.response_ids.shape, device=self.policy.device)
-        rows = torch.arange(len(found))
-        with self.reference.without_adapter():
-            for one in rows.split(self.run.optimisation.micro_batch_size):
-                if len(one):
-                    values = forward_signals(
-                        self.reference, sequences, one, self.run.rollout.temperature, {"logprobs"}, {}
-                    )["logprobs"]
-                    found[one, : values.shape[1]] = values
-        return found
-
     def _evaluate(self) -> dict[str, float]:
         start = time.perf_counter()
-        values = evaluate(self.policy, self.task, self.run.rollout, self.run.evaluation, self.share, self.rewards)
+        with self.engine.whole() as policy:
+            values = evaluate(policy, self.task, self.run.rollout, self.run.evaluation, self.share, self.rewards)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
     def _write_samples(self, folder: RunFolder, number: int, rollout: Rollout) -> None:
@@ -420,17 +414,13 @@ class _Loop:
 
     def _save(self, *, planned: bool) -> None:
         learner, standing = self.learner, self.standing.saved()
-        if self.folder is not None:
-            kept = checkpoint.Checkpoint(
-                self.done,
-                learner.optimizer_steps,
-                learner.state,
-                objective_hash(self.run.composition),
-                standing,
-                self.folder.identity(),
-            )
-            self.latest = self.folder.save(kept, self.policy, learner.optimizer, planned=planned)
-            self._tell(self.folder)
+        moments = self.engine.moments(learner.optimizer)
+        with self.engine.whole() as policy:
+            if self.folder is not None:
+                about = objective_hash(self.run.composition), standing, self.folder.identity()
+                kept = checkpoint.Checkpoint(self.done, learner.optimizer_steps, learner.state, *about)
+                self.latest = self.folder.save(kept, policy, moments, planned=planned)
+                self._tell(self.folder)
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> RunResult:
@@ -445,6 +435,9 @@ class _Loop:
             self.console.print(summary_table(result.records))
             for what, path in (("run", self.out), ("picture", picture)):
                 self.console.print(f"{what}: {escape(str(path))}", soft_wrap=True, highlight=False)
+            if (self.out / "tokens.jsonl").is_file():
+                look = escape(command("view", str(self.out)))
+                self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
 
 
@@ -453,24 +446,3 @@ def _per_response(found: Tensor, mask: Tensor) -> Tensor:
     if found.ndim == 1:
         return found
     return found.sum(-1) / mask.sum(-1).cpu().clamp(min=1)
-
-
-def _about(
-    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Rewards
-) -> dict[str, Any]:
-    return {
-        "run_hash": run_hash(run),
-        "objective_hash": objective_hash(run.composition),
-        "command": " ".join(sys.argv),
-        "rlstab": rlstab.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
-        "python": platform.python_version(),
-        "machine": platform.platform(),
-        "device": str(accelerator.device),
-        "processes": processes,
-        "threads": torch.get_num_threads(),
-        "providers": providers,
-        "rewards": rewards.in_words(),
-    }

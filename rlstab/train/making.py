@@ -276,6 +276,7 @@ class Maker:
             metrics.mean("reward/shaped_mean", float(own.rewards.sum()), len(own))
         metrics.mean("response/length", float(own.lengths.sum()), len(own))
         metrics.mean("response/ended", float(own.ended.sum()), len(own))
+        metrics.add("response/tokens", float(whole.sequences.response_mask.sum()))
         prompted = learnt.select(learnt.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 

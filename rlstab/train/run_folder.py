@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import torch
 from accelerate import Accelerator
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from rlstab.config.own_code import changed, files, short
 from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
 from rlstab.train.checkpoint import Checkpoint, Damaged, Identity
+from rlstab.train.engines import Moments
 from rlstab.train.journal import Journal
 from rlstab.train.manifest import (
     CHECKPOINTS,
@@ -48,6 +49,7 @@ LOCK = ".lock"
 #: What a continued run may change.
 MAY_CHANGE = {
     "tracking",
+    "engine",
     "evaluation",
     "task.time_limit",
     "task.workers",
@@ -233,6 +235,9 @@ class RunFolder:
                 f"continues as it began. Pass the same signals and advantages to train, or start over in another "
                 f"tracking.out."
             )
+        code = read_mapping(self.path / "run.json").get("code")
+        if self.start is not None and isinstance(code, dict):
+            self.said += changed(code, files(self._run.model_dump(mode="json")))
         if damaged and self.start is not None:
             self.said.append(f"continuing from {self.start.name}")
         self._look_at_records()
@@ -289,7 +294,7 @@ class RunFolder:
                 f"so a longer run is another one. Resume with {self.path / 'config.yaml'}, or start over in another "
                 f"tracking.out."
             )
-        _same(started, now, self.path)
+        _same(short(started), short(now), self.path)
 
     def _look_at_records(self) -> None:
         """Say which records of the rollouts until here are lost."""
@@ -372,7 +377,7 @@ class RunFolder:
         """Those of ``metrics.jsonl``."""
         return journal.read(self.path / JOURNALS[0])[0]
 
-    def save(self, found: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer, *, planned: bool) -> Path:
+    def save(self, found: Checkpoint, policy: Policy, moments: Moments, *, planned: bool) -> Path:
         """Write a checkpoint and remove the oldest; if it was planned, also the run that this one replaces.
 
         Raises:
@@ -382,7 +387,7 @@ class RunFolder:
             one.flush()
         folder, manifest = self.path / CHECKPOINTS, self._manifest
         assert manifest is not None
-        saved = checkpoint.save(folder, found, policy, optimizer)
+        saved = checkpoint.save(folder, found, policy, moments)
         with durable.saying(folder, CheckpointError):
             self._prune(manifest, found.rollout)
             if planned:
@@ -460,7 +465,7 @@ def hold(
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two resolved runs differ in nothing but what a continued run may change."""
     try:
-        _same(one, other, Path())
+        _same(short(one), short(other), Path())
     except CheckpointError:
         return False
     return True

@@ -21,11 +21,9 @@ from rlstab.core.stats import Mean
 from rlstab.errors import NonFinite, ShapeError
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.trace.writer import Tracer
+from rlstab.train.engines import Engine
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
-
-#: Gradients travel between ranks in buckets of at most so many numbers.
-BUCKET = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Learner:
 
     def __init__(
         self,
-        policy: Policy,
+        engine: Engine,
         objective: TokenObjective,
         settings: OptimisationSettings,
         temperature: float,
@@ -78,10 +76,10 @@ class Learner:
         comm: Comm,
         seed: int,
     ) -> None:
-        self.policy, self.objective, self.settings = policy, objective, settings
+        self.engine, self.objective, self.settings = engine, objective, settings
         self.temperature, self.accelerator, self.comm, self.seed = temperature, accelerator, comm, seed
         self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
+            engine.weights.values(),
             lr=settings.lr,
             betas=settings.betas,
             eps=settings.eps,
@@ -172,20 +170,24 @@ class Learner:
             self.state = plan.state
             return
 
-        device = self.policy.device
+        device = self.engine.policy.device
         # what is logged stays on the device until the step is done: reading it earlier would wait for the kernels
         total, nonfinite = torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device)
         with_gradient = torch.zeros((), dtype=torch.int64, device=device)
         reports: list[Mapping[str, Mean]] = []  # a step that is refused reports nothing: it may hold NaN
         gaps: list[Tensor] = []
-        for sequences, batch in parts:
+        for part in self.engine.rounds(parts):
+            if part is None:
+                self.engine.backward(None)
+                continue
+            sequences, batch = part
             live, wanted = self._live(sequences, batch, plan)
             outputs = [one for one in live.present() if one.requires_grad]
             for one in outputs:
                 one.retain_grad()
             out = plan.loss(batch, live)
+            self.engine.backward(out.loss if outputs else None)
             if outputs:
-                out.loss.backward()
                 # a live output that every term holds constant has no gradient
                 reached = [one.grad != 0 for one in outputs if one.grad is not None]
                 with_gradient += torch.stack(reached).any(0).count_nonzero()
@@ -198,8 +200,7 @@ class Learner:
                 gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[wanted].abs())
         tally = torch.stack([total.double(), nonfinite.double(), with_gradient.double()]).cpu()
         loss, bad, live_rows = self.comm.sum(tally).tolist()
-        self._sum_gradients()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.max_grad_norm))
+        norm = self.engine.clip(self.settings.max_grad_norm)
         if bad or not math.isfinite(norm):
             raise NonFinite(
                 f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. "
@@ -241,7 +242,7 @@ class Learner:
         chosen, row = batch.sequence[wanted].unique(return_inverse=True)
         column = batch.index[wanted] % width
         part = sequences.rows(chosen).cut(int(column.max()) + 1)
-        signals = self.policy.signals(
+        signals = self.engine.signals(
             part,
             row * part.response_ids.shape[1] + column,
             temperature=self.temperature,
@@ -279,34 +280,16 @@ class Learner:
         """``(R, T)`` signals by the trainer's own forward, on some rows."""
         needs = {"logprobs", "entropies"} | (set(self.objective.needs) & SIGNAL_NAMES)
         shape = experience.sequences.response_ids.shape
-        found = {name: torch.zeros(shape, device=self.policy.device) for name in needs}
-        for one in rows.split(self.settings.micro_batch_size):
-            if len(one):
-                values = forward_signals(
-                    self.policy, experience.sequences, one, self.temperature, needs, self.objective.signal_options
-                )
-                for name in needs:
-                    found[name][one, : values[name].shape[1]] = values[name]
+        found = {name: torch.zeros(shape, device=self.engine.policy.device) for name in needs}
+        with self.engine.whole() as policy:
+            for one in rows.split(self.settings.micro_batch_size):
+                if len(one):
+                    values = forward_signals(
+                        policy, experience.sequences, one, self.temperature, needs, self.objective.signal_options
+                    )
+                    for name in needs:
+                        found[name][one, : values[name].shape[1]] = values[name]
         return found
-
-    def _sum_gradients(self) -> None:
-        """Sum over ranks: the denominators are global already. A rank without tokens adds zeros."""
-        if self.accelerator.num_processes == 1:
-            return
-        parameters = [one for one in self.policy.model.parameters() if one.requires_grad]
-        for one in parameters:
-            if one.grad is None:
-                one.grad = torch.zeros_like(one)
-        bucket: list[Tensor] = []
-        for number, one in enumerate(parameters):
-            assert one.grad is not None
-            bucket.append(one.grad)
-            if number == len(parameters) - 1 or sum(grad.numel() for grad in bucket) >= BUCKET:
-                flat = torch.cat([grad.reshape(-1) for grad in bucket])
-                flat = self.accelerator.reduce(flat, reduction="sum")
-                for grad, total in zip(bucket, flat.split([grad.numel() for grad in bucket]), strict=True):
-                    grad.copy_(total.view_as(grad))
-                bucket = []
 
 
 def _fullest_together(experience: Experience, rows: Tensor) -> Tensor:

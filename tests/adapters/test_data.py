@@ -42,8 +42,8 @@ from rlstab.errors import ConfigError, NonFinite, OutOfRange, ShapeError
 from rlstab.explain.data_level import REFUSED, methods_table, presets_table, refusal
 from rlstab.presets import PRESETS
 from rlstab.testing import Processes
-from rlstab.testing.examples import EXAMPLES
-from rlstab.testing.steps import Step, make_step
+from rlstab.testing.examples import EXAMPLES, random_compositions
+from rlstab.testing.steps import KINDS, Step, make_step
 
 STACK = compose(ClipHigher(), S2TMask(max_prob=0.05), STARE(target_entropy=5.0), TokenMean())
 SAID = [name for name, one in PRESETS.items() if refusal(one.objective) is None]
@@ -146,6 +146,17 @@ def test_every_method_that_can_be_said_is_exact(method: TokenObjective) -> None:
     for mean in (HostMean(), HostMean("sequences", "response")):
         step = step_of("per token")
         assert_same(by_the_host(DataLevel(own, mean), step, CUTS[1]), by_the_worker(own, step))
+
+
+def test_random_compositions_are_exact_on_steps_of_every_kind() -> None:
+    said = [one for one in random_compositions(150, seed=4) if refusal(one) is None]
+    assert len(said) >= 12
+    for number, own in enumerate(said):
+        step = step_of(KINDS[number % len(KINDS)], seed=number)
+        rows = list(range(len(step.sequence_ids)))
+        cut = [rows[:2], rows[2:]]
+        mean = MEANS[number % len(MEANS)]
+        assert_same(by_the_host(DataLevel(own, mean), step, cut), by_the_worker(own, step))
 
 
 def test_a_response_that_lost_everything_keeps_its_mask() -> None:

@@ -180,6 +180,16 @@ SECTIONS = part(
         old_logprobs=st.sampled_from([None, "recompute", "rollout"]),
         precision=st.sampled_from(["fp32", "bf16"]),
     ),
+    engine=st.sampled_from(
+        [
+            "auto",
+            "ddp",
+            "fsdp2",
+            {"name": "ddp"},
+            {"name": "fsdp2", "offload": True},
+            {"name": "fsdp2", "gather": "fp32"},
+        ]
+    ),
     evaluation=part(every=st.integers(0, 99), samples=st.integers(8, 16), pass_at=st.lists(st.integers(1, 8))),
     tracking=part(out=TEXTS, trackers=st.lists(st.sampled_from(["wandb", "tensorboard"])), samples=COUNTS),
     seed=st.integers(0, 2**32 - 1),

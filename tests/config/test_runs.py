@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlstab import ClipHigher, S2TMask, TokenMean, compose
 from rlstab.config import Document, dump_objective, dump_run, load_run, objective_hash, run_hash
-from rlstab.errors import Conflict
+from rlstab.errors import ConfigError, Conflict
 from rlstab.presets import PRESETS
 from rlstab.stages.dr_grpo import DrGRPO
 from tests.config.strategies import SECTIONS, objectives, quick
@@ -42,6 +42,7 @@ def test_a_file_loads_as_its_data(tmp_path):
     ("changes", "same"),
     [
         ({"tracking": {"out": "elsewhere", "samples": 9, "trackers": ["wandb"], "keep_checkpoints": 7}}, True),
+        ({"engine": {"name": "fsdp2", "offload": True}}, True),
         ({"model": {"name": "other"}}, False),
         ({"task": {"name": "countdown", "seed": 1}}, False),
         ({"rollout": {"group": 4}}, False),
@@ -54,8 +55,36 @@ def test_a_file_loads_as_its_data(tmp_path):
         ({"seed": 1}, False),
     ],
 )
-def test_the_hash_of_a_run_ignores_tracking_alone(changes, same):
+def test_the_hash_of_a_run_ignores_tracking_and_the_engine_alone(changes, same):
     assert (run_hash(run(**changes)) == run_hash(run())) is same
+
+
+def test_a_name_is_an_engine_with_its_defaults():
+    assert run(engine="ddp") == run(engine={"name": "ddp"})
+    assert run() == run(engine="auto") != run(engine="fsdp2")
+
+
+def test_the_dtype_of_gathered_weights_counts_in_the_hash():
+    half = {"optimisation": {"precision": "bf16"}}
+    assert run_hash(run(**half, engine={"name": "fsdp2", "gather": "bf16"})) != run_hash(run(**half, engine="fsdp2"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ("zero3", "engine.name: expected 'auto', 'ddp' or 'fsdp2', not 'zero3'."),
+        ({"name": "ddp", "offload": True}, "engine.offload: it is a setting of shards, and engine.name is ddp."),
+        (
+            {"gather": "bf16"},
+            "engine.gather: bf16 rounds the weights of a forward, and optimisation.precision is fp32.",
+        ),
+        ({"shard": 2}, "engine.shard: unknown key"),
+    ],
+)
+def test_engines_that_cannot_be(engine, text):
+    with pytest.raises(ConfigError) as refused:
+        run(engine=engine)
+    assert text in str(refused.value)
 
 
 def test_what_stands_in_the_file_as_the_default_changes_no_hash():

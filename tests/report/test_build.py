@@ -50,7 +50,7 @@ def test_the_page_and_its_figures_go_to_one_folder(
     text = Path("report/report.md").read_text()
     assert f"rlstab report {bench} --metric eval/mean --baseline stare --out report" in text
     assert "eval/entropy against" not in text
-    assert "difference to stare" in text
+    assert "difference from stare" in text
 
 
 def test_what_is_left_out_is_said_without_markup(

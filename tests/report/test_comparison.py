@@ -44,14 +44,14 @@ def test_a_baseline_that_one_bench_lacks_compares_nothing_there(bench: Path, swe
     tables = compare(load_runs(bench, sweep), baseline="stare").tables
     assert [table.baseline for table in tables] == ["stare", None, None, None]
     assert tables[1].cells["s2t", "eval/mean"].paired is None
-    assert "holds no stare, so nothing is compared there" in tables[1].notes[0]
+    assert "has no run of stare, so nothing is compared there" in tables[1].notes[0]
 
 
 def test_the_base_of_a_bench_may_be_missing(tmp_path: Path) -> None:
     write_bench(tmp_path / "b", baseline="dapo")
     [table] = compare(load_runs(tmp_path / "b")).tables
     assert table.baseline == "grpo"
-    assert "its baseline dapo is not there; grpo is taken instead" in table.notes[0]
+    assert "its baseline dapo has no run; grpo is used instead" in table.notes[0]
 
 
 def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:
@@ -68,7 +68,7 @@ def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:
     notes = "\n".join(comparison.notes)
     assert "leave out s2t seed 9 (unfinished)" in notes
     assert "eval/mean, eval/pass@4, eval/greedy, eval/entropy are missing in stare seed 8" in notes
-    assert "seeds that only the method or only grpo has finished: stare 8." in notes
+    assert "only one of method and grpo finished these seeds: stare 8." in notes
     assert table.collapses["s2t"].runs == 5
 
 

@@ -73,5 +73,5 @@ def test_an_empty_panel_says_why(tmp_path):
     [touched] = [path for path in written if path.name == "touched.svg"]
     texts = " ".join("".join(ElementTree.parse(touched).getroot().itertext()).split())
     assert "0 throughout" in texts
-    assert "at no point recorded" in texts
+    assert "never recorded in half" in texts
     assert "s2t/threshold, nats" in texts

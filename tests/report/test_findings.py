@@ -47,13 +47,13 @@ def test_a_difference_comes_with_its_interval():
         "few": [0.9, 0.9],
     }
     text = said(runs(ends))
-    assert "against grpo over 2 to 4 seeds: better is higher by 0.105 [0.096, 0.114]" in text
+    assert "Held-out reward compared with grpo over 2 to 4 seeds: better is higher by 0.105 [0.096, 0.114]" in text
     # lower by a positive amount, its interval turned with it
     assert "worse is lower by 0.095 [0.086, 0.104]" in text
     assert "alike shows no visible difference" in text
-    assert "same gave the very values of grpo" in text
-    assert "too few seeds to tell for few" in text
-    assert "No run of 22 collapsed." in text
+    assert "same gave exactly the values of grpo" in text
+    assert "2 seeds are too few to tell few from grpo" in text
+    assert "None of the 22 runs collapsed." in text
 
 
 def test_many_settings_tell_only_what_differs():
@@ -69,7 +69,7 @@ def test_failures_and_falls_are_counted_apart():
     falling = record({"reward/mean": [0.5] * 20 + [0.0] * 40}, method="fell")
     text = said([*fine, *lost, falling])
     assert (
-        "Collapsed by the fall of the reward, or over NaN or Inf: 1 of 1 run of fell. Failed: 1 of 1 run of other."
+        "Collapsed (the reward fell, or NaN or Inf ended the run): 1 of 1 run of fell. Failed: 1 of 1 run of other."
         in text
     )
 
@@ -82,7 +82,7 @@ def test_idle_methods_are_told_once(bench):
 
 def test_a_sweep_names_the_highest_stable_value(sweep):
     text = " ".join(findings(compare(load_runs(sweep))))
-    assert "The highest stable optimisation.lr: 1e-4 for grpo and 2e-4 for s2t." in text
+    assert "The highest optimisation.lr at which training is stable: 1e-4 for grpo and 2e-4 for s2t." in text
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_numbers_keep_the_decimals_of_their_column():
 
 def test_what_no_seed_can_tell_is_not_called_alike(bench):
     found = compare(load_runs(bench))
-    assert any("Entropy is higher for 20_entropy (by " in one for one in findings(found))
+    assert any("Held-out entropy is higher for 20_entropy (by " in one for one in findings(found))
     alone = [run for run in found.loaded.runs if run.seed == 0]
     text = " ".join(findings(compare(Loaded(alone, [], []))))
-    assert "s2t gave the very values of grpo; too few seeds to tell for 20_entropy and stare" in text
-    assert "Entropy is that of grpo for s2t." in text
+    assert "s2t gave exactly the values of grpo; one seed is too few to tell 20_entropy and stare from grpo" in text
+    assert "Held-out entropy is the same as that of grpo for s2t." in text
 
 
 def test_what_only_its_own_interval_tells_is_neither_found_nor_hidden():
@@ -119,16 +119,16 @@ def test_what_only_its_own_interval_tells_is_neither_found_nor_hidden():
     almost = [value + step for value, step in zip(baseline["grpo"], (0.02, 0.05, 0.03, 0.06, 0.09), strict=True)]
     text = said(runs({**baseline, **ends, "almost": almost}))
     assert (
-        "no visible difference; by its own interval, which does not hold for all methods together, almost is " in text
+        "no visible difference; before the correction for several comparisons, almost is higher by 0.050 [0.016, 0.084]"
+        in text
     )
-    assert "almost is higher by 0.050 [0.016, 0.084]." in text
 
 
 def test_a_method_that_shares_no_seed_is_not_one_of_few_seeds():
     ends = {"grpo": [0.20, 0.21, 0.19], "alike": [0.21, 0.20, 0.20]}
     late = [dataclasses.replace(run, status="unfinished") for run in runs({"late": [0.2, 0.3]})]
     text = said([*runs(ends), *late])
-    assert "against grpo over 3 seeds: alike shows no visible difference; no seed that grpo shares has finished" in text
+    assert "compared with grpo over 3 seeds: alike shows no visible difference; late has no finished seed in" in text
     assert "0 to" not in text
 
 
@@ -148,7 +148,7 @@ def test_two_benches_are_not_mixed(bench, tmp_path):
     write_bench(tmp_path / "one", name="one", methods=methods, seeds=3)
     found = compare(load_runs(tmp_path / "one", tmp_path / "two"))
     text = " ".join(findings(found))
-    assert "NaN or Inf: 3 of 3 runs of s2t (two)." in text  # not 3 of 6
+    assert "NaN or Inf ended the run): 3 of 3 runs of s2t (two)." in text  # not 3 of 6
     assert "one: s2t never acted: no token with positive advantage" in text
     assert "two: s2t never acted" not in text
     # neither baseline is that of all methods

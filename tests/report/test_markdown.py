@@ -32,7 +32,8 @@ def test_the_numbers_are_those_of_the_comparison(bench: Path) -> None:
     assert "- eval/entropy against grpo: higher: 20_entropy, stare; identical: s2t." in text
     assert "rlstab bench examples/entropy.yaml" in text
     assert (
-        "- clip_higher never acted: on-policy, the ratio is 1. So in entropy, default: 20_entropy, s2t, stare." in text
+        "- clip_higher never acted: on-policy, the ratio is 1. This holds in entropy, default: 20_entropy, s2t, stare."
+        in text
     )
 
 
@@ -58,5 +59,5 @@ def test_names_and_errors_are_no_markup(bench: Path) -> None:
 def test_settings_without_a_finished_run_say_so(tmp_path: Path) -> None:
     write_bench(tmp_path / "b", methods={"grpo": {"done": 30}}, seeds=2)
     text = markdown(compare(load_runs(tmp_path)))
-    assert "No run of this setting has finished: there is nothing to compare." in text
+    assert "No run of this setting has finished, so there is nothing to compare." in text
     assert "unfinished, 30 of 60 rollouts" in text

@@ -23,7 +23,7 @@ from rlstab.report.model import LeftOut, Loaded, RunRecord
 from rlstab.report.payload import safe_json
 from rlstab.report.records import load_runs
 from rlstab.report.tables import _Scale
-from tests.report.conftest import config, curves, record
+from tests.report.conftest import config, curves, record, write_run
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028<!--"
 
@@ -114,6 +114,7 @@ def test_nothing_is_asked_for_and_only_our_scripts_run(written):
     assert text.count(get_plotlyjs()) == 1
     assert "http" not in text.replace(get_plotlyjs(), "").replace("http-equiv", "")
     assert not [tag for tag, attributes in found.elements if {"src", "srcset", "data"} & attributes.keys()]
+    # of places elsewhere only the token viewer's page, and only where it lies beside a run
     assert all(attributes["href"].startswith("#") for tag, attributes in found.elements if "href" in attributes)
     policy = next(one["content"] for tag, one in found.elements if one.get("http-equiv") == "Content-Security-Policy")
     rules = {rule.split()[0]: rule.split()[1:] for rule in policy.split(";")}
@@ -183,7 +184,7 @@ def test_runs_that_have_not_begun_stand_in_the_head(bench):
 def test_curves_that_hide_each_other_are_named(bench):
     # the synthetic s2t is grpo with other metrics of its own
     assert [one["text"] for one in contents(compare(load_runs(bench)))["same"]] == [
-        "s2t gives the values of grpo: these curves lie on each other."
+        "s2t gives exactly the values of grpo, so their curves coincide."
     ]
 
 
@@ -230,7 +231,7 @@ def test_a_sweep_has_its_figure_and_its_table(sweep, tmp_path):
 def test_a_run_alone_has_a_page(tmp_path):
     run = record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})
     found = Parsed(page.write(compare(Loaded([run], [], [])), tmp_path).read_text(encoding="utf-8"))
-    assert "Nothing is compared" in found.text
+    assert "Nothing can be compared" in found.text
     assert [one["data-metric"] for tag, one in found.elements if "data-metric" in one] == ["reward/mean"]
 
 
@@ -308,7 +309,7 @@ def test_a_method_is_switched_off_in_every_figure(written, browser_page):
         assert key not in visible_methods(tab, metric)
         assert len(visible_methods(tab, metric)) == 3
     gone = tab.locator("figure[data-metric='top_entropy/share']")
-    assert "switched on" in gone.inner_text()
+    assert "None of the methods shown" in gone.inner_text()
     chip.click()
     assert key in visible_methods(tab, "top_entropy/share")
     # shift-click: one alone, and all again
@@ -349,10 +350,10 @@ def test_setting_and_outcome_are_chosen(sweep, tmp_path, browser_page):
     assert any("lr_4e-4" in one for one in tab.locator(shown).all_inner_texts())
     assert not any("lr_1e-4" in one for one in tab.locator(shown).all_inner_texts())
     title = tab.locator("figure[data-figure='sweep'] .title")
-    assert title.inner_text() == "held-out mean over optimisation.lr"
+    assert title.inner_text() == "held-out reward against optimisation.lr"
     tab.locator("#outcome").select_option("reward/area")
-    assert title.inner_text() == "area over optimisation.lr"
-    assert any("area under the training curve" in one for one in tab.locator(shown).all_inner_texts())
+    assert title.inner_text() == "training reward, whole run against optimisation.lr"
+    assert any("mean of reward/mean over all rollouts" in one for one in tab.locator(shown).all_inner_texts())
     browser_page.assert_clean()
 
 
@@ -440,7 +441,7 @@ def test_what_few_runs_recorded_is_not_called_missing(bench, tmp_path, browser_p
     ]
     tab = browser_page.open(page.write(compare(Loaded(runs, [], [])), tmp_path / "out"))
     panel = tab.locator("figure[data-metric='s2t/threshold']")
-    assert "At no point recorded in half of the runs" in panel.inner_text()
+    assert "Never recorded in half of the runs at once" in panel.inner_text()
     tab.locator("#seeds").check()
     assert set(parts(tab, "s2t/threshold")) == {"seed"}
     browser_page.assert_clean()
@@ -454,3 +455,75 @@ def test_only_the_methods_of_a_setting_can_be_switched(bench, sweep, tmp_path, b
     tab.locator("#setting").select_option(label="stability, lr_1e-4")
     assert chips.all_inner_texts() == ["grpo", "s2t"]
     browser_page.assert_clean()
+
+
+@pytest.mark.slow
+def test_without_a_script_everything_is_there(bench, sweep, tmp_path, chromium):
+    written = page.write(compare(load_runs(bench, sweep)), tmp_path / "out")
+    context = chromium.new_context(viewport={"width": 1000, "height": 800}, java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(written.resolve().as_uri())
+    figures = [one for one in tab.locator("figure[data-figure]").all() if one.is_visible()]
+    assert len(figures) > 10
+    for one in figures:
+        assert one.locator("svg.drawing").first.is_visible()
+        assert one.locator(".names").is_visible()
+    # the settings and outcomes that the controls would choose from stand one after the other
+    captions = tab.locator(".first caption").all_inner_texts()
+    assert len(captions) == 4 * len(compare(load_runs(bench)).outcomes)
+    assert tab.locator("figure[data-first] .still .caption").first.inner_text() == "entropy"
+    assert not tab.locator(".bar").is_visible()
+    context.close()
+
+
+@pytest.mark.slow
+def test_curves_are_drawn_over_what_was_spent(tmp_path, browser_page):
+    for seed, seconds in ((0, 1.0), (1, 3.0)):
+        values = {"response/tokens": [100.0] * 60, "seconds/rollout": [seconds] * 60}
+        write_run(tmp_path / "runs" / str(seed), seed=seed, changes=values)
+        # what the conftest writes itself stands after the changes
+        file = tmp_path / "runs" / str(seed) / "metrics.jsonl"
+        file.write_text(file.read_text().replace('"seconds/rollout": 0.25', f'"seconds/rollout": {seconds}'))
+    tab = browser_page.open(page.write(compare(load_runs(tmp_path / "runs")), tmp_path / "out"))
+    last = "name => { const one = document.querySelector(`figure[data-metric='reward/mean'] .plot`);"
+    last += " return [one.data.filter((trace) => trace.meta.part === name).map((trace) => trace.x.at(-1)),"
+    last += " one.layout.xaxis.title.text]; }"
+    assert tab.evaluate(last, "mean") == [[60], "rollout"]
+    tab.locator("#axis").select_option("tokens")
+    assert tab.evaluate(last, "mean") == [[6000], "tokens sampled"]
+    tab.locator("#axis").select_option("seconds")
+    # 60 and 180 seconds, each seed by its own clock
+    assert tab.evaluate(last, "mean") == [[2], "training time, minutes"]
+    tab.locator("#seeds").check()
+    assert tab.evaluate(last, "seed") == [[1, 3], "training time, minutes"]
+    browser_page.assert_clean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "media"), [(1200, "screen"), (800, "screen"), (400, "screen"), (680, "print")])
+def test_no_word_is_broken_and_the_page_fits(bench, sweep, tmp_path, browser_page, width, media):
+    tab = browser_page.open(page.write(compare(load_runs(bench, sweep)), tmp_path / "out"))
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.emulate_media(media=media)
+    if media == "print":
+        tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate(BROKEN) == []
+
+
+#: Words outside of code whose letters stand on two lines; a hyphen is a place to break.
+BROKEN = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (!parent.checkVisibility() || parent.closest("script, style, svg, code, pre, option, .plot")) continue;
+    for (const word of node.data.matchAll(/[^\\s-]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const boxes = [...range.getClientRects()].filter((one) => one.width > 0);
+      if (new Set(boxes.map((one) => Math.round(one.top))).size > 1) found.push(word[0]);
+    }
+  }
+  return found;
+}"""

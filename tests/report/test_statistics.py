@@ -31,7 +31,7 @@ def test_few_seeds_and_equal_values_have_no_interval_and_say_so() -> None:
     assert summary({}).how == "not measured"
     two = summary({0: 0.1, 1: 0.3})
     assert (two.value, two.low, two.high) == (pytest.approx(0.2), None, None)
-    assert two.how == "no interval: 2 seeds, and it takes 3"
+    assert two.how == "no interval: 2 seeds, and 3 are needed"
     equal = summary({0: 0.5, 1: 0.5, 2: 0.5})
     assert (equal.value, equal.low) == (0.5, None)
     assert equal.how == "no interval: all 3 values are equal"
@@ -111,4 +111,4 @@ def test_many_comparisons_take_more_than_one_interval_that_excludes_zero() -> No
     among = against_baseline({"close": close, **noise}, baseline)["close"]
     assert among.difference == alone.difference
     assert among.verdict == "no visible difference"
-    assert "higher by its own interval" in among.remark
+    assert "higher before the correction" in among.remark

@@ -425,7 +425,7 @@ def test_choices_and_order(opened: Any) -> None:
     assert page.locator(".text > .t.hit").count() == 2
     page.select_option("#action", "boosted")
     assert responses() == []
-    assert "No response is left" in page.locator("#list").inner_text()
+    assert "No response matches" in page.locator("#list").inner_text()
     page.select_option("#action", "any")
     page.select_option("#method", "all")
     page.select_option("#rollout", "5")

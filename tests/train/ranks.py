@@ -18,6 +18,7 @@ from rlstab.config import RunConfig, load_run
 from rlstab.core.stats import Mean
 from rlstab.stages.advantages import dr_grpo
 from rlstab.train import Responses, loop, train
+from rlstab.train.policy import Policy
 from rlstab.train.processes import leave
 
 
@@ -127,6 +128,52 @@ def trouble(file: Path) -> None:
     loop.build_task, loop.load_policy = build_task, load_policy
     train(run, advantages=advantages)
     torch.save({**saved, "end": weights()}, file.parent / f"rank-{rank}.pt")
+
+
+def plain(file: Path) -> None:
+    """The run."""
+    train(load_run(file))
+
+
+def halfway(file: Path) -> None:
+    """The run, as far as its first checkpoint: it ends as a kill would end it, in all processes at once."""
+    save = loop._Loop._save
+
+    def saved(self: Any, **options: Any) -> None:
+        save(self, **options)
+        leave()
+        os._exit(0)
+
+    loop._Loop._save = saved
+    train(load_run(file))
+
+
+def resumed(file: Path) -> None:
+    """The run, continued."""
+    train(load_run(file), resume=True)
+
+
+def refused(file: Path) -> None:
+    """The run; the third optimizer step is NaN in every forward of it, whoever makes them.
+
+    Each process says how many of its responses were in each step.
+    """
+    step, signals, now, shares = loop.Learner._step, Policy.signals, {"step": 0}, list[int]()
+
+    def counted(self: Any, experience: Any, rows: Tensor, *arguments: Any, **options: Any) -> None:
+        now["step"] = self.optimizer_steps
+        shares.append(len(rows))
+        step(self, experience, rows, *arguments, **options)
+
+    def poisoned(self: Any, *arguments: Any, **options: Any) -> Any:
+        found = signals(self, *arguments, **options)
+        if now["step"] == 3 and torch.is_grad_enabled():
+            return dataclasses.replace(found, logprobs=found.logprobs * torch.nan)
+        return found
+
+    loop.Learner._step, Policy.signals = counted, poisoned
+    train(load_run(file))
+    print("responses in each step:", *shares)
 
 
 if __name__ == "__main__":

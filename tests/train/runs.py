@@ -50,6 +50,12 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(adapter if adapter.exists() else newest / "model.safetensors")
 
 
+def about(out: Path) -> dict[str, Any]:
+    """What a run says of itself: the processes as they counted themselves, and the engine."""
+    found: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return found
+
+
 def largest_difference(one: Path, other: Path) -> float:
     """Largest absolute difference between the weights of two runs."""
     left, right = weights(one), weights(other)

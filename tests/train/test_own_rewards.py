@@ -175,6 +175,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text(encoding="utf-8")
     function, *rest = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "rewards.py").write_text(function)
+    (tmp_path / "tasks.py").write_text(rest[0])
     for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL):
         fast = {
             "rollout": {"prompts": 2, "group": 2, "max_new_tokens": 8},
@@ -182,8 +183,10 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "evaluation": {"every": 0},
             "tracking": {"checkpoint_every": 0},
         }
-        (record,) = go(load_run({**yaml.safe_load(block), **fast}), overwrite=True).records
-        assert 0 < record["reward/brevity"] <= 1
+        run = load_run({**yaml.safe_load(block), **fast})
+        (record,) = go(run, overwrite=True).records
+        assert run.reward is None or 0 < record["reward/brevity"] <= 1
+        assert (run.task.name == "own") == (run.reward is None)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in rest:
         exec(compile(block, str(PAGE), "exec", dont_inherit=True), namespace)

@@ -19,6 +19,7 @@ from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Penalty, Terms
 from rlstab.errors import ShapeError
+from rlstab.train.engines import OneProcess
 from rlstab.train.loop import train
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import load_policy
@@ -30,7 +31,9 @@ from tests.train.runs import quiet, sampler_gap, small, without_times
 def learner(tmp_path: Path) -> Learner:
     run = small(tmp_path, optimisation__mini_batches=2, optimisation__epochs=2)
     policy = load_policy("countdown-tiny")
-    return Learner(policy, run.composition, run.optimisation, 1.0, Accelerator(cpu=True), LocalComm(), run.seed)
+    return Learner(
+        OneProcess(policy), run.composition, run.optimisation, 1.0, Accelerator(cpu=True), LocalComm(), run.seed
+    )
 
 
 def rows_of(learner: Learner, group_ids: list[int]) -> Iterator[list[int]]:

@@ -1,0 +1,88 @@
+"""`make check-wheel`: build what would be uploaded, check it, and use the wheel far from the clone.
+
+The wheel is built from the sdist, so that a file that the sdist lacks is missed here. It is installed beside the
+environment that runs this, which has all that it needs, and comes before the clone on its path: no network is needed.
+tests/slow/test_release.py has the same in empty environments, with everything installed by pip.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: What somebody who unpacks the sdist expects, beside the package.
+IN_SDIST = {
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "constraints.txt",
+    "pyproject.toml", "examples/countdown.yaml", "tests/conftest.py",
+}  # fmt: skip
+#: What no import would miss.
+IN_WHEEL = {
+    "rlstab/py.typed", "rlstab/data/countdown-tiny/model.safetensors", "rlstab/data/examples/countdown.yaml",
+    "rlstab/report/page.html", "rlstab/report/view.js", "rlstab/testing/test_installed.py",
+}  # fmt: skip
+WHERE = """
+import importlib.metadata, pathlib, sys, rlstab
+assert pathlib.Path(rlstab.__file__).is_relative_to(sys.argv[1]), rlstab.__file__
+assert importlib.metadata.version("rlstab") == rlstab.__version__
+"""
+SHORT = [
+    "rollout.prompts=4", "rollout.group=4", "optimisation.rollouts=2", "optimisation.mini_batches=1",
+    "evaluation.every=0", "tracking.trace_every=1",
+]  # fmt: skip
+
+
+def main() -> None:
+    """Build, check, use; end with what is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        dist, site, empty = (Path(folder, name) for name in ("dist", "site", "empty"))
+        empty.mkdir()
+        python = sys.executable
+        run(python, "-m", "build", "--no-isolation", "--outdir", str(dist), str(ROOT))
+        (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+        run(python, "-m", "twine", "check", "--strict", str(sdist), str(wheel))
+        run(python, "-m", "check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(wheel))
+        with tarfile.open(sdist) as archive:
+            require(sdist, IN_SDIST - {name.partition("/")[2] for name in archive.getnames()})
+        with zipfile.ZipFile(wheel) as archive:
+            require(wheel, IN_WHEEL - set(archive.namelist()))
+        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel))
+        path = {"PYTHONPATH": str(site)}
+        run(python, "-c", WHERE, str(site), cwd=empty, **path)
+        for command in (
+            ["--version"],
+            ["check", "--example", "countdown"],
+            ["train", "--example", "countdown", *(f"--set={one}" for one in SHORT)],
+            ["view", "runs/countdown"],
+        ):
+            run(python, "-m", "rlstab", *command, cwd=empty, **path)
+        print(f"{sdist.name} ({sdist.stat().st_size:,} bytes), {wheel.name} ({wheel.stat().st_size:,} bytes): good")
+
+
+def run(*command: str, cwd: Path = ROOT, **environment: str) -> None:
+    """Run a command; where it fails, end with what it printed."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}")
+
+
+def require(archive: Path, missing: set[str]) -> None:
+    """End where an archive lacks a file."""
+    if missing:
+        sys.exit(f"{archive.name} lacks {', '.join(sorted(missing))}. See [tool.hatch.build] in pyproject.toml.")
+
+
+if __name__ == "__main__":
+    main()

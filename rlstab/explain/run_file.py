@@ -1,0 +1,224 @@
+"""``rlstab init``: a run file with every setting, and beside each what the code says that it is."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from rlstab.config import load_run
+from rlstab.config.document import flow
+from rlstab.config.objectives import dump_objective
+from rlstab.config.runs import RunConfig, TaskSettings
+from rlstab.config.shipped import example, examples
+from rlstab.config.stages import dump_stages
+from rlstab.core.docstring import summary
+from rlstab.core.settings import settings_of
+from rlstab.errors import ConfigError, UnknownName, did_you_mean
+from rlstab.explain.card_sections import card
+from rlstab.presets import PRESETS
+from rlstab.stages import STAGES
+from rlstab.zoo import METHODS
+
+#: Columns of a file.
+WIDTH = 110
+
+#: The run that a preset is put into: a preset has no model, no data and no schedule.
+AROUND = "countdown"
+
+_COMBINED = {
+    "within": "the inner methods see only the tokens that the outer ones keep",
+    "observe": "measured and reported, without effect",
+}
+
+#: A line of YAML and its comment; a line without text is a blank one.
+Line = tuple[str, str]
+
+
+def recipes() -> dict[str, str]:
+    """Name and one line of every recipe: the examples of runs, and the presets that have another name."""
+    runs = {name: one.about for name, one in examples().items() if one.kind == "run"}
+    return runs | {name: one.about for name, one in PRESETS.items() if name not in runs}
+
+
+def recipe_list() -> RenderableType:
+    """The recipes, examples before presets, and how one is taken."""
+    known = recipes()
+    runs = [name for name in known if name in examples()]
+    return Group(
+        "[bold]examples[/]: runs as they are in the documents",
+        _named({name: known[name] for name in runs}),
+        f"[bold]presets[/]: a loss and stages, in the run of the example {AROUND}",
+        _named({name: about for name, about in known.items() if name not in runs}),
+        "rlstab init NAME writes NAME.yaml.",
+    )
+
+
+def _named(rows: Mapping[str, str]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for name, about in rows.items():
+        table.add_row(name, escape(about))
+    return Padding(table, (0, 0, 1, 2))
+
+
+def write_run_file(recipe: str, out: str | Path | None = None) -> Path:
+    """Write the run file of a recipe, and return where.
+
+    Args:
+        recipe: key of :func:`recipes`.
+        out: file to write; ``<recipe>.yaml`` if None.
+
+    Raises:
+        UnknownName: no recipe has this name.
+        ConfigError: the file exists, or cannot be written.
+    """
+    path = Path(f"{recipe}.yaml" if out is None else out)
+    text = run_file(recipe, str(path))
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{path}: cannot be written: {reason}. Give --out another file.") from error
+    return path
+
+
+def run_file(recipe: str, name: str = "FILE") -> str:
+    """The text of the run file of a recipe; ``name`` is what its first lines call it.
+
+    Raises:
+        UnknownName: no recipe has this name.
+    """
+    known = recipes()
+    if recipe not in known:
+        raise UnknownName(f"no recipe is called '{recipe}'. {did_you_mean(recipe, known)}")
+    head, sources = [f"{recipe}: {known[recipe]}"], dict[str, str]()
+    if recipe in examples() and examples()[recipe].kind == "run":
+        data = dict(examples()[recipe].data)
+    else:
+        data = _around(recipe)
+        head.append(f"A preset is a loss and stages; model, task and schedule are those of the example `{AROUND}`.")
+        sources.update(PRESETS[recipe].sources)
+    head += [
+        "Every setting is here. One that is left out has its default.",
+        f"  rlstab check {name}    # what it means, before anything runs",
+        f"  rlstab train {name}",
+    ]
+    lines = _run(load_run(data), data, sources)
+    return "\n".join([*(f"# {one}" for one in head), "", *_set(lines)])
+
+
+def _around(preset: str) -> dict[str, Any]:
+    """The run that a preset is put into, with it in the place of the loss and the stages."""
+    data = {key: value for key, value in example(AROUND, "run").data.items() if key not in ("stages", "advantage")}
+    tracking = {**data.get("tracking", {}), "out": f"runs/{preset}"}
+    return {**data, "objective": {"preset": preset}, "tracking": tracking}
+
+
+def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[Line]:
+    """All sections, each setting as the recipe has it: what it leaves to the other settings is null here too."""
+    properties = RunConfig.model_json_schema()["properties"]
+    for key, field in RunConfig.model_fields.items():
+        if key == "stages":
+            yield "stages:", "what acts outside the loss"
+            yield from _methods(dump_stages(run.pipeline), "  ", sources)
+        elif key == "objective":
+            yield "objective:", "the methods of the loss; their order does not matter"
+            yield from _methods(dump_objective(run.composition), "  ", sources)
+        elif isinstance(section := getattr(run, key), BaseModel):
+            yield f"{key}:", summary(type(section))
+            yield from _section(type(section), data.get(key, {}))
+        else:
+            value = data.get(key, field.default)
+            yield f"{key}: {flow(value)}", _said(field.description or "", properties[key])
+        yield "", ""
+
+
+def _section(cls: type[BaseModel], given: Mapping[str, Any]) -> Iterator[Line]:
+    properties = cls.model_json_schema()["properties"]
+    tasks = get_args(get_args(TaskSettings)[0])
+    for key, field in cls.model_fields.items():
+        value = given.get(key, field.get_default(call_default_factory=True))
+        said = _said(field.description or "", properties[key])
+        if cls in tasks and key == "name":
+            others = [one.model_fields["name"].default for one in tasks if one is not cls]
+            said = f"or {', '.join(map(str, others))}, with settings of their own"
+        yield f"  {key}: {flow(value)}", said
+
+
+def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[str, str]) -> Iterator[Line]:
+    for item in items:
+        name = item["name"]
+        if name in _COMBINED:
+            yield f"{indent}- name: {name}", _COMBINED[name]
+            for key, part in item.items():
+                if key != "name":
+                    yield f"{indent}  {key}:", ""
+                    yield from _methods(part if isinstance(part, list) else [part], f"{indent}    ", sources)
+            continue
+        cls: Any = METHODS.get(name) if name in METHODS.names() else STAGES.get(name)
+        yield f"{indent}- name: {name}", summary(cls)
+        allowed = {one.name: str(one).replace(" or None", " or null") for one in settings_of(cls)}
+        for one in card(cls).parameters:
+            source = sources.get(f"{name}.{one.name}")
+            here = f" This value: {source}." if source else ""
+            yield (
+                f"{indent}  {one.name}: {flow(item[one.name])}",
+                f"{allowed[one.name]}. {one.source}{here}".replace("``", "`"),
+            )
+
+
+def _said(description: str, schema: Mapping[str, Any]) -> str:
+    """What a field is, and what it may be."""
+    return "; ".join(one for one in (description, _allowed(schema)) if one)
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    options = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    if len(options) != 1:
+        return ""
+    (one,) = options
+    one = one.get("items", one)
+    if "enum" in one:
+        return " | ".join(one["enum"])
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    return ", ".join(f"{text} {one[key]}" for key, text in words.items() if key in one)
+
+
+def _set(lines: Iterable[Line]) -> Iterator[str]:
+    """Lines with their comments: beside, in one column of a section, or above where there is no room."""
+    section: list[Line] = []
+    for line in lines:
+        if line[0]:
+            section.append(line)
+            continue
+        beside = [one for one in section if len(one[0]) + len(one[1]) + 4 <= WIDTH and len(one[0]) <= WIDTH // 2]
+        column = max((len(text) for text, _ in beside), default=0) + 2
+        for text, comment in section:
+            indent = " " * (len(text) - len(text.lstrip()))
+            if not comment:
+                yield text
+            elif column + 2 + len(comment) <= WIDTH and len(text) + 2 <= column:
+                yield f"{text:<{column}}# {comment}"
+            else:
+                yield from textwrap.wrap(
+                    comment,
+                    WIDTH,
+                    initial_indent=f"{indent}# ",
+                    subsequent_indent=f"{indent}# ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+                yield text
+        yield ""
+        section = []

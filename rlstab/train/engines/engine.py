@@ -1,0 +1,86 @@
+"""What a run asks of an engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rlstab.signals import TokenSignals
+from rlstab.train.policy import Policy, Sequences
+
+Part = TypeVar("Part")
+
+#: What an optimizer keeps of each weight, whole, by the weight's name.
+Moments: TypeAlias = Mapping[str, Mapping[str, Tensor]]
+
+
+class Engine(ABC):
+    """Holds the policy that learns.
+
+    Attributes:
+        policy: its tokenizer and settings serve at any time; its model only inside :meth:`whole`.
+    """
+
+    policy: Policy
+
+    @property
+    @abstractmethod
+    def in_words(self) -> str:
+        """What it is, for ``run.json`` and the terminal."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> dict[str, nn.Parameter]:
+        """What an optimizer moves, by the names in a checkpoint: whole, or this process's shards."""
+
+    @abstractmethod
+    def whole(self) -> AbstractContextManager[Policy]:
+        """The policy with all of its weights as they are now; every process enters. Inside, each forwards as it likes.
+
+        They are only to be read: what samples, evaluates, compares, differentiates without a step, or is saved.
+        """
+
+    @abstractmethod
+    def frozen(self, policy: Policy) -> Callable[[], AbstractContextManager[Policy]]:
+        """The :meth:`whole` of another policy, which is held as this one is and never learns."""
+
+    @abstractmethod
+    def rounds(self, parts: Sequence[Part]) -> Iterator[Part | None]:
+        """The parts of an optimizer step of this process, one for each forward and backward.
+
+        None where this process has nothing left to do and others have. :meth:`backward` follows each.
+        """
+
+    @abstractmethod
+    def signals(
+        self,
+        sequences: Sequences,
+        index: Tensor,
+        *,
+        temperature: float,
+        needs: Set[str],
+        options: Mapping[str, float],
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> TokenSignals:
+        """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`rounds`."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor | None) -> None:
+        """Add this process's gradient; None where the round has none. After the last they are sums over processes."""
+
+    @abstractmethod
+    def clip(self, largest: float) -> float:
+        """Scale the gradient down to a norm of at most ``largest``; its norm before, the same in all processes."""
+
+    @abstractmethod
+    def moments(self, optimizer: torch.optim.Optimizer) -> Moments:
+        """What the optimizer keeps of each weight it has moved; every process asks, and the first is answered."""
+
+    @abstractmethod
+    def restore(self, optimizer: torch.optim.Optimizer, moments: Moments) -> None:
+        """Let the optimizer go on from what another kept, under any engine and in any number of processes."""
