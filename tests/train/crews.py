@@ -128,10 +128,12 @@ def _rank(job: Job, rank: int, port: int, log: Path) -> int:
 
 
 def _lines(job: Job) -> int:
+    """Records that there are; -1 until the processes have met and the first one holds the folder."""
     import yaml
 
-    metrics = Path(yaml.safe_load(Path(job.file).read_text())["tracking"]["out"]) / "metrics.jsonl"
-    return metrics.read_text().count("\n") if metrics.exists() else 0
+    out = Path(yaml.safe_load(Path(job.file).read_text())["tracking"]["out"])
+    metrics = out / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else (out / ".lock").exists() - 1
 
 
 def _made(job: Job) -> Done:

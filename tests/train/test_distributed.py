@@ -359,6 +359,19 @@ def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_a_rank_that_dies_before_they_meet_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    """Unless a launcher notices: torchrun does at once."""
+    file = file_of(small(tmp_path / "run"), tmp_path)
+    ranks = by_hand([file, file], "--timeout", "5")
+    with cleared(ranks):
+        ranks[1].send_signal(signal.SIGKILL)
+        said = end(ranks[0])
+    assert ranks[0].returncode == 1
+    assert re.search("clients joined|timed? ?out", said, re.IGNORECASE), said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
     files = [file_of(small(tmp_path / str(seed), seed=seed), tmp_path) for seed in range(2)]
     ranks = by_hand(files)
