@@ -100,6 +100,14 @@ def trl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env)
 
 
+@nox.session(python="3.11", reuse_venv=True, default=False)
+def extras(session: nox.Session) -> None:
+    """The tests of what needs packages that `dev` may lack; elsewhere they are skipped without them."""
+    session.install("-c", "constraints.txt", "torch==2.13.0", "-e", ".[dev,lora,datasets]")
+    env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_EXTRAS": "1"}
+    session.run("python", "-m", "pytest", "tests/train/test_lora.py", "tests/tasks/test_data_set.py", env=env)
+
+
 for chosen in dict.fromkeys(one[:2] for one in MATRIX):
     install(*chosen)
 for chosen in MATRIX:
