@@ -31,6 +31,11 @@ def require_package(extra: str, who: str) -> None:
         )
 
 
+def missing(extra: str) -> list[str]:
+    """The packages of an extra that are not installed, by the names under which they are imported."""
+    return [one for one in EXTRAS[extra] if find_spec(one) is None]
+
+
 def require(extra: str, who: str) -> None:
     """Look for the packages of an extra, and import none.
 
@@ -41,9 +46,9 @@ def require(extra: str, who: str) -> None:
     Raises:
         MissingPackage: names what is missing, and the command that installs it.
     """
-    missing = [one for one in EXTRAS[extra] if find_spec(one) is None]
-    if missing:
+    lacking = missing(extra)
+    if lacking:
         raise MissingPackage(
-            f"{who} needs the extra `{extra}`: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
+            f"{who} needs the extra `{extra}`: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not "
             f'installed. Run: pip install "rlstab[{extra}]"'
         )

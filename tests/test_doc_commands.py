@@ -63,7 +63,7 @@ def test_the_commands_run_as_they_are_printed(tmp_path: Path) -> None:
         "explain s2t,stare",
         "explain examples/bench_entropy.yaml",
         "explain s2t,stare --markdown",
-        "bench examples/bench_smoke.yaml --dry-run",
+        "bench examples/bench_s2t.yaml --dry-run",
         f"train examples/chain.yaml --set tracking.trace_every=50 {fast}",
         "view runs/chain",
         "view runs/chain --terminal --limit 5",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.idle_methods import Idle
 from rlstab.report.numbers import counted, estimate, setting
+from rlstab.report.opening import opening
 from rlstab.report.outcomes import Outcome
 from rlstab.report.statistics import Verdict
 
@@ -17,7 +18,7 @@ _BESIDE = ("eval/entropy", "tokens/entropy")
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Paragraphs, the first about the main outcome."""
+    """Paragraphs, the first about the main outcome, or about the sweep where that is all there is."""
     if not comparison.outcomes:
         return ["No run recorded an evaluation or a reward, so there is nothing to compare.", *_collapses(comparison)]
     main, *others = comparison.outcomes
@@ -29,10 +30,17 @@ def findings(comparison: Comparison) -> list[str]:
         found = [
             f"Nothing can be compared in {main.title}: that takes finished runs of the baseline and of another method."
         ]
+    found += dict.fromkeys(one for table in comparison.tables for one in paragraphs(table.about))
     found += _beside(judged, others)
-    found += _sweeps(comparison)
+    # the first sentence says what the first picture shows
+    found = [*_sweeps(comparison), *found] if opening(comparison).sweep is not None else [*found, *_sweeps(comparison)]
     found += _collapses(comparison)
     return found + _idle_methods(comparison)
+
+
+def paragraphs(text: str) -> list[str]:
+    """Those of a text that YAML may have broken into lines."""
+    return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -75,7 +83,8 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     if none:
         verb = "has" if len(none) == 1 else "have"
         parts.append(f"{listed(none)} {verb} no finished seed in common with {table.baseline}")
-    head = f"{_where(table, comparison)}{_capital(outcome.title)}"
+    where = _where(table, comparison)
+    head = where + (outcome.title if where else _capital(outcome.title))
     if not (clear or "no visible difference" in by_verdict):
         return f"{head}: {'; '.join(parts)}."
     over = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else counted(counts[0], "seed")

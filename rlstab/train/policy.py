@@ -341,6 +341,29 @@ def _loaded(what: str, name: str, load: Callable[..., Any], source: str, offline
         ) from error
 
 
+def load_part(what: str, name: str, load: Callable[..., Any]) -> Any:
+    """A part of a model that is not its weights, such as its configuration; ``load`` is transformers' loader.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    source, offline = _source(name)
+    return _loaded(what, name, load, source, offline)
+
+
+def _source(name: str) -> tuple[str, str]:
+    """The folder or hub name of a model, and why the hub is not to be asked; see :func:`_loaded`.
+
+    Raises:
+        ModelError: there is no such folder, or it holds an adapter.
+    """
+    source = str(SHIPPED.get(name, Path(name).expanduser()))
+    if name.startswith((".", "/", "~")) and not Path(source).is_dir():
+        raise ModelError(f"there is no folder '{source}'. {_GIVE}")
+    lora.refuse_folder(name, Path(source))
+    return source, "" if Path(source).is_dir() else hub.unreachable()
+
+
 def load_policy(
     name: str,
     *,
@@ -369,11 +392,7 @@ def load_policy(
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))
     elif saved is not None:
         name = str(saved)
-    source = str(SHIPPED.get(name, Path(name).expanduser()))
-    if name.startswith((".", "/", "~")) and not Path(source).is_dir():
-        raise ModelError(f"there is no folder '{source}'. {_GIVE}")
-    lora.refuse_folder(name, Path(source))
-    offline = "" if Path(source).is_dir() else hub.unreachable()
+    source, offline = _source(name)
     tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source, offline)
     model, report = _loaded(
         "weights",

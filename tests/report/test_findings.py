@@ -81,7 +81,7 @@ def test_idle_methods_are_told_once(bench):
 
 
 def test_a_sweep_names_the_highest_stable_value(sweep):
-    text = " ".join(findings(compare(load_runs(sweep))))
+    text = findings(compare(load_runs(sweep)))[0]
     assert "The highest optimisation.lr at which training is stable: 1e-4 for grpo and 2e-4 for s2t." in text
 
 
