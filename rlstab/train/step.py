@@ -24,7 +24,7 @@ from rlstab.trace.writer import Tracer
 from rlstab.train.engines import Engine
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
-from rlstab.train.schedule import learning_rate
+from rlstab.train.learning_rate import learning_rate
 
 
 @dataclass(frozen=True)
