@@ -96,7 +96,7 @@ class Crew:
         self._server.stdout.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -135,7 +135,7 @@ def _lines(job: Job) -> int:
 
 
 def _made(job: Job) -> Done:
-    port = _free_port()
+    port = free_port()
     logs = [Path(f"{job.file}.{rank}.log") for rank in range(job.processes)]
     running = {_rank(job, rank, port, log): rank for rank, log in enumerate(logs)}
     pids, codes, began = dict(zip(running.values(), running, strict=True)), {}, time.monotonic()

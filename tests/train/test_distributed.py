@@ -331,7 +331,9 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(tmp_path: Path, uninter
         said = [end(one) for one in ranks]
     assert [one.returncode for one in ranks] == [128 + signal.SIGTERM] * 2
     newest = checkpoints(out / "checkpoints")[-1]
-    told = "".join(one for one in said[0].splitlines(keepends=True) if not one.startswith(("rollout ", "health:")))
+    told = "".join(
+        one for one in said[0].splitlines(keepends=True) if not one.startswith(("engine:", "rollout ", "health:"))
+    )
     assert told.startswith(f"stopped by SIGTERM after rollout {number(newest)} of 12; the checkpoint is {newest}. ")
     assert "stopped" not in said[1]
     ranks = by_hand([file, file])  # what the first finds in the folder, all of them say
