@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train compare test test-slow test-matrix test-trl coverage check-speed check-wheel lint cards docs notebooks format clean
+.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel lint cards docs notebooks format clean
 
 # 180 rollouts of GRPO with two methods, about a minute; ends with a table, a picture and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
@@ -33,6 +33,11 @@ test-matrix: $(VENV)/.installed
 test-trl: $(VENV)/.installed
 	$(INSTALL) 'nox>=2026.4'
 	$(BIN)/nox -s trl $(ARGS)
+
+# the adapter for verl, likewise
+test-verl: $(VENV)/.installed
+	$(INSTALL) 'nox>=2026.4'
+	$(BIN)/nox -s verl $(ARGS)
 
 # by paths: naming packages would make coverage import torch, and pytest import it again
 coverage: $(VENV)/.installed-dev

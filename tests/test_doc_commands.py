@@ -22,7 +22,7 @@ def commands() -> list[tuple[str, list[str]]]:
     found = []
     for page in PAGES:
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
-            lines = block.strip().splitlines()
+            lines = block.replace("\\\n", " ").strip().splitlines()  # a line that goes on is one
             found += [(page.name, words) for line in lines if (words := shlex.split(line, comments=True))]
     return found
 

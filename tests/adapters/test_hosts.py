@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from rlstab.cli import main
 from rlstab.core.contract import BASICS
 from rlstab.errors import MissingSignal, UnknownName
 from rlstab.explain.host_table import reads, require_host
-from rlstab.explain.hosts import Host, adapted
+from rlstab.explain.hosts import HOSTS, Host, adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
+
+#: Of the repository.
+ROOT = Path(rlstab.__file__).parents[1]
 
 
 def test_every_method_says_which_log_probs_it_reads() -> None:
@@ -36,7 +40,7 @@ def test_every_method_says_which_log_probs_it_reads() -> None:
 
 
 def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
-    page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "trl.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "hosts" / "trl.md").read_text(encoding="utf-8")
     found = re.search(r"reads nothing of the evidence \((.*?) and others", page)
     assert found is not None
     for name in re.findall(r"`(\w+)`", found[1]):
@@ -45,9 +49,14 @@ def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
             assert not method.needs & SIGNAL_NAMES
 
 
-def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str) -> tuple[int, str, str]:
+def test_the_page_on_hosts_names_every_adapter() -> None:
+    page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
+    assert {one.key for one in HOSTS if one.key} == set(re.findall(r"`--host (\w+)`", page))
+
+
+def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str, host: str = "trl") -> tuple[int, str, str]:
     path.write_text(text)
-    code = main(["check", str(path), "--host", "trl"])
+    code = main(["check", str(path), "--host", host])
     out, err = capsys.readouterr()
     return code, " ".join(out.split()), " ".join(err.split())
 
@@ -83,6 +92,38 @@ def test_check_refuses_what_trl_cannot_give(
     assert "block_ids: missing" in out
     assert err.startswith("MissingSignal: 'block_mean' reads 'block_ids', which TRL 1.16 does not provide.")
     assert err.endswith("or give the trainer signals={'block_ids': function}, (B, T) values from its batch.")
+
+
+def test_check_prints_what_verl_makes_of_an_objective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    path = tmp_path / "objective.yaml"
+    text = "objective: [clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}, mismatch]"
+    code, out, _ = checked(capsys, path, text, "verl")
+    assert code == 0
+    for one in (
+        "verl 0.9.1, through rlstab.adapters.verl",
+        "s2t │ logprobs, entropies │ yes │ all of it",
+        "ref_logprobs: set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
+        "rollout_logprobs: set actor_rollout_ref.rollout.calculate_log_probs=true",
+        "max_logprobs: leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
+        "one more forward without gradient per micro-batch, for lp_reg, s2t",
+        "verl can train it",
+    ):
+        assert one in out, one
+    assert "none where" not in out
+    code, out, err = checked(capsys, path, "objective: [clip_higher, block_mean]", "verl")
+    assert code == 2
+    assert "block_ids: missing; use a host that provides it" in out
+    assert err.startswith("MissingSignal: 'block_mean' reads 'block_ids', which verl 0.9.1 does not provide.")
+
+
+def test_verl_imports_the_adapter_by_an_entry_point_that_exists() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        declared = tomllib.load(file)["project"]["entry-points"]["verl.plugins"]
+    assert list(declared) == ["rlstab"]
+    assert (ROOT / f"{declared['rlstab'].replace('.', '/')}.py").exists()
 
 
 def test_a_host_that_shows_micro_batches_is_refused_what_decides_by_the_step() -> None:

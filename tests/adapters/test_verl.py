@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from rlstab.errors import CheckpointError
-from tests.adapters.verl_jobs import on_cpu, over_ranks, run, worker_of
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed: nox -s verl"),
-    #: verl and what it imports warn of their own future, and of engines that are not there.
-    pytest.mark.filterwarnings("ignore"),
-]
+from rlstab.errors import CheckpointError
+from tests.adapters.verl_jobs import on_cpu, over_ranks, run, weights, worker_of
+
+#: verl and what it imports warn of their own future, and of engines that are not there.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2, "dual_clip": 3.0}
 OBJECTIVES: dict[str, list[dict[str, Any]]] = {
@@ -105,7 +105,8 @@ def test_micro_batches_and_real_ranks_change_nothing(name: str, over_two: Any, t
 )
 def test_clip_alone_is_verls_vanilla(settings: Any, rolled: Any, tmp_path: Path) -> None:
     """Bit for bit: gradients, weights; verl's own metrics under verl's own names."""
-    plain, own = run(tmp_path, rolled=rolled, **settings), run(tmp_path, [CLIP], rolled=rolled, **settings)
+    given = {"rolled": rolled, "keys": {"calculate_entropy": True}, **settings}
+    plain, own = run(tmp_path, **given), run(tmp_path, [CLIP], **given)
     assert (plain["class"], own["class"]) == ("TrainingWorker", "RLStabTrainingWorker")
     for one, two in zip(plain["steps"], own["steps"], strict=True):
         assert farthest(one, two) == 0.0
@@ -114,7 +115,8 @@ def test_clip_alone_is_verls_vanilla(settings: Any, rolled: Any, tmp_path: Path)
         assert one["metrics"]["actor/grad_norm"] == two["metrics"]["actor/grad_norm"]
         assert two["metrics"]["actor/loss"] == pytest.approx(one["metrics"]["actor/loss"], abs=1e-6)
         if not settings:  # with several micro-batches verl averages their means
-            for name in ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"):
+            for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy_loss"):
+                name = f"actor/{name}"
                 assert two["metrics"][name] == pytest.approx(one["metrics"][name], abs=1e-6), name
     assert own["updates"][0]["metrics"]["actor/pg_clipfrac"] > 0
     assert ("actor/rlstab/host_correction/weight" in own["updates"][0]["metrics"]) == ("weights" in rolled)
@@ -126,6 +128,18 @@ def test_clip_alone_is_verls_vanilla_over_ranks(over_two: Any) -> None:
     assert {one["class"] for one in plain} == {"TrainingWorker"}
     for one, two in zip(plain[0]["steps"], own[0]["steps"], strict=True):
         assert farthest(one, two) == 0.0
+
+
+def test_clip_and_kl_are_verls_vanilla_with_its_kl_loss(tmp_path: Path) -> None:
+    given = {"actor.use_kl_loss": "true", "actor.kl_loss_coef": 0.05, "updates": 1, **FOUR}
+    objective = [CLIP, {"name": "kl", "coefficient": 0.05}]
+    plain, own = run(tmp_path, **given), run(tmp_path, objective, **given)
+    alone = run(tmp_path, [CLIP], updates=1, **FOUR)
+    assert farthest(plain["steps"][0], own["steps"][0]) < 1e-6
+    assert farthest(plain["steps"][0], alone["steps"][0]) > 1e-3
+    told = [one["updates"][0]["metrics"] for one in (plain, own)]
+    assert told[1]["actor/loss"] == pytest.approx(told[0]["actor/loss"], abs=1e-6)
+    assert told[1]["actor/kl_loss"] == pytest.approx(told[0]["actor/kl_loss"], abs=1e-6)
 
 
 def test_lost_log_probs_are_replaced_by_old_ones_and_counted(tmp_path: Path) -> None:
@@ -182,6 +196,21 @@ def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_pat
     same = worker_of(tmp_path / "other", RESUMED["objective"])
     with pytest.raises(CheckpointError, match=r"has no rlstab.json: another trainer wrote it"):
         same.load_checkpoint(str(checkpoint))
+
+
+def test_what_is_only_watched_changes_nothing(tmp_path: Path) -> None:
+    watched = [CLIP, {"name": "observe", "method": "s2t"}]
+    one, two = run(tmp_path, [CLIP], updates=1, **FOUR), run(tmp_path, watched, updates=1, **FOUR)
+    assert farthest(one["steps"][0], two["steps"][0]) == 0.0
+    assert same_weights(one["updates"][0], two["updates"][0])
+    assert two["updates"][0]["metrics"]["actor/rlstab/observe_s2t/would_drop"] > 0
+
+
+def test_weights_alone_are_loaded_whatever_the_objective(tmp_path: Path) -> None:
+    found = run(tmp_path, [CLIP], updates=1, save=1)
+    other = worker_of(tmp_path / "other", [CLIP, {"name": "s2t"}], **{"actor.checkpoint.load_contents": "[model]"})
+    other.load_checkpoint(str(tmp_path / "checkpoint-1"))
+    assert same_weights(found["updates"][0], {"weights": weights(other.actor)})
 
 
 @pytest.mark.parametrize(
