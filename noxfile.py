@@ -94,7 +94,7 @@ def test(python: str, torch: str, instructions: str, threads: int) -> None:
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def trl(session: nox.Session) -> None:
     """The tests of the adapter for TRL, with the release that they name; elsewhere they are skipped."""
-    session.install("-c", "constraints.txt", "torch==2.13.0", "trl==1.16.0", "peft>=0.21", "-e", ".[dev,trl]")
+    session.install("-c", "constraints.txt", "torch==2.13.0", "trl==1.16.0", "peft>=0.21", "-e", ".[dev,trl,tasks]")
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
     session.run("rlstab", "doctor", env=env)
     session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env)

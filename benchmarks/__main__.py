@@ -19,10 +19,13 @@ NAMES = {
     "trl_adapter": "an objective inside TRL's trainer against its own loss",
     "verl_adapter": "an objective inside verl's actor against its own loss",
     "opob_variance": "how much the gradient varies under the optimal off-policy baseline, and what that costs",
+    "diagnose": "how often `rlstab diagnose` names the right first cause, on runs broken on purpose",
+    "evidence": "rlstab/diagnose/evidence.json from the results that are kept, and docs/troubleshooting.md",
     "scorers": "scoring in worker processes against scoring in this one",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
     "report": "all goals from the results that are kept, and docs/performance.md",
     "instabilities": "the pictures of docs/concepts/instabilities.md",
+    "scale": "peak memory of training runs under each engine, against what is said before",
     "split": "how much gradients move when a step is cut into micro-batches",
     "mutation": "would the tests notice a change?",
 }

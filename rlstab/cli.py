@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
-from rlstab.extras import require
+from rlstab.extras import missing, require
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
+    from rlstab.config.runs import RunConfig
     from rlstab.config.shipped import Kind
 
 _OUT_OF_MEMORY = (
@@ -87,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(check, "run file, or a file with an objective alone", "run", "objective")
     check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
+    check.add_argument("--memory", metavar="SIZE", help="what fits in so much memory of each process, such as 24GB")
+    check.add_argument("--processes", type=int, default=1, metavar="N", help="for how many processes (1)")
     check.set_defaults(command=_check)
 
     doctor = commands.add_parser("doctor", help="say which other trainers are installed, and whether the adapters work")
@@ -139,6 +142,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
     report.set_defaults(command=_report)
+
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="say what went wrong first in a run of TRL, verl or rlstab, and what acts on it",
+        description="Say which sign of trouble came first in a run, at which step, what is likely behind it, and which "
+        "methods act on that. Reads run folders and results files of rlstab, trainer_state.json of TRL (or the output "
+        "folder), the file logger of verl (.jsonl), CSV exports of wandb, and token exports of prime-rl.",
+    )
+    diagnose.add_argument("runs", nargs="+", metavar="RUN", help="folder or file of a log; several are allowed")
+    diagnose.add_argument("--json", action="store_true", help="a list for machines, an entry for each run")
+    diagnose.set_defaults(command=_diagnose)
 
     runs = commands.add_parser("runs", help="list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
@@ -254,7 +268,22 @@ def _check(options: argparse.Namespace) -> int:
             require_settings(run.task)
             require_functions(run.reward)
         check(file, _overrides(options.set), host=options.host)
+        if run is not None and options.host is None:
+            _memory(run, options)
     return 0
+
+
+def _memory(run: RunConfig, options: argparse.Namespace) -> None:
+    """What the run would hold, where what is needed to know it is installed."""
+    if options.processes < 1:
+        raise ConfigError(f"--processes {options.processes}: expected 1 or more.")
+    if missing("train"):
+        return
+    from rlstab.console import Terminal
+    from rlstab.train.footprint_table import bytes_of, describe_memory
+
+    memory = None if options.memory is None else bytes_of(options.memory)
+    Terminal().print(describe_memory(run, options.processes, memory))
 
 
 def _init(options: argparse.Namespace) -> int:
@@ -338,6 +367,14 @@ def _report(options: argparse.Namespace) -> int:
         metrics=options.metric,
         baseline=options.baseline,
     )
+    return 0
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from rlstab.console import Terminal
+    from rlstab.diagnose.printed import run_diagnose
+
+    run_diagnose(options.runs, Terminal(), as_json=options.json)
     return 0
 
 

@@ -15,6 +15,11 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def missing(extra: str) -> list[str]:
+    """The packages of an extra that are not installed, by the names under which they are imported."""
+    return [one for one in EXTRAS[extra] if find_spec(one) is None]
+
+
 def require(extra: str, who: str) -> None:
     """Look for the packages of an extra, and import none.
 
@@ -25,9 +30,9 @@ def require(extra: str, who: str) -> None:
     Raises:
         MissingPackage: names what is missing, and the command that installs it.
     """
-    missing = [one for one in EXTRAS[extra] if find_spec(one) is None]
-    if missing:
+    lacking = missing(extra)
+    if lacking:
         raise MissingPackage(
-            f"{who} needs the extra `{extra}`: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
+            f"{who} needs the extra `{extra}`: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not "
             f'installed. Run: pip install "rlstab[{extra}]"'
         )

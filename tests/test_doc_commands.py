@@ -22,7 +22,7 @@ def commands() -> list[tuple[str, list[str]]]:
     found = []
     for page in PAGES:
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
-            lines = block.strip().splitlines()
+            lines = block.replace("\\\n", " ").strip().splitlines()  # a line that goes on is one
             found += [(page.name, words) for line in lines if (words := shlex.split(line, comments=True))]
     return found
 
@@ -63,7 +63,7 @@ def test_the_commands_run_as_they_are_printed(tmp_path: Path) -> None:
         "explain s2t,stare",
         "explain examples/bench_entropy.yaml",
         "explain s2t,stare --markdown",
-        "bench examples/bench_smoke.yaml --dry-run",
+        "bench examples/bench_s2t.yaml --dry-run",
         f"train examples/chain.yaml --set tracking.trace_every=50 {fast}",
         "view runs/chain",
         "view runs/chain --terminal --limit 5",

@@ -31,10 +31,10 @@ def test_the_demo_moves_the_ratio_and_is_traced() -> None:
     run = load_run(str(EXAMPLES / "countdown.yaml"))
     assert run.optimisation.optimizer_steps_per_rollout > 1
     assert run.tracking.trace_every
-    # the viewer reads the whole file: at most some hundred kilobytes, of about 80 bytes per token
+    # the viewer reads the whole file: well below a megabyte, at about 80 bytes per token
     traced = 1 + run.optimisation.rollouts // run.tracking.trace_every
     tokens = traced * run.tracking.trace_responses * run.rollout.max_new_tokens * run.optimisation.epochs
-    assert 80 * tokens < 300_000
+    assert 80 * tokens < 1_000_000
 
 
 def test_a_bench_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ print(json.dumps(ended))
 
 def test_a_light_install_does_all_that_reads(tmp_path: Path) -> None:
     """Without every package that the base does not list: those of all extras, and what comes with them."""
-    extras = ("train", "report", "tasks", "tensorboard", "completion", "testing")
+    extras = ("train", "report", "tasks", "tensorboard", "lora", "completion", "testing")
     every = set().union(*(packages(PROJECT["optional-dependencies"][one]) for one in extras))
     absent = sorted((every | set().union(*COMES_WITH.values())) - {"pydantic_core"})
     commands = {one.format(examples=EXAMPLES): code for one, code in LIGHT.items()}

@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlstab.adapters.data import DataLevel, DataStep, HostMean
-from rlstab.config import objective_hash
+from rlstab.adapters.kept_state import keep, restore
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import TokenObjective
-from rlstab.core.saved_state import dump_state, load_state
 from rlstab.core.walk import walk
-from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal
+from rlstab.errors import ConfigError, HostError, MissingSignal
 
 #: The argument with the file of the objective, set by slime's ``--custom-config-path``.
 OBJECTIVE = "rlstab_objective"
@@ -86,8 +83,10 @@ class Postprocess:
             metrics = found.metrics()
         for name, value in metrics.items():  # those of the last optimizer step; slime logs what is a tensor
             rollout_data[f"rlstab/{name}"] = torch.tensor(value)
-        if getattr(args, "save", None) and _first_rank():
-            _keep(Path(args.save) / FOLDER, rollout_id, self.level)
+        if self.level.objective.init_state() and getattr(args, "save", None) and _first_rank():
+            folder = Path(args.save, FOLDER, str(rollout_id))
+            folder.mkdir(parents=True, exist_ok=True)
+            keep(folder, self.level.objective, self.level.state)
 
     def _begun(self, args: Any, rollout_id: int) -> DataLevel:
         path = getattr(args, OBJECTIVE, None)
@@ -100,7 +99,7 @@ class Postprocess:
         check_arguments(args, level)
         if rollout_id and level.objective.init_state():
             folder = getattr(args, "load", None) or getattr(args, "save", None) or "."
-            level.state = _restored(Path(folder) / FOLDER, rollout_id, level)
+            level.state = restore(Path(folder, FOLDER, str(rollout_id - 1)), level.objective)
         return level
 
 
@@ -224,23 +223,23 @@ class _Rollout:
             old = self.data["loss_masks"][index]
             masks[index] = one.mask[place, : old.numel()].to(old.dtype)
             self.data["loss_masks"][index] = masks[index]
-        sums = self._rollout_sums(masks, comm)
-        tokens = float(comm.sum(torch.tensor([sum(max(float(one.sum()), 1.0) for one in masks.values())]).double()))
+        sizes = _sizes(masks.values())
+        sums = self._rollout_sums(list(masks), sizes, comm)
+        tokens = float(comm.sum(sizes.clamp(min=1).sum().reshape(1)))
         for index, one, place in rows:
             self.data["rollout_mask_sums"][index] = sums[index]
             share = tokens if self.args.calculate_per_token_loss else max(sums[index], 1.0) * rollouts
             old = self.data["advantages"][index]
             self.data["advantages"][index] = (one.advantages[place, : old.numel()].double() * share).to(old.dtype)
 
-    def _rollout_sums(self, masks: Mapping[int, Tensor], comm: Comm) -> dict[int, float]:
+    def _rollout_sums(self, samples: Sequence[int], sizes: Tensor, comm: Comm) -> dict[int, float]:
         """Tokens of the masks of all samples of a rollout, wherever they are, by sample of this rank."""
-        ids = {index: int(self.data["rollout_ids"][index]) for index in masks}
-        every = comm.gather(torch.tensor(list(ids.values()), dtype=torch.float64))
-        sizes = comm.gather(torch.tensor([float(one.sum()) for one in masks.values()], dtype=torch.float64))
+        ids = [int(self.data["rollout_ids"][one]) for one in samples]
+        every = comm.gather(torch.tensor(ids, dtype=torch.float64)).tolist()
         total: dict[int, float] = {}
-        for one, size in zip(every.tolist(), sizes.tolist(), strict=True):
+        for one, size in zip(every, comm.gather(sizes).tolist(), strict=True):
             total[int(one)] = total.get(int(one), 0.0) + size
-        return {index: total[one] for index, one in ids.items()}
+        return {sample: total[one] for sample, one in zip(samples, ids, strict=True)}
 
     def _signal(self, name: str, part: Sequence[int], masks: Sequence[Tensor]) -> Tensor | None:
         values = self.data.get(name)
@@ -263,6 +262,12 @@ class _Rollout:
             f"where a rollout makes one optimizer step, slime leaves out the forward for log_probs and entropy unless "
             f"--keep-old-actor is set."
         )
+
+
+def _sizes(masks: Iterable[Tensor]) -> Tensor:
+    """``(k,)`` float64 on the CPU: tokens of each mask, with one wait for the device."""
+    counted = [one.sum() for one in masks]
+    return torch.stack(counted).double().cpu() if counted else torch.zeros(0, dtype=torch.float64)
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
@@ -288,31 +293,3 @@ def _first_rank() -> bool:
     return bool(
         mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_data_parallel_rank(with_context_parallel=True) == 0
     )
-
-
-def _keep(folder: Path, rollout_id: int, level: DataLevel) -> None:
-    """Write the state after a rollout, beside slime's checkpoints."""
-    if not level.objective.init_state():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    record, tensors = dump_state({key: level.state[key] for key in level.objective.init_state()})
-    if tensors:
-        save_file({name: values.cpu() for name, values in tensors.items()}, folder / f"{rollout_id}.safetensors")
-    fresh = folder / f"{rollout_id}.json.new"
-    fresh.write_text(json.dumps({"objective": objective_hash(level.objective), **record}), encoding="utf-8")
-    fresh.replace(folder / f"{rollout_id}.json")
-
-
-def _restored(folder: Path, rollout_id: int, level: DataLevel) -> dict[str, Any]:
-    """The state after the rollout before this one."""
-    path = folder / f"{rollout_id - 1}.json"
-    cure = "Go on from a checkpoint that was written with this objective, or begin with rollout 0."
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        tensors = load_file(path.with_suffix(".safetensors")) if record["tensors"] else {}
-        state = load_state(record, tensors)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"rollout {rollout_id} has no state to go on from: {path}: {error}. {cure}") from error
-    if record["objective"] != objective_hash(level.objective):
-        raise CheckpointError(f"{path} belongs to the objective {record['objective']}. {cure}")
-    return state

@@ -66,6 +66,7 @@ class BenchFile(Settings):
     """What a bench file may hold."""
 
     name: str = Field(description="letters, digits and _ . + -; the folder is runs/<name>")
+    about: str = Field("", description="what it asks and what to know beside its figures; reports of it say so first")
     out: str | None = Field(None, description="folder of the bench; null is runs/<name>")
     base: Any = Field(description="the run that all methods share, or the path of its file from this file's folder")
     methods: dict[str, Any] = Field({}, description="objectives by name, or {objective: ..., set: {key: value}}")
@@ -121,6 +122,7 @@ class Bench:
     """A checked bench.
 
     Attributes:
+        about: what it asks and what to know beside its figures, or empty.
         out: its folder.
         moved: whether this is another folder than the file says.
         source: the file that it came from, or empty.
@@ -132,6 +134,7 @@ class Bench:
     """
 
     name: str
+    about: str
     out: Path
     moved: bool
     source: str
@@ -192,6 +195,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     )
     resolved = {
         "name": file.name,
+        "about": file.about,
         "out": str(folder),
         "base": base.data,
         "methods": {
@@ -206,6 +210,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     }
     return Bench(
         name=file.name,
+        about=file.about,
         out=folder,
         moved=out is not None,
         source=document.name,

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.status import read_record, update_record, write_record
 from rlstab.bench.worker import Order, last_lines
@@ -36,17 +38,18 @@ class Worker:
     Attributes:
         run: which.
         resumed: whether it goes on from a checkpoint.
+        gpu: the one that it sees, of those of :func:`gpus`; None leaves all as they are.
     """
 
-    def __init__(self, run: BenchRun, order: Order) -> None:
-        self.run, self.resumed = run, order.resume
+    def __init__(self, run: BenchRun, order: Order, gpu: str | None = None) -> None:
+        self.run, self.resumed, self.gpu = run, order.resume, gpu
         with (run.folder / LOG).open("ab") as log:
             self._process = subprocess.Popen(
                 COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **ONE_THREAD},
+                env={**os.environ, **ONE_THREAD, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})},
             )
         assert self._process.stdin is not None
         try:
@@ -100,7 +103,20 @@ def _how(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def start(bench: Bench, run: BenchRun, *, resume: bool) -> Worker:
+def gpus() -> list[str]:
+    """The GPUs that this process sees, by the names that ``CUDA_VISIBLE_DEVICES`` takes."""
+    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if given is None else [one.strip() for one in given.split(",")]
+    return names[:count]
+
+
+def least_used(names: Sequence[str], running: Sequence[Worker]) -> str | None:
+    """The GPU of the fewest workers, the first of several; None where there is none."""
+    used = [one.gpu for one in running]
+    return min(names, key=used.count, default=None)
+
+
+def start(bench: Bench, run: BenchRun, *, resume: bool, gpu: str | None = None) -> Worker:
     """Start a run, in place of the one that is there or from its checkpoint."""
     before = (read_record(run.folder) or {}) if resume else {"seconds": 0.0, "cpu_seconds": 0.0}
     if not resume and run.folder.exists():
@@ -121,7 +137,8 @@ def start(bench: Bench, run: BenchRun, *, resume: bool) -> Worker:
     }
     write_record(run.folder, record)
     config = run.config.model_dump(mode="json")
-    return Worker(run, Order(config, resume, bench.keep_checkpoints, before.get("seconds"), before.get("cpu_seconds")))
+    order = Order(config, resume, bench.keep_checkpoints, before.get("seconds"), before.get("cpu_seconds"))
+    return Worker(run, order, gpu)
 
 
 def command(bench: Bench, run: BenchRun | None = None) -> str:
@@ -139,18 +156,20 @@ def go(
 ) -> Iterator[tuple[list[Worker], list[Worker]]]:
     """Make the runs of a queue, so many at a time; after each look, those that run and those that have just ended.
 
+    Each worker sees one GPU, where there are any, and workers share them evenly.
+
     Args:
         bench: to which they belong.
         queue: runs in order, each with whether it continues from a checkpoint.
         workers: at a time.
         poll: seconds between looks.
     """
-    waiting, running = list(queue), list[Worker]()
+    waiting, running, names = list(queue), list[Worker](), gpus()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 run, resume = waiting.pop(0)
-                running.append(start(bench, run, resume=resume))
+                running.append(start(bench, run, resume=resume, gpu=least_used(names, running)))
             done = [one for one in running if one.ended()]
             running = [one for one in running if one not in done]
             yield running, done

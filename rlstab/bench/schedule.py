@@ -260,6 +260,7 @@ def _describe(bench: Bench, workers: int) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     about: dict[str, Any] = {
         "name": bench.name,
+        "about": bench.about,
         "hash": bench.hash,
         "baseline": bench.baseline,
         "command": command(bench),

@@ -15,6 +15,7 @@ from rlstab.config.drift import OldLogprobs, Refresh, old_logprobs_for, refresh_
 from rlstab.config.objectives import build_objective, digest, dump_objective, presets_of
 from rlstab.config.own_code import files, is_own, located, short
 from rlstab.config.reward_settings import TASK, Rewards
+from rlstab.config.schedule_settings import Schedule
 from rlstab.config.stages import build_stages, dump_stages
 from rlstab.core.compose import Composition
 from rlstab.core.walk import walk
@@ -22,6 +23,9 @@ from rlstab.stages.pipeline import Pipeline
 
 #: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
 MOST_RESPONSES = 10_000_000
+
+#: What samplers of others cut or change the distribution by.
+CUTS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
 
 #: In peft, all linear layers but the vocabulary head.
 ALL_LINEAR = "all-linear"
@@ -205,6 +209,20 @@ class RolloutSettings(Settings):
     stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_distribution(cls, given: Any) -> Any:
+        for key in CUTS if isinstance(given, Mapping) else ():
+            if key in given:
+                raise _unfit(
+                    ("rollout", key),
+                    "responses are drawn from the whole distribution. Cut off, it would have other log-probs than the "
+                    "policy that learns: the ratio and importance weights would divide by the wrong ones, and tokens "
+                    "that are never drawn would lose probability unseen. Remove it; for less random responses lower "
+                    "rollout.temperature, which acts on the loss as well.",
+                )
+        return given
+
 
 class OptimisationSettings(Settings):
     """AdamW on float32 weights; statistics and denominators over the whole optimizer step."""
@@ -216,7 +234,10 @@ class OptimisationSettings(Settings):
         128, description="responses in one forward and backward; does not change the loss"
     )
     lr: Annotated[float, Field(ge=0)] = Field(1e-6, description="learning rate")
-    warmup_optimizer_steps: int = Field(0, ge=0, description="of linear warm-up; constant afterwards")
+    warmup_optimizer_steps: int = Field(0, ge=0, description="of linear warm-up; then as `schedule` says")
+    schedule: Schedule = Field(
+        None, description="of transformers, by its name or {name: ..., options}; null is constant after the warm-up"
+    )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), strict=False, description="of AdamW"
     )
@@ -244,6 +265,11 @@ class OptimisationSettings(Settings):
     def optimizer_steps_per_rollout(self) -> int:
         """Optimizer steps made from one rollout."""
         return self.epochs * self.mini_batches
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the run; a schedule ends with them."""
+        return self.rollouts * self.optimizer_steps_per_rollout
 
 
 class EngineSettings(Settings):

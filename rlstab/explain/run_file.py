@@ -119,10 +119,12 @@ def run_file(recipe: str, name: str = "FILE") -> str:
 
 
 def _around(preset: str) -> dict[str, Any]:
-    """The run that a preset is put into, with it in the place of the loss and the stages."""
+    """The run that a preset is put into, with it in the place of the loss, the stages and what methods are shown."""
     data = {key: value for key, value in example(AROUND, "run").data.items() if key not in ("stages", "advantage")}
+    shown = ("old_logprobs", "refresh")  # null follows from what the methods read
+    optimisation = {key: value for key, value in data.get("optimisation", {}).items() if key not in shown}
     tracking = {**data.get("tracking", {}), "out": f"runs/{preset}"}
-    return {**data, "objective": {"preset": preset}, "tracking": tracking}
+    return {**data, "objective": {"preset": preset}, "optimisation": optimisation, "tracking": tracking}
 
 
 def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[Line]:

@@ -76,6 +76,11 @@ class Table:
     notes: list[str]
 
     @property
+    def about(self) -> str:
+        """What the bench asks and what to know beside its figures, or empty."""
+        return next((run.bench_about for runs in self.runs.values() for run in runs if run.bench_about), "")
+
+    @property
     def title(self) -> str:
         """Bench and setting, without what says nothing."""
         parts = [self.bench or "", self.setting if self.setting != "default" or not self.bench else ""]

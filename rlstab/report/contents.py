@@ -44,6 +44,8 @@ HOW_SPENT = {
         "not count."
     ),
 }
+#: Settings of which the page holds still figures: with them all, a page of many would double.
+MOST_STILLS = 12
 #: Panels of learning curves below the opening picture.
 LEARNING = 4
 HOW_OVERLAP = (
@@ -111,6 +113,7 @@ def contents(comparison: Comparison, command: str | None = None, folder: Path | 
             "own": [{"name": name, "metrics": _own(name, metrics)} for name, metrics in panels.own.items()],
         },
         "stills": _stills(comparison, tables, look_of, panels, first, learning),
+        "still_settings": min(len(tables), MOST_STILLS),
         "samples": _samples(samples, tables, look_of, folder or Path()),
         "how_samples": _how_samples(samples, comparison.loaded.runs),
         "idle": _idle(comparison, tables),
@@ -203,7 +206,7 @@ def _stills(
     names = {one["key"]: one["name"] for one in _settings(tables)}
 
     def each(draw: Callable[[Table], Markup | None]) -> list[dict[str, Any]]:
-        drawn = ((key, draw(table)) for key, table in tables.items())
+        drawn = ((key, draw(table)) for key, table in list(tables.items())[:MOST_STILLS])
         return [{"setting": names[key] if several else "", "svg": svg} for key, svg in drawn if svg is not None]
 
     def curves(metric: str, size: tuple[int, int], **how: bool) -> list[dict[str, Any]]:

@@ -91,6 +91,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         seconds_by_phase=seconds,
         baseline=_text(whole.get("baseline", whole.get("base"))),  # the second is what it was called before
         bench_command=_text(whole.get("command")),
+        bench_about=_text(whole.get("about")) or "",
         remarks=tuple(remarks),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES
 from rlstab.report.comparison import Cell, Comparison, Table
+from rlstab.report.findings import paragraphs
 from rlstab.report.model import RunRecord, setting_of
 from rlstab.report.numbers import NOTHING, counted, decimals, places
 from rlstab.report.statistics import CONFIDENCE, MIN_SEEDS, Estimate
@@ -66,6 +67,7 @@ def _opening(comparison: Comparison, command: str | None) -> list[str]:
 
 def _table(comparison: Comparison, table: Table) -> list[str]:
     parts = [f"## {_text(table.title)}"]
+    parts += [_text(one) for one in paragraphs(table.about)]
     every = [run for runs in table.runs.values() for run in runs]
     frame = _frame(every)
     if frame:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 _TITLES = {
     "reward/mean": "training reward",
+    "reward/true": "training reward before the flaky grader",
     "reward/zero_std_groups": "share of zero-variance groups",
     "eval/mean": "held-out reward",
     "eval/greedy": "held-out reward, greedy",

@@ -51,6 +51,7 @@ class RunRecord:
         seconds_by_phase: mean wall seconds per rollout.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
+        bench_about: what the bench asks and what to know beside its figures, or empty.
         remarks: what of this run could not be read, and why.
     """
 
@@ -74,6 +75,7 @@ class RunRecord:
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
     baseline: str | None = None
     bench_command: str | None = None
+    bench_about: str = ""
     remarks: tuple[str, ...] = ()
 
     @property

@@ -76,6 +76,9 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
         ),
     ]
     trained = any("reward/mean" in run.metrics for run in runs)
+    if any("reward/true" in run.metrics for run in runs):
+        text = "mean of reward/true over all rollouts, which is reward/mean before a flaky grader lost scores"
+        found.insert(-3, Outcome("reward/true/area", "training reward before the flaky grader, whole run", text))
     return [one for one in found if (trained if one.name.startswith("reward/") else one.name in evaluated)]
 
 

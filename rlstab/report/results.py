@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -63,6 +64,14 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
     return found or [LeftOut(str(path), "empty")]
 
 
+def _without_places(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``run.json`` says, without places on the machine: the command of a worker, the folders of reward files."""
+    found = {name: value for name, value in about.items() if name != "command"}
+    if isinstance(rewards := found.get("rewards"), Mapping):
+        found["rewards"] = {name: re.split(r"[/\\]", str(one))[-1] for name, one in rewards.items()}
+    return found
+
+
 def _line(run: RunRecord) -> dict[str, Any]:
     curves = {name: binned(run, name) for name in sorted(run.metrics)}
     rollouts = sorted({int(rollout) for one, _ in curves.values() for rollout in one})
@@ -76,11 +85,11 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "error": run.error,
         "baseline": run.baseline,
         "bench_command": run.bench_command,
+        "bench_about": run.bench_about,
         "run_hash": _plain(run.about.get("run_hash")),
         "objective_hash": _plain(run.about.get("objective_hash")),
         "config": _plain(run.config),
-        # the command in run.json is that of a bench's worker, with the paths of its machine
-        "about": _plain({name: value for name, value in run.about.items() if name != "command"}),
+        "about": _plain(_without_places(run.about)),
         "command": run.command,
         "seconds": _plain(run.seconds),
         "cpu_seconds": _plain(run.cpu_seconds),
@@ -144,6 +153,7 @@ class _Line(BaseModel):
     error: str | None
     baseline: str | None = Field(None, validation_alias=AliasChoices("baseline", "base"))
     bench_command: str | None = None
+    bench_about: str = ""
     config: dict[str, Any]
     about: dict[str, Any]
     command: str | None
@@ -182,6 +192,7 @@ def _record(line: _Line, place: str) -> RunRecord:
         seconds_by_phase=line.seconds_by_phase,
         baseline=line.baseline,
         bench_command=line.bench_command,
+        bench_about=line.bench_about,
         remarks=tuple(line.left_out),
     )
 

@@ -66,7 +66,7 @@ class Samples:
 
 def samples_of(runs: Iterable[RunRecord]) -> list[Samples]:
     """Of the runs that are still in a folder and left any, at most :data:`MOST_RUNS`, low seeds first."""
-    found = []
+    found: list[Samples] = []
     for run in sorted(runs, key=lambda one: one.seed):
         if len(found) == MOST_RUNS:
             break

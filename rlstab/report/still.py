@@ -208,8 +208,8 @@ def _drawn(shapes: Sequence[Shape], across: Axis, up: Axis, size: tuple[int, int
         if shape.low and shape.high:
             parts.append(f'<path class="band" d="{path(shape.high)}{path(shape.low[::-1]).replace("M", "L", 1)}Z"/>')
         for here, low, high in shape.bars:
-            (place, bottom), (_, top) = at((here, low)), at((here, high))
-            parts.append(f'<path class="bar-line" d="M{number(place)} {number(bottom)}V{number(top)}"/>')
+            (here_x, bottom), (_, top) = at((here, low)), at((here, high))
+            parts.append(f'<path class="bar-line" d="M{number(here_x)} {number(bottom)}V{number(top)}"/>')
         dash = _DASHES[shape.look.dash]
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         if len(shape.points) > 1:

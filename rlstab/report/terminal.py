@@ -73,7 +73,7 @@ def _sample(sample: Sample, always: set[tuple[str, str]], width: int) -> Group:
         lines.append(Text("\n".join(prompt[-4:]), "dim"))
     lines += _text(sample, done, width)
     acted = [f"{key} {action} {count}" for key, all_of in by_method.items() for action, count in all_of.items()]
-    lines.append(Text(", ".join(acted) or "no method singled out a token", "dim italic"))
+    lines.append(Text(", ".join(acted) or "no method touched a token", "dim italic"))
     return Group(*lines)
 
 

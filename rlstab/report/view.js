@@ -514,7 +514,7 @@
     byId("notes").append(make("li", "", `${title(key)}: every token is ${action}; not marked.`));
   }
   const idle = methods.filter((key) => !data.acts[key].length && !data.everywhere.some((one) => one.startsWith(`${key} `)));
-  if (idle.length) byId("notes").append(make("li", "", `Single out no token here: ${idle.map(title).join(", ")}.`));
+  if (idle.length) byId("notes").append(make("li", "", `Touched none of these tokens: ${idle.map(title).join(", ")}.`));
 
   // ---- theme
   const dark = window.matchMedia("(prefers-color-scheme: dark)");

@@ -37,6 +37,7 @@ from rlstab.train import checkpoint, durable, lora
 from rlstab.train.about import about
 from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
+from rlstab.train.departures import noticing_departures
 from rlstab.train.engines import build_engine, engine_name, loaded_on, require_launcher
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
@@ -133,9 +134,9 @@ def train(
     require_launcher(os.environ, run)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
-    with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+    with saying_which(accelerator), noticing_departures(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
         try:
-            processes = count(run_hash(run))
+            processes = count(run_hash(run), run.engine.model_dump_json())
             alone = launched_alone(processes, os.environ)
             if alone is not None:
                 console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)

@@ -86,26 +86,12 @@ def put_on(model: PreTrainedModel, name: str, settings: AdapterSettings) -> str:
     Raises:
         ModelError: the adapter does not fit the model, or is of a kind that cannot be trained here.
     """
-    from peft import LoraConfig, PeftConfig
+    from peft import PeftConfig
 
     base = checksum(model)
+    config: Any
     if settings.path is None:
-        assert settings.r is not None
-        assert settings.alpha is not None
-        assert settings.targets is not None
-        names = settings.targets
-        targets = names[0] if names == ("all-linear",) else list(names)
-        config: Any = LoraConfig(
-            task_type="CAUSAL_LM", r=settings.r, lora_alpha=settings.alpha, target_modules=targets, lora_dropout=0.0
-        )
-        if not isinstance(targets, str):
-            _require_modules(model, targets)
-        _inject(
-            model,
-            config,
-            f"model.adapter does not fit '{name}'",
-            "Name linear layers of it in model.adapter.targets, or `all-linear`",
-        )
+        put_new(model, name, settings)
     else:
         folder = _folder(settings.path)
         _require_base(folder, settings.path, name, base)
@@ -123,6 +109,52 @@ def put_on(model: PreTrainedModel, name: str, settings: AdapterSettings) -> str:
         if one.requires_grad:
             one.data = one.data.float()
     return base
+
+
+def put_new(model: PreTrainedModel, name: str, settings: AdapterSettings) -> None:
+    """Put a new adapter on a model, which may have shapes and no weights.
+
+    Raises:
+        ModelError: the adapter does not fit the model.
+    """
+    from peft import LoraConfig
+
+    assert settings.r is not None
+    assert settings.alpha is not None
+    assert settings.targets is not None
+    names = settings.targets
+    targets = names[0] if names == ("all-linear",) else list(names)
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=settings.r, lora_alpha=settings.alpha, target_modules=targets, lora_dropout=0.0
+    )
+    if not isinstance(targets, str):
+        _require_modules(model, targets)
+    _inject(
+        model,
+        config,
+        f"model.adapter does not fit '{name}'",
+        "Name linear layers of it in model.adapter.targets, or `all-linear`",
+    )
+
+
+def put_shape(model: PreTrainedModel, name: str, settings: AdapterSettings) -> None:
+    """Put an adapter on a model that has shapes and no weights, for its size.
+
+    Raises:
+        ModelError: the adapter cannot be read, or does not fit the model.
+    """
+    from peft import PeftConfig
+
+    if settings.path is None:
+        put_new(model, name, settings)
+        return
+    try:
+        config = PeftConfig.from_pretrained(str(_folder(settings.path)))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"the adapter '{settings.path}' cannot be read: {_first_line(error)}. {_FIX}") from error
+    _require_lora(config, settings.path)
+    config.inference_mode = False
+    _inject(model, config, f"the adapter '{settings.path}' does not fit '{name}'", _FIX.rstrip("."))
 
 
 def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:

@@ -363,6 +363,29 @@ def _first_line(error: Exception) -> str:
     return text.partition("\n")[0].rstrip(" .,") or type(error).__name__
 
 
+def load_part(what: str, name: str, load: Callable[..., Any]) -> Any:
+    """A part of a model that is not its weights, such as its configuration; ``load`` is transformers' loader.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    source, offline = _source(name)
+    return _loaded(what, name, load, source, offline)
+
+
+def _source(name: str) -> tuple[str, str]:
+    """The folder or hub name of a model, and why the hub is not to be asked; see :func:`_loaded`.
+
+    Raises:
+        ModelError: there is no such folder, or it holds an adapter.
+    """
+    source = str(SHIPPED.get(name, Path(name).expanduser()))
+    if name.startswith((".", "/", "~")) and not Path(source).is_dir():
+        raise ModelError(f"there is no folder '{source}'. {_GIVE}")
+    lora.refuse_folder(name, Path(source))
+    return source, "" if Path(source).is_dir() else _hub_unreachable()
+
+
 def load_policy(
     name: str,
     *,
@@ -391,11 +414,7 @@ def load_policy(
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))
     elif saved is not None:
         name = str(saved)
-    source = str(SHIPPED.get(name, Path(name).expanduser()))
-    if name.startswith((".", "/", "~")) and not Path(source).is_dir():
-        raise ModelError(f"there is no folder '{source}'. {_GIVE}")
-    lora.refuse_folder(name, Path(source))
-    offline = "" if Path(source).is_dir() else _hub_unreachable()
+    source, offline = _source(name)
     tokenizer = _loaded("tokenizer", name, AutoTokenizer.from_pretrained, source, offline)
     model, report = _loaded(
         "weights",

@@ -38,21 +38,21 @@ def meet(out: Path, trackers: Sequence[str], timeout: timedelta = TIMEOUT) -> Ac
     )
 
 
-def count(run: str) -> int:
+def count(run: str, engine: str = "") -> int:
     """The number of processes that answer.
 
     Args:
         run: hash of the run that this process makes.
+        engine: its settings, which are not in the hash.
 
     Raises:
-        ConfigError: they make different runs, or more were launched.
+        ConfigError: they make different runs or have different engines, or more were launched.
     """
-    answers: list[str] = gather_object([run])
+    answers: list[tuple[str, str]] = gather_object([(run, engine)])
     for rank, answer in enumerate(answers):
-        if answer != answers[0]:
-            raise ConfigError(
-                f"rank {rank} makes run {answer}, rank 0 makes run {answers[0]}. Give all processes one file."
-            )
+        for what, own, first in zip(("makes run", "has engine"), answer, answers[0], strict=True):
+            if own != first:
+                raise ConfigError(f"rank {rank} {what} {own}, rank 0 {what} {first}. Give all processes one file.")
     launched = int(os.environ.get("WORLD_SIZE") or 1)
     if launched > len(answers):
         raise ConfigError(

@@ -24,6 +24,7 @@ from pydantic_core import to_jsonable_python
 from rlstab.config.own_code import changed, files, short
 from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
+from rlstab.config.schedule_settings import ENDING
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
 from rlstab.train.checkpoint import Checkpoint, Damaged, Identity
@@ -293,6 +294,12 @@ class RunFolder:
                 f"{self._run.optimisation.rollouts}. With rollout.staleness its last rollouts were made earlier, "
                 f"so a longer run is another one. Resume with {self.path / 'config.yaml'}, or start over in another "
                 f"tracking.out."
+            )
+        schedule = self._run.optimisation.schedule
+        if schedule is not None and schedule.name in ENDING and rollouts != self._run.optimisation.rollouts:
+            self.said.append(
+                f"optimisation.rollouts was {rollouts} and is {self._run.optimisation.rollouts} now: the schedule "
+                f"'{schedule.name}' ends with them, so the learning rate goes on from another place of it"
             )
         _same(short(started), short(now), self.path)
 

@@ -24,6 +24,7 @@ from rlstab.trace.writer import Tracer
 from rlstab.train.engines import Engine
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
+from rlstab.train.schedule import learning_rate
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Learner:
         self.state: State = objective.init_state()
         self.optimizer_steps = 0
         self.tracer: Tracer | None = None
+        self._learning_rate = learning_rate(settings)
 
     def learn(self, experience: Experience, metrics: Metrics) -> Learnt:
         """All optimizer steps of one rollout. A step with NaN or Inf is refused and counted, and changes nothing."""
@@ -206,9 +208,7 @@ class Learner:
                 f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. "
                 f"The optimizer step was refused; weights and state are those before it."
             )
-        ramp = self.settings.warmup_optimizer_steps
-        warmup = min(1.0, self.optimizer_steps / ramp) if ramp else 1.0
-        lr = self.settings.lr * warmup * plan.lr_scale
+        lr = self._learning_rate(self.optimizer_steps) * plan.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()

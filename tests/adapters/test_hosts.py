@@ -19,7 +19,7 @@ from rlstab.cli import main
 from rlstab.core.contract import BASICS
 from rlstab.errors import MissingSignal, UnknownName
 from rlstab.explain.host_table import reads, require_host
-from rlstab.explain.hosts import Host, adapted
+from rlstab.explain.hosts import HOSTS, Host, adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
 
@@ -47,6 +47,11 @@ def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
         for method in EXAMPLES[name]:
             assert not method.reads_policies
             assert not method.needs & SIGNAL_NAMES
+
+
+def test_the_page_on_hosts_names_every_adapter() -> None:
+    page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
+    assert {one.key for one in HOSTS if one.key} == set(re.findall(r"`--host (\w+)`", page))
 
 
 def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str, host: str = "trl") -> tuple[int, str, str]:

@@ -17,6 +17,7 @@ import yaml
 
 import rlstab
 from rlstab import load_objective
+from rlstab.cli import main
 from rlstab.config import objective_hash
 from rlstab.explain.host_table import require_host
 from rlstab.explain.hosts import HOSTS, adapted
@@ -50,8 +51,13 @@ def overrides(name: str) -> dict[str, str]:
     return {key: re.sub(r"\$(\w+)", lambda found: values[found[1]], value.strip('"')) for key, value in pairs}
 
 
-def test_the_recipes_are_those_of_the_page() -> None:
+def test_the_recipes_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    for line in page.partition("```sh\n")[2].partition("```")[0].splitlines():
+        assert all(Path(one).exists() for one in line.split() if one.startswith("examples/")), line
+        if line.startswith("rlstab "):
+            assert main(line.split()[1:]) == 0
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == NAMES
     assert len(NAMES) == 5
 
@@ -130,6 +136,7 @@ def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_trl
 def test_a_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
     """The script as it is, with another model, other data, shorter responses and no GPU."""
+    pytest.importorskip("math_verify", reason="math-verify is not installed: pip install 'rlstab[tasks]'")
     model = shutil.copytree(SHIPPED["chain-tiny"], tmp_path / "model")
     plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     (model / "chat_template.jinja").write_text(plain)

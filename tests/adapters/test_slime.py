@@ -297,7 +297,7 @@ def test_a_run_goes_on_from_its_state(tmp_path: Path) -> None:
     resumed(args, 2, rollout_of(step, range(8), ROLLOUTS))
     assert resumed.level is not None
     assert resumed.level.state == states[2] != states[1]
-    with pytest.raises(CheckpointError, match="rollout 9 has no state to go on from"):
+    with pytest.raises(CheckpointError, match=r"rlstab/8 has no rlstab.json"):
         Postprocess(LocalComm())(args, 9, rollout_of(step, range(8), ROLLOUTS))
     other = compose(ClipHigher(), STARE(target_entropy=0.9))
     args = arguments(other, tmp_path, save=args.save, load=args.load)

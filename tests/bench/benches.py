@@ -15,7 +15,7 @@ from rlstab.bench import pool
 
 #: Writes what a run of this length would, without a model.
 PRETEND = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 order = json.loads(sys.stdin.readline())
 folder = pathlib.Path(order["run"]["tracking"]["out"])
 kind = folder.parent.name
@@ -33,6 +33,7 @@ before = order["cpu_seconds"]
 record |= {"status": status, "error": error, "seconds": 2.0, "cpu_seconds": None if before is None else before + 1.0}
 (folder / "bench.json").write_text(json.dumps(record))
 (folder / "resumed").write_text(str(order["resume"]))
+(folder / "gpu").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 """
 
 

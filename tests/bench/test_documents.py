@@ -39,7 +39,15 @@ def test_the_page_shows_what_it_says(validator: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("entropy", 6 * 5), ("stability", 6 * 3 * 3), ("spurious", 4 * 12), ("smoke", 3 * 2)]
+    ("name", "runs"),
+    [
+        ("entropy", 6 * 5),
+        ("stability", 6 * 3 * 3),
+        ("s2t", 3 * 3),
+        ("spurious", 6 * 12),
+        ("spurious_rates", 2 * 2 * 4),
+        ("mirror", 2 * 2 * 4),
+    ],
 )
 def test_the_examples_are_as_large_as_they_say(validator: Any, name: str, runs: int) -> None:
     (file,) = [one for one in EXAMPLES if one.stem == f"bench_{name}"]
@@ -54,6 +62,23 @@ def test_clips_agree_where_methods_are_compared() -> None:
         clips = {one.method: one.config.composition.keyed.get("clip_higher") for one in bench.runs}
         base = clips[bench.baseline]
         assert {method for method, clip in clips.items() if clip != base} <= {"clip_higher", "no_clip"}
+
+
+def test_the_comparison_of_s2t_is_one_setting() -> None:
+    """What `make compare` runs is the full bench with other seeds, and the mirror differs in its task alone."""
+    short, full, rates, mirror = (
+        {f"{one.setting}/{one.method}": one.config for one in load_bench(ROOT / "examples" / f"bench_{name}.yaml").runs}
+        for name in ("s2t", "spurious", "spurious_rates", "mirror")
+    )
+    for name, run in short.items():
+        same = {"seed": 0, "tracking": run.tracking}
+        assert full[name].model_copy(update=same) == run.model_copy(update=same)
+    for found, changed in ((rates, "optimisation"), (mirror, "task")):
+        for name, run in found.items():
+            one = full[f"default/{name.partition('/')[2]}"]
+            assert getattr(run, changed) != getattr(one, changed)
+            kept = {changed: getattr(run, changed), "tracking": run.tracking, "seed": 0}
+            assert one.model_copy(update=kept) == run.model_copy(update=kept)
 
 
 def test_every_key_is_explained() -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import filelock
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from rlstab.bench import pool
 from rlstab.bench.file import load_bench
-from rlstab.bench.pool import Worker
+from rlstab.bench.pool import Worker, least_used
 from rlstab.bench.schedule import dry_run, plan_of, run_bench
 from rlstab.bench.screen import Screen, clock
 from rlstab.bench.worker import ORPHANED
@@ -66,12 +67,43 @@ def test_finished_runs_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_lines_say_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
     where = console()
-    run_bench(load_bench(tiny(tmp_path, {"a": "clip_higher"})), console=where)
+    run_bench(load_bench({**tiny(tmp_path, {"a": "clip_higher"}), "about": "One run."}), console=where)
+    assert json.loads((tmp_path / "bench.json").read_text())["about"] == "One run."
+    assert load_bench(tmp_path / "bench.yaml").about == "One run."
     assert printed(where).splitlines() == [
         "start  default/a/seed-0",
         "[1/1] default/a/seed-0  reward 0.500  entropy 0.250  held out   1 CPU-seconds",
         f"{tmp_path}: 1 of 1 runs finished",
     ]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "names"),
+    [(None, 2, ["0", "1"]), ("3,5", 2, ["3", "5"]), (None, 0, ["all"]), ("", 0, [""]), ("7, -1,2", 1, ["7"])],
+)
+def test_workers_share_the_gpus_that_are_visible(
+    visible: str | None, count: int, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of GPUs is faked, for there may be none; what a worker sees is what its process was told."""
+    pretend(monkeypatch)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    bench = load_bench(tiny(tmp_path / "b", {"a": "clip_higher", "b": "s2t"}))
+    assert run_bench(bench, console=console()) == 0
+    seen = [(one.folder / "gpu").read_text() for one in bench.runs]
+    assert sorted(set(seen)) == sorted(names)
+
+
+def test_the_gpu_of_the_fewest_workers_is_next() -> None:
+    running: list[Any] = []
+    for _ in range(5):
+        running.append(SimpleNamespace(gpu=least_used(["4", "9"], running)))
+    assert [one.gpu for one in running] == ["4", "9", "4", "9", "4"]
+    assert least_used(["4", "9"], running[1:]) == "4"
+    assert least_used(["4", "9"], [running[0], running[2]]) == "9"
+    assert least_used([], running) is None
 
 
 def test_seed_0_of_everything_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,16 @@ def part(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 TASKS = (
     part(numbers=st.integers(2, 6), low=st.integers(1, 5), high=st.integers(9, 99), seed=st.integers(0, 99))
     .map(lambda found: {"name": "countdown", **found})
-    .__or__(part(terms=st.integers(2, 6), seed=st.integers(0, 99)).map(lambda found: {"name": "chain", **found}))
+    .__or__(
+        part(
+            terms=st.integers(2, 6),
+            seed=st.integers(0, 99),
+            modulus=st.none() | st.integers(2, 10),
+            fragile=st.floats(0, 1),
+            flaky=st.floats(0, 0.9),
+            needs_junk=st.booleans(),
+        ).map(lambda found: {"name": "chain", **found})
+    )
     .__or__(
         part(options=st.dictionaries(TEXTS, PLAIN, max_size=3), threshold=st.none() | NUMBERS).map(
             lambda found: {"name": "reasoning_gym", "dataset": "chain_sum", **found}

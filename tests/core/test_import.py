@@ -62,6 +62,7 @@ FLOORS = [
     {"explain", "tasks", "testing", "trace"},
     {"adapters", "atlas", "train"},
     {"bench", "report"},
+    {"diagnose"},
     {"cli"},
     {"__main__"},
 ]

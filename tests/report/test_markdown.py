@@ -1,9 +1,12 @@
+import json
 import re
 from pathlib import Path
 
 from rlstab.report.comparison import compare
+from rlstab.report.findings import findings
 from rlstab.report.markdown import markdown
 from rlstab.report.records import load_runs
+from rlstab.report.results import export_results
 from tests.report.conftest import place_run, write_bench
 
 
@@ -61,3 +64,27 @@ def test_settings_without_a_finished_run_say_so(tmp_path: Path) -> None:
     text = markdown(compare(load_runs(tmp_path)))
     assert "No run of this setting has finished, so there is nothing to compare." in text
     assert "unfinished, 30 of 60 rollouts" in text
+
+
+def test_what_a_bench_says_about_itself_stands_before_its_numbers(tmp_path: Path) -> None:
+    write_bench(tmp_path / "b", seeds=3)
+    file = tmp_path / "b" / "bench.json"
+    asked = "Built on purpose,\nso that it is <true>.\n\nOne task."
+    file.write_text(json.dumps({**json.loads(file.read_text()), "about": asked}))
+    loaded = load_runs(tmp_path / "b")
+    for runs in (loaded, load_runs(export_results(loaded, tmp_path / "x.jsonl"))):
+        comparison = compare(runs)
+        first, second, frame, *_ = markdown(comparison).split("## entropy\n\n")[1].split("\n\n")
+        assert [first, second] == [r"Built on purpose, so that it is \<true\>.", "One task."]
+        assert frame.startswith("In all runs:")
+        assert findings(comparison)[1:3] == ["Built on purpose, so that it is <true>.", "One task."]
+
+
+def test_scores_that_a_grader_lost_have_an_outcome_of_their_own(tmp_path: Path) -> None:
+    changes = {"changes": {"reward/true": [0.75] * 60}}
+    write_bench(tmp_path / "b", methods={"grpo": changes, "s2t": changes}, seeds=3)
+    comparison = compare(load_runs(tmp_path))
+    names = [one.name for one in comparison.outcomes]
+    assert names[0] == "eval/mean"
+    assert names.index("reward/true/area") + 1 == names.index("reward/area")
+    assert set(comparison.tables[0].cells["s2t", "reward/true/area"].values.values()) == {0.75}

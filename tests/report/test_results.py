@@ -106,3 +106,11 @@ def test_lines_damaged_alike_are_told_once(bench: Path, tmp_path: Path) -> None:
     found = {one.path: one.why for one in load_runs(file).left_out}
     assert list(found) == [f"{file}:1-2, 17", f"{file}:18"]
     assert found[f"{file}:1-2, 17"].startswith("not a line of a results file: Invalid JSON")
+
+
+def test_no_folder_of_the_machine_is_exported(tmp_path: Path) -> None:
+    about = {"command": "/home/me/worker.py", "rewards": {"task": "task", "own": "/home/me/own.py:f (sha256 12...)"}}
+    write_run(tmp_path / "a", rollouts=20, about=about)
+    text = export_results(load_runs(tmp_path), tmp_path / "x.jsonl").read_text()
+    assert "/home/me" not in text
+    assert json.loads(text)["about"]["rewards"] == {"task": "task", "own": "own.py:f (sha256 12...)"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -151,6 +152,17 @@ def halfway(file: Path) -> None:
 def resumed(file: Path) -> None:
     """The run, continued."""
     train(load_run(file), resume=True)
+
+
+def busy(file: Path) -> None:
+    """The run; in the second rollout rank 0 is busy for minutes, and reaches no collective."""
+
+    def slow(responses: Responses) -> Tensor:
+        if dist.get_rank() == 0 and int(responses.group_ids.min()) >= 4:
+            time.sleep(300)
+        return fading(responses)
+
+    train(load_run(file), advantages=slow)
 
 
 def refused(file: Path) -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from rlstab.config import RunConfig, dump_run
+from rlstab.config import RunConfig, dump_run, load_run
 from rlstab.errors import ConfigError
 from rlstab.train import train
 from rlstab.train.checkpoint import checkpoints, number
@@ -119,6 +119,7 @@ def test_when_one_rank_raises_all_end_and_say_which(tmp_path: Path) -> None:
     assert counted(tmp_path / "run") == 2
     assert "ValueError: no advantages here\n" in said
     assert "raised on rank 1 of 2 processes" in said
+    assert "\nrank 1 of 2 ended with ValueError: no advantages here\nraised on rank 0 of 2 processes" in said
     assert [one["rollout"] for one in without_times(tmp_path / "run")] == [1]
 
 
@@ -128,7 +129,9 @@ def test_when_one_rank_raises_all_end_and_say_which(tmp_path: Path) -> None:
 def test_the_documents_print_lines_that_start_several_processes() -> None:
     assert {line.split()[0] for line in PRINTED} == {"torchrun", "accelerate"}
     others = [
-        page for page in PAGES if re.search(r"accelerate launch (?!--multi_gpu|--cpu` starts one)", page.read_text())
+        page
+        for page in PAGES
+        if re.search(r"accelerate launch (?!--multi_gpu|--use_fsdp|--cpu` starts one)", page.read_text())
     ]
     assert others == []
 
@@ -138,6 +141,24 @@ def test_accelerate_launch_as_printed_starts_two(tmp_path: Path) -> None:
     said = ran(command(file_of(small(tmp_path / "run"), tmp_path), line="accelerate"))
     assert counted(tmp_path / "run") == 2
     assert "one process:" not in said
+
+
+@pytest.mark.slow
+def test_accelerate_launch_with_fsdp_shards(tmp_path: Path) -> None:
+    """Accelerate itself ignores it on a CPU."""
+    line = command(file_of(small(tmp_path / "run"), tmp_path), line="accelerate")
+    ran([*line[:2], "--use_fsdp", "--fsdp_version", "2", *line[3:]])
+    assert counted(tmp_path / "run") == 2
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == "fsdp2, 2 processes"
+
+
+@pytest.mark.slow
+def test_accelerate_launch_with_deepspeed_is_refused(tmp_path: Path) -> None:
+    more = {"ACCELERATE_USE_DEEPSPEED": "true"}
+    with start(command(file_of(small(tmp_path / "run"), tmp_path)), **more) as process:
+        said = end(process)
+    assert process.returncode != 0
+    assert said.startswith("ConfigError: the launcher asks for DeepSpeed (ACCELERATE_USE_DEEPSPEED), which rlstab does")
 
 
 @pytest.mark.slow
@@ -163,6 +184,51 @@ def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"^2 processes were launched \(WORLD_SIZE\) and 1 answered\. Launch"):
         count("run")
+
+
+EXAMPLES = ROOT / "docs" / "examples"
+
+#: In place of SLURM: two nodes that are this machine.
+SRUN = """#!/bin/bash
+shift
+for node in 0 1; do SLURM_NODEID=$node "$@" & done
+wait -n && wait -n
+"""
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_the_example_of_several_machines_starts_as_many_as_it_says(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run", engine="fsdp2"), tmp_path)
+    more = {"HOST": "localhost", "NODES": "2", "PROCESSES": "1", "PORT": free_port()}
+    machines = [start(["bash", str(EXAMPLES / "torchrun.sh"), str(file)], **more) for _ in range(2)]
+    with cleared(machines):
+        said = [end(one) for one in machines]
+        assert [one.returncode for one in machines] == [0, 0], said
+    assert counted(tmp_path / "run") == 2
+
+
+@pytest.mark.slow
+def test_the_example_of_slurm_starts_one_process_on_each_node_and_continues(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run", tracking__checkpoint_every=1), tmp_path)
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/bash\necho localhost\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{environment()['PATH']}"
+    more = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "PATH": path}
+    for rollouts in (2, 3):  # the second time it is requeued
+        run = load_run(file, {"optimisation.rollouts": rollouts})
+        file.write_text(dump_run(run))
+        with start(["bash", str(EXAMPLES / "slurm.sh"), str(file)], **more, PORT=free_port()) as process:
+            said = end(process)
+        assert process.returncode == 0, said
+        assert counted(tmp_path / "run") == 2
+        assert [one["rollout"] for one in without_times(tmp_path / "run")] == list(range(1, rollouts + 1))
 
 
 # -- one that fails --------------------------------------------------------------------------------------------------
@@ -303,6 +369,16 @@ def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
         )
         assert text.endswith(f"(raised on rank {rank} of 2 processes)\n")
     assert not [*tmp_path.glob("*/config.yaml")]
+
+
+@pytest.mark.slow
+def test_processes_with_different_engines_are_refused(tmp_path: Path) -> None:
+    files = [file_of(small(tmp_path / name, engine=name), tmp_path) for name in ("ddp", "fsdp2")]
+    ranks = by_hand(files)
+    with cleared(ranks):
+        said = [end(one) for one in ranks]
+    assert [one.returncode for one in ranks] == [2, 2]
+    assert all(re.match(r'ConfigError: rank 1 has engine \{"name":"fsdp2".*rank 0 has engine', one) for one in said)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from tests.tolerances import depth, rounding
 
 GIVE = (
     "Give a folder that holds a transformers model with safetensors weights and its tokenizer, a name on the model "
-    "hub, or one of: chain-tiny, countdown-tiny."
+    "hub, or one of: chain-tiny, countdown-tiny, littered-tiny."
 )
 
 

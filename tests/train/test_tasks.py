@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlstab
-from examples.tiny_models import character_tokenizer, measure, warm_start
+from examples.tiny_models import RECIPES, character_tokenizer, measure, warm_start
 from rlstab.errors import DataError, MissingPackage, OutOfRange, ScorerError, UnknownName
 from rlstab.tasks import ALPHABET, Countdown, Example, Jsonl, Message, ReasoningGym
 from rlstab.tasks.countdown import Problem
@@ -678,7 +678,11 @@ def test_tokenizer_refuses_foreign_characters():
 
 
 def test_shipped_models_load_offline():
-    asked = {"countdown-tiny": ("3 7 8>29:", r"[-0-9+*=,]+\$"), "chain-tiny": ("Q4+7-2+5=", r"[-0-9+=;]+A-?[0-9]+\$")}
+    asked = {
+        "countdown-tiny": ("3 7 8>29:", r"[-0-9+*=,]+\$"),
+        "chain-tiny": ("Q4+7-2+5=", r"[-0-9+=;]+A-?[0-9]+\$"),
+        "littered-tiny": ("Q9+2-1-2+1=", r"[-0-9+=;]+A[0-9]\$"),
+    }
     code = (
         "import sys\n"
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T\n"
@@ -695,21 +699,22 @@ def test_shipped_models_load_offline():
         assert re.fullmatch(re.escape(prompt) + answer, line)
 
 
-@pytest.mark.parametrize("task", ["countdown", "chain"])
+@pytest.mark.parametrize("task", ["countdown", "chain", "littered"])
 def test_shipped_model_is_what_its_card_says(task):
     folder = DATA / f"{task}-tiny"
+    parameters, alphabet = (237_888, RECIPES[task].alphabet) if task == "littered" else (335_232, ALPHABET)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert sum(p.numel() for p in model.parameters()) == 335_232
+    assert sum(p.numel() for p in model.parameters()) == parameters
     assert model.dtype == torch.float32
-    assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
+    assert tokenizer.get_vocab() == character_tokenizer(alphabet).get_vocab()
     assert (tokenizer.padding_side, tokenizer.pad_token, tokenizer.eos_token) == ("left", "<pad>", "$")
-    assert tokenizer.decode(tokenizer(ALPHABET)["input_ids"]) == ALPHABET
+    assert tokenizer.decode(tokenizer(alphabet)["input_ids"]) == alphabet
     assert model.generation_config.do_sample is False
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
     quality = measure(model, tokenizer, task, prompts=128)
     card = (folder / "README.md").read_text(encoding="utf-8")
-    claimed = [float(value) for value in re.findall(r"^\| .*\| (0\.\d+)", card, re.MULTILINE)]
+    claimed = [float(value) for value in re.findall(r"^\| .*\| ([01]\.\d+)", card, re.MULTILINE)]
     # four standard errors of 128 problems (shares) and what they leave of the entropy
     for measured, value, tolerance in zip(
         (quality.greedy, quality.mean, quality.pass_any, quality.entropy),
@@ -730,12 +735,13 @@ def test_warm_start(tmp_path):
     second = warm_start(tmp_path / "b", steps=8, batch_size=32)
     third = warm_start(tmp_path / "c", steps=8, batch_size=32, seed=1)
     chain = warm_start(tmp_path / "d", "chain", steps=8, batch_size=32)
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second, third, chain)]
+    littered = warm_start(tmp_path / "e", "littered", steps=2)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second, third, chain, littered)]
     assert weights[0] == weights[1] != weights[2]
-    assert len(set(weights)) == 3
-    longest = [GenerationConfig.from_pretrained(folder).max_new_tokens for folder in (first, chain)]
-    assert longest == [24, 40]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d"]
+    assert len(set(weights)) == 4
+    longest = [GenerationConfig.from_pretrained(folder).max_new_tokens for folder in (first, chain, littered)]
+    assert longest == [24, 40, 48]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d", "e"]
     assert sorted(path.name for path in first.iterdir()) == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip

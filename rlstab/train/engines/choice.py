@@ -58,7 +58,7 @@ def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
     if wanted not in ("no", precision):
         raise ConfigError(
             f"the launcher asks for mixed precision {wanted} (ACCELERATE_MIXED_PRECISION), and optimisation.precision "
-            f"is {precision}. Set that to bf16, or launch with --mixed_precision no."
+            f"is {precision}. Set that, which has fp32 and bf16, and launch with --mixed_precision no."
         )
     if not _true(environment, "ACCELERATE_USE_FSDP"):
         return

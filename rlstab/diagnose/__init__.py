@@ -1,0 +1,1 @@
+"""What went wrong first in a run, whoever wrote its log: ``rlstab diagnose``."""

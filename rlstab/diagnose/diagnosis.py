@@ -1,0 +1,146 @@
+"""What is to be said of one run: what came first, what followed, what was looked at, what cannot be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstab.diagnose.causes import First, first_of
+from rlstab.diagnose.metric_aliases import ALIASES
+from rlstab.diagnose.readers import read_logs
+from rlstab.diagnose.remedies import Remedy, remedies
+from rlstab.diagnose.run_log import RunLog
+from rlstab.diagnose.signs import READS, TITLES, Sign, signs
+from rlstab.errors import ReportError
+
+#: What cannot be seen without a metric, in words that end a sentence.
+UNSEEN = {
+    "sampler_mismatch": "whether the sampler is the policy",
+    "sampler_drift": "whether the samples are older than the policy",
+    "clipped": "how far the policy leaves the data",
+    "truncation": "whether answers are cut off",
+    "zero_std_groups": "whether groups have a gradient at all",
+    "entropy_floor": "whether entropy collapses",
+    "entropy_blow_up": "whether entropy blows up",
+    "gradient_spikes": "whether single updates are out of proportion",
+    "refused_steps": "whether gradients are finite",
+    "reward_fall": "whether the reward falls",
+}
+assert UNSEEN.keys() == TITLES.keys()
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A sign that could not be judged.
+
+    Attributes:
+        sign: its name.
+        why: the metrics that would tell, or that the log is too short.
+    """
+
+    sign: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One run.
+
+    Attributes:
+        log: what was read.
+        first: what came first; None where no sign is there.
+        looked_at: signs that could be judged and are not there.
+        unseen: those that could not be judged.
+    """
+
+    log: RunLog
+    first: First | None
+    looked_at: tuple[Sign, ...]
+    unseen: tuple[Unseen, ...]
+
+    @property
+    def remedy(self) -> Remedy | None:
+        """What is said of the cause."""
+        return remedies()[self.first.cause] if self.first else None
+
+    def told(self) -> str:
+        """One sentence: what came first, and when."""
+        if self.first is None:
+            seen = "nothing found"
+            return seen if self.looked_at else f"{seen}, because nothing could be looked at"
+        remedy = self.remedy
+        assert remedy is not None
+        return f"first, at {self.log.unit} {self.first.sign.step}: {remedy.title}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines: see docs/how-to/diagnose.md."""
+        remedy = self.remedy
+        found = (self.first.sign, *self.first.later) if self.first else ()
+        return {
+            "run": self.log.title,
+            "writer": self.log.writer,
+            "unit": self.log.unit,
+            "steps": self.log.last,
+            "metrics": dict(self.log.names),
+            "cause": self.first.cause if self.first else None,
+            "title": remedy.title if remedy else None,
+            "step": self.first.sign.step if self.first else None,
+            "signs": [{"sign": one.name, "step": one.step, "text": one.text} for one in found],
+            "looked_at": [{"sign": one.name, "text": one.text} for one in self.looked_at],
+            "unseen": [dataclasses.asdict(one) for one in self.unseen],
+            "methods": list(remedy.methods) if remedy else [],
+            "stages": list(remedy.stages) if remedy else [],
+            "settings": {host: list(names) for host, names in remedy.settings.items()} if remedy else {},
+            "evidence": [
+                {"method": method, "figures": [dataclasses.asdict(one) for one in figures]}
+                for method, figures in (remedy.evidence if remedy else ())
+            ],
+            "remarks": list(self.log.remarks),
+        }
+
+
+def diagnose(log: RunLog) -> Diagnosis:
+    """What came first in a run."""
+    found = signs(log)
+    return Diagnosis(
+        log=log,
+        first=first_of(found, _interval(log)),
+        looked_at=tuple(one for one in found if one.fired is False),
+        unseen=tuple(Unseen(one.name, _why(one, log)) for one in found if one.fired is None),
+    )
+
+
+def diagnose_paths(paths: Sequence[str | Path]) -> list[Diagnosis]:
+    """Every run that was logged under some paths.
+
+    Raises:
+        ReportError: a path holds no log that can be read, or a log has no metric to look at.
+    """
+    logs = [log for path in paths for log in read_logs(path)]
+    for log in logs:
+        if not log.curves.keys() - {"lr"}:
+            raise ReportError(f"{log.title}: no metric that is known here. {_wanted(tuple(TITLES))}")
+    return [diagnose(log) for log in logs]
+
+
+def _interval(log: RunLog) -> int:
+    """Steps between two lines of the log."""
+    gaps = [np.median(np.diff(steps)) for steps, _ in log.curves.values() if len(steps) > 1]
+    return int(min(gaps, default=1))
+
+
+def _why(sign: Sign, log: RunLog) -> str:
+    if any(name in log.curves for name in READS[sign.name]):
+        return sign.text
+    return f"no {' or '.join(READS[sign.name])}"
+
+
+def _wanted(names: Sequence[str]) -> str:
+    wanted = dict.fromkeys(metric for name in names for metric in READS[name])
+    others = [next(iter(ALIASES[one]), one) for one in wanted if one in ALIASES]
+    return f"Log some of {', '.join(wanted)}, in TRL and verl {', '.join(others)} and the like."

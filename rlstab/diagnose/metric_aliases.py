@@ -1,0 +1,105 @@
+"""What other trainers call the metrics of rlstab, and what has to be done to a value to make it ours.
+
+Sources: `trl/trainer/grpo_trainer.py` of TRL 1.16 (`self._metrics`), and `Trainer.log` of transformers for the norm and
+the learning rate; verl 0.9 at 1dda039 (`verl/trainer/ppo/metric_utils.py`, `core_algos.py`, `rollout_corr_helper.py`,
+`verl/utils/debug/metrics.py`); prime-rl at 559b447 (`docs/training.md`). Names of older releases stand after them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+#: A value of the log to one of ours.
+Turn = Callable[[float], float]
+
+
+def _same(value: float) -> float:
+    return value
+
+
+def _other_share(value: float) -> float:
+    return 1.0 - value
+
+
+#: By our name, the foreign ones in the order in which they are preferred. Ours stands for itself before them.
+ALIASES: Mapping[str, Mapping[str, Turn]] = {
+    "reward/mean": dict.fromkeys(("reward", "critic/score/mean", "critic/rewards/mean", "reward/all/mean"), _same),
+    "reward/zero_std_groups": {"frac_reward_zero_std": _same},
+    "tokens/entropy": dict.fromkeys(("entropy", "actor/entropy", "actor/entropy_loss", "entropy/all/mean"), _same),
+    "gradient/norm": dict.fromkeys(("grad_norm", "actor/grad_norm", "optim/grad_norm"), _same),
+    "response/ended": dict.fromkeys(
+        ("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"), _other_share
+    ),
+    "response/length": dict.fromkeys(
+        ("completions/mean_length", "completion_length", "response_length/mean", "seq_len/all/mean"), _same
+    ),
+    "ratio/clipped": dict.fromkeys(
+        ("clip_ratio/region_mean", "clip_ratio", "cispo_clip_ratio", "actor/pg_clipfrac"), _same
+    ),
+    "sampler/gap": {"sampling/sampling_logp_difference/mean": _same},
+    "mismatch/k3": dict.fromkeys(("rollout_corr/k3_kl", "mismatch_kl/all/mean"), _same),
+    "sampler/probability_gap": {"training/rollout_probs_diff_mean": _same},
+    "lr": dict.fromkeys(("learning_rate", "actor/lr", "optim/lr"), _same),
+}
+
+#: Ours that are the sum of others of ours, all of which a log of ours has.
+SUMS: Mapping[str, tuple[str, ...]] = {
+    "ratio/clipped": ("ratio/clipped_high", "ratio/clipped_low", "ratio/clipped_dual"),
+}
+
+#: Ours that stand for another where that one is missing: the same quantity, over fewer tokens.
+STAND_INS: Mapping[str, str] = {"sampler/gap": "sampler/gap_live"}
+
+#: Foreign pairs of a largest and a smallest reward of a step. Where they are equal no group has a gradient.
+EXTREMES = (("critic/score/max", "critic/score/min"),)
+#: Foreign standard deviations of all rewards of a step; 0 says the same.
+SPREADS = ("reward_std",)
+
+#: What trackers put before a name.
+_PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
+
+
+def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
+    """One row of a log under our names: each with the name that it had there, and our value.
+
+    Args:
+        row: values by the names of the log, NaN and Inf among them.
+    """
+    bare = {_PREFIX.sub("", name): (name, value) for name, value in row.items()}
+    found: dict[str, tuple[str, float]] = {}
+    for ours, foreign in ALIASES.items():
+        for name, turn in {ours: _same, **foreign}.items():
+            if name in bare:
+                found[ours] = bare[name][0], turn(bare[name][1])
+                break
+    for ours, parts in SUMS.items():
+        there = [part for part in parts if part in bare]
+        if ours not in found and there:
+            found[ours] = " + ".join(bare[part][0] for part in there), sum(bare[part][1] for part in there)
+    for ours, other in STAND_INS.items():
+        if ours not in found and other in bare:
+            found[ours] = bare[other]
+    if "reward/zero_std_groups" not in found:
+        found |= _no_spread(bare)
+    for name in ("gradient/largest_norm", "optimizer_steps/refused"):
+        if name in bare:
+            found[name] = bare[name]
+    return found
+
+
+def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
+    """Whether all rewards of the step are equal, and so those of each group: 1 or 0, a lower bound of the share."""
+    for high, low in EXTREMES:
+        if high in bare and low in bare:
+            equal = bare[high][1] == bare[low][1]
+            return {"reward/zero_std_groups": (f"{bare[high][0]} = {bare[low][0]}", float(equal))}
+    for name in SPREADS:
+        if name in bare:
+            return {"reward/zero_std_groups": (f"{bare[name][0]} = 0", float(bare[name][1] == 0))}
+    return {}
+
+
+def known(names: Iterable[str]) -> bool:
+    """Whether a log with such names has a metric to look at."""
+    return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - {"lr"})

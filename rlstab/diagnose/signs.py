@@ -1,0 +1,246 @@
+"""Signs that something is wrong in a run, each with the step at which it begins.
+
+Most are the detectors of the report (:mod:`rlstab.report.collapse`), on the same bins of ten steps. Those here beside
+them read what a report does not judge: the sampler, the trust region, answers that are cut off from the beginning. The
+thresholds are choices, made on runs of development seeds; docs/how-to/diagnose.md says how often they are right on
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlstab.diagnose.run_log import RunLog
+from rlstab.report import collapse
+from rlstab.report.bins import EMPTY, binned
+from rlstab.report.model import WIDTH
+
+#: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
+#: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
+#: to the countdown policy, less a margin.
+MISMATCH = {"sampler/gap": 0.02, "mismatch/k3": 0.002, "sampler/probability_gap": 0.01}
+#: They drift apart later: above so many times that threshold ...
+DRIFT = 3.0
+#: ... and so many times the first value.
+DRIFT_GROWTH = 3.0
+#: More of the tokens than this share beyond the trust region, and so without a gradient.
+CLIPPED = 0.1
+#: More of the answers than this share cut off in the first line of the log.
+CUT_OFF = 0.25
+#: Steps over which the beginning of a sign is averaged.
+SPAN = 5
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What one detector says of one run.
+
+    Attributes:
+        name: a key of :data:`SIGNS`.
+        fired: whether it is there; None where the log does not say.
+        step: at which it begins; None if it is not there.
+        text: the values in words, or why nothing can be said.
+        share: what is left, where something falls: of the reward, of the answers that end.
+    """
+
+    name: str
+    fired: bool | None
+    step: int | None
+    text: str
+    share: float | None = None
+
+
+def signs(log: RunLog) -> list[Sign]:
+    """What every detector says of a run, in the order of :data:`SIGNS`."""
+    found = [detector(log) for detector in SIGNS.values()]
+    # the report speaks of rollouts
+    return [replace(one, text=one.text.replace("rollout", log.unit)) for one in found]
+
+
+def reward_fall(log: RunLog) -> Sign:
+    """The report's detector; it begins where five steps are below the share of the peak that is kept.
+
+    A share needs a bottom. Rewards below 0 are counted from -1, the lowest that a scorer of right and wrong gives, and
+    those below that from the lowest ten steps.
+    """
+    _, values = binned(log.record(), "reward/mean")
+    lowest = float(values.min()) if len(values) else 0.0
+    if lowest < 0:
+        steps, rewards = log.curves["reward/mean"]
+        bottom = min(lowest, -1.0)
+        found = reward_fall(replace(log, curves={**log.curves, "reward/mean": (steps, (rewards - bottom).clip(0))}))
+        return replace(found, text=f"{found.text}, counted from {bottom:.3g}")
+    peak = float(values.max()) if len(values) else 0.0
+    return _of_report(log, "reward_fall", "reward/mean", lambda mean: mean < collapse.REWARD_KEPT * peak)
+
+
+def entropy_floor(log: RunLog) -> Sign:
+    """The report's detector."""
+    least = max(collapse.ENTROPY_FLOOR * _first_bin(log, "tokens/entropy"), collapse.ENTROPY_LEAST)
+    return _of_report(log, "entropy_floor", "tokens/entropy", lambda mean: mean < least)
+
+
+def entropy_blow_up(log: RunLog) -> Sign:
+    """The report's detector."""
+    most = collapse.ENTROPY_CEILING * max(_first_bin(log, "tokens/entropy"), collapse.ENTROPY_LEAST)
+    return _of_report(log, "entropy_blow_up", "tokens/entropy", lambda mean: mean > most)
+
+
+def gradient_spikes(log: RunLog) -> Sign:
+    """The report's detector; it begins at the first norm that is so many times the median of those before it."""
+    found = collapse.gradient_spikes(log.record())
+    if not found.fired or found.rollout is None:
+        return Sign("gradient_spikes", found.fired, None, found.text)
+    steps, norms = log.curves.get("gradient/largest_norm", log.curves.get("gradient/norm", EMPTY))
+    for place in np.flatnonzero((steps > found.rollout - WIDTH) & (steps <= found.rollout)):
+        if norms[place] > collapse.SPIKE * np.median(norms[: place + 1]):
+            return Sign("gradient_spikes", True, int(steps[place]), found.text)
+    return Sign("gradient_spikes", True, found.rollout, found.text)
+
+
+def zero_std_groups(log: RunLog) -> Sign:
+    """The report's detector."""
+    return _of_report(log, "zero_std_groups", "reward/zero_std_groups", lambda mean: mean > collapse.ZERO_STD)
+
+
+def truncation(log: RunLog) -> Sign:
+    """Fewer answers end than at first, as the report says, or too many are cut off from the first step on."""
+    steps, values = log.curves.get("response/ended", EMPTY)
+    if len(values) and 1 - values[0] > CUT_OFF:
+        text = f"{1 - values[0]:.2f} of the answers are cut off in the first line of the log"
+        return Sign("truncation", True, int(steps[0]), text, 1.0)
+    start = _first_bin(log, "response/ended")
+    end = min(collapse.ENDED, start - collapse.ENDED_DROP)
+    found = _of_report(log, "truncation", "response/ended", lambda mean: mean <= end)
+    return found if found.share is None or not start else replace(found, share=found.share / start)
+
+
+def refused_steps(log: RunLog) -> Sign:
+    """The report's detector: of other trainers, a gradient norm that is NaN or infinite."""
+    if "optimizer_steps/refused" not in log.curves and "gradient/norm" not in log.curves:
+        return Sign("refused_steps", None, None, "gradient/norm is missing")
+    found = collapse.refused_steps(log.record())
+    steps, counts = log.curves.get("optimizer_steps/refused", EMPTY)
+    first = int(steps[(counts > 0).argmax()]) if found.fired else None
+    return Sign("refused_steps", found.fired, first, f"NaN or Inf in {found.text}")
+
+
+def sampler_mismatch(log: RunLog) -> Sign:
+    """Sampler and trainer differ in the first line of the log, when their weights are the same."""
+    metric = _gap(log)
+    if metric is None:
+        return Sign("sampler_mismatch", None, None, f"{', '.join(MISMATCH)} are missing")
+    steps, values = log.curves[metric]
+    first, most = float(values[0]), MISMATCH[metric]
+    text = f"{metric} is {first:.3g} in the first line of the log, {most:g} would be much"
+    if steps[0] > 1:
+        text += f"; that is step {steps[0]}, where a sampler may also be behind"
+    return Sign("sampler_mismatch", first > most, int(steps[0]) if first > most else None, text)
+
+
+def sampler_drift(log: RunLog) -> Sign:
+    """Sampler and trainer drift apart: from a small difference at the start to a large one."""
+    metric = _gap(log)
+    if metric is None:
+        return Sign("sampler_drift", None, None, f"{', '.join(MISMATCH)} are missing")
+    _, values = log.curves[metric]
+    most = max(DRIFT * MISMATCH[metric], DRIFT_GROWTH * float(values[0]))
+    ends, bins = binned(log.record(), metric)
+    high = bins > most
+    if not high.any():
+        return Sign("sampler_drift", False, None, f"{metric} is at most {bins.max():.3g} in ten steps")
+    step = _begins(log, metric, int(ends[high.argmax()]), lambda mean: mean > most)
+    return Sign("sampler_drift", True, step, f"{metric} rises from {values[0]:.3g} to {bins.max():.3g}")
+
+
+def clipped(log: RunLog) -> Sign:
+    """Many tokens beyond the trust region: their gradient is cut off."""
+    ends, bins = binned(log.record(), "ratio/clipped")
+    if not len(bins):
+        return Sign("clipped", None, None, "ratio/clipped is missing")
+    high = bins > CLIPPED
+    text = f"at most {bins.max():.3g} of the tokens in ten steps"
+    if not high.any():
+        return Sign("clipped", False, None, text)
+    return Sign("clipped", True, _begins(log, "ratio/clipped", int(ends[high.argmax()]), lambda m: m > CLIPPED), text)
+
+
+#: By name, in the order in which a reader looks at them.
+SIGNS: dict[str, Callable[[RunLog], Sign]] = {
+    "sampler_mismatch": sampler_mismatch,
+    "sampler_drift": sampler_drift,
+    "clipped": clipped,
+    "truncation": truncation,
+    "zero_std_groups": zero_std_groups,
+    "entropy_floor": entropy_floor,
+    "entropy_blow_up": entropy_blow_up,
+    "gradient_spikes": gradient_spikes,
+    "refused_steps": refused_steps,
+    "reward_fall": reward_fall,
+}
+
+#: What each is called, and the metrics of ours of which it needs one.
+TITLES: dict[str, str] = {
+    **{name: collapse.TITLES[name] for name in SIGNS if name in collapse.TITLES},
+    "refused_steps": "NaN or Inf",
+    "sampler_mismatch": "sampler and trainer differ from the start",
+    "sampler_drift": "sampler and trainer drift apart",
+    "clipped": "tokens beyond the trust region",
+}
+READS: dict[str, tuple[str, ...]] = {
+    "sampler_mismatch": tuple(MISMATCH),
+    "sampler_drift": tuple(MISMATCH),
+    "clipped": ("ratio/clipped",),
+    "truncation": ("response/ended",),
+    "zero_std_groups": ("reward/zero_std_groups",),
+    "entropy_floor": ("tokens/entropy",),
+    "entropy_blow_up": ("tokens/entropy",),
+    "gradient_spikes": ("gradient/norm",),
+    "refused_steps": ("gradient/norm",),
+    "reward_fall": ("reward/mean",),
+}
+DEFINITIONS: dict[str, str] = {
+    **{name: collapse.DEFINITIONS[name] for name in SIGNS if name in collapse.DEFINITIONS},
+    "refused_steps": "a gradient norm that is NaN or infinite, or an optimizer step refused for it",
+    "truncation": (f"{collapse.DEFINITIONS['truncation']}; or more than {CUT_OFF} of them cut off in the first line"),
+    "sampler_mismatch": "in the first line of the log, "
+    + ", or ".join(f"`{name}` above {most:g}" for name, most in MISMATCH.items()),
+    "sampler_drift": (
+        f"the same metric, over ten steps, above {DRIFT:g} x that threshold and {DRIFT_GROWTH:g} x its first value"
+    ),
+    "clipped": f"more than {CLIPPED} of the tokens clipped, over ten steps",
+}
+
+
+def _gap(log: RunLog) -> str | None:
+    return next((name for name in MISMATCH if name in log.curves), None)
+
+
+def _first_bin(log: RunLog, metric: str) -> float:
+    _, values = binned(log.record(), metric)
+    return float(values[0]) if len(values) else 0.0
+
+
+def _of_report(log: RunLog, name: str, metric: str, beyond: Callable[[float], bool]) -> Sign:
+    """A detector of the report, with the step at which ``beyond`` begins to hold."""
+    # a sampler that is ahead logs its rewards early: the end of a metric is not that of the run
+    read = {one: log.curves[one] for one in (metric, "reward/mean") if one in log.curves}
+    found = collapse.DETECTORS[name](replace(log, curves=read).record())
+    step = None if found.rollout is None else _begins(log, metric, found.rollout, beyond)
+    return Sign(name, found.fired, step if found.fired else None, found.text, found.value)
+
+
+def _begins(log: RunLog, metric: str, end: int, beyond: Callable[[float], bool]) -> int:
+    """The first step, in the bin that ends at ``end`` or the one before, that is beyond and five of which are."""
+    steps, values = log.curves[metric]
+    width = max(WIDTH, log.bin_width)
+    for step in steps[(steps > end - 2 * width) & (steps <= end)].tolist():
+        ahead = values[(steps >= step) & (steps < step + SPAN)]
+        if beyond(float(ahead[0])) and beyond(float(ahead.mean())):
+            return int(step)
+    inside: NDArray[np.int64] = steps[steps > end - width]
+    return int(inside[0])

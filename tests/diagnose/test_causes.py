@@ -1,0 +1,131 @@
+"""Runs that were broken on purpose, in our format and in others: what came first is named, at its step."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from rlstab.diagnose.causes import CAUSES, TOGETHER, first_of
+from rlstab.diagnose.diagnosis import UNSEEN, Diagnosis, diagnose_paths
+from rlstab.diagnose.remedies import remedies
+from rlstab.diagnose.signs import DEFINITIONS, READS, SIGNS, TITLES, Sign
+from tests.diagnose.formats import BROKEN, DATA, HEALTHY, rows, trainer_state, verl_lines, wandb_history
+
+#: The rollout in which each of them began to go wrong, and how late it may be named. Read off the metrics.
+BEGINS = {
+    "learning_rate": (2, 10),
+    "staleness": (2, 4),
+    "mismatch": (1, 1),
+    "entropy_collapse": (8, 25),
+    "dead_groups": (1, 1),
+    "truncation": (6, 14),
+}
+
+
+def one(path: Path) -> Diagnosis:
+    (found,) = diagnose_paths([path])
+    return found
+
+
+def written(name: str, form: str, folder: Path) -> Path:
+    """One of the runs in a file of another trainer."""
+    if form == "rlstab":
+        return DATA / f"{name}.jsonl"
+    ends = {"TRL": "trainer_state.json", "verl": "run.jsonl", "wandb": "history.csv"}
+    texts = {"TRL": trainer_state, "verl": verl_lines, "wandb": wandb_history}
+    path = folder / ends[form]
+    path.write_text(texts[form](rows(name)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("name", "form"), [*itertools.product(BROKEN, ("rlstab", "TRL", "wandb"))])
+def test_the_first_cause_of_a_run_that_was_broken(name: str, form: str, tmp_path: Path) -> None:
+    found = one(written(name, form, tmp_path))
+    assert found.first is not None
+    assert found.first.cause == name
+    earliest, latest = BEGINS[name]
+    assert earliest <= (found.first.sign.step or 0) <= latest
+    assert found.log.writer == form
+    assert found.told() == f"first, at {found.log.unit} {found.first.sign.step}: {remedies()[name].title}"
+
+
+@pytest.mark.parametrize(("name", "form"), [*itertools.product(HEALTHY, ("rlstab", "TRL", "verl", "wandb"))])
+def test_nothing_is_found_in_a_healthy_run(name: str, form: str, tmp_path: Path) -> None:
+    found = one(written(name, form, tmp_path))
+    assert found.first is None
+    assert found.told() == "nothing found"
+    # other trainers log nothing of a sampler that is the policy itself
+    unseen = set() if form == "rlstab" else {"sampler_mismatch", "sampler_drift"}
+    assert {sign.sign for sign in found.unseen} == unseen
+    assert {sign.name for sign in found.looked_at} == SIGNS.keys() - unseen
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "entropy_collapse", "dead_groups", "truncation"])
+def test_the_causes_that_verl_logs(name: str, tmp_path: Path) -> None:
+    found = one(written(name, "verl", tmp_path))
+    assert found.first is not None
+    assert found.first.cause == name
+
+
+def test_a_cause_that_the_log_does_not_show_is_said_to_be_unseen(tmp_path: Path) -> None:
+    """Stale samples in a log without a word on the sampler: what followed is found, later, and why cannot be judged."""
+    found = one(written("staleness", "verl", tmp_path))
+    assert found.first is not None
+    assert found.first.cause in ("learning_rate", "entropy_blow_up")
+    told = one(DATA / "staleness.jsonl").first
+    assert told is not None
+    assert (found.first.sign.step or 0) > (told.sign.step or 0)
+    assert {sign.sign: sign.why for sign in found.unseen}["sampler_drift"] == (
+        "no sampler/gap or mismatch/k3 or sampler/probability_gap"
+    )
+
+
+def test_what_follows_is_listed_after_it() -> None:
+    found = one(DATA / "truncation.jsonl")
+    assert found.first is not None
+    steps = [found.first.sign.step, *(sign.step for sign in found.first.later)]
+    assert [sign.name for sign in found.first.later] == ["entropy_blow_up", "zero_std_groups"]
+    assert steps[1:] == sorted(steps[1:])
+    assert steps[0] == min(steps)
+
+
+def sign(name: str, step: int | None, share: float | None = None) -> Sign:
+    return Sign(name, step is not None, step, "", share)
+
+
+def cause(*found: Sign, interval: int = 1) -> str | None:
+    first = first_of(found, interval)
+    return None if first is None else first.cause
+
+
+def test_the_earliest_sign_counts() -> None:
+    assert cause(sign("reward_fall", 60), sign("entropy_floor", 30), sign("truncation", None)) == "entropy_collapse"
+    assert cause(sign("reward_fall", 20), sign("entropy_floor", 30)) == "learning_rate"
+    assert cause(sign("reward_fall", None)) is None
+
+
+def test_of_signs_that_begin_together_the_one_that_explains_the_others_counts() -> None:
+    assert cause(sign("reward_fall", 20), sign("sampler_drift", 20 + TOGETHER)) == "staleness"
+    assert cause(sign("reward_fall", 20), sign("sampler_drift", 21 + TOGETHER)) == "learning_rate"
+    # a log with a line for every 25 steps has no finer order
+    assert cause(sign("reward_fall", 25), sign("sampler_drift", 50), interval=25) == "staleness"
+
+
+def test_equal_rewards_after_a_fall_are_no_cause() -> None:
+    assert cause(sign("zero_std_groups", 12), sign("reward_fall", 15)) == "learning_rate"
+    assert cause(sign("zero_std_groups", 1), sign("reward_fall", None)) == "dead_groups"
+    assert cause(sign("zero_std_groups", 12), sign("reward_fall", 40)) == "dead_groups"
+
+
+def test_cut_off_answers_explain_a_reward_that_falls_with_them_and_no_other() -> None:
+    assert cause(sign("truncation", 30, share=0.3), sign("reward_fall", 30, share=0.4)) == "truncation"
+    assert cause(sign("truncation", 30, share=0.8), sign("reward_fall", 30, share=0.05)) == "learning_rate"
+
+
+def test_every_sign_is_described_and_every_cause_has_a_remedy() -> None:
+    for table in (CAUSES, TITLES, READS, DEFINITIONS, UNSEEN):
+        assert table.keys() == SIGNS.keys()
+    assert set(CAUSES.values()) == remedies().keys()
+    assert set(BROKEN) <= remedies().keys()

@@ -1,0 +1,280 @@
+"""Logs as others leave them: whole, damaged, hostile, of the wrong kind."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlstab.cli import main
+from rlstab.diagnose.diagnosis import diagnose, diagnose_paths
+from rlstab.diagnose.readers import read_logs
+from rlstab.diagnose.run_log import RunLog, log_of
+from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history
+from tests.report.conftest import write_run
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        code = main(["diagnose", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def one(path: Path) -> RunLog:
+    (log,) = read_logs(path)
+    return log
+
+
+def same(first: RunLog, second: RunLog, *names: str) -> None:
+    for name in names:
+        for mine, other in zip(first.curves[name], second.curves[name], strict=True):
+            np.testing.assert_allclose(mine, other)
+
+
+def test_every_writer_gives_the_same_curves(tmp_path: Path) -> None:
+    ours = one(DATA / "learning_rate.jsonl")
+    texts = {"trainer_state.json": trainer_state, "verl.jsonl": verl_lines, "history.csv": wandb_history}
+    for name, written in texts.items():
+        path = tmp_path / name
+        path.write_text(written(rows("learning_rate")), encoding="utf-8")
+        both = ("reward/mean", "tokens/entropy", "gradient/norm", "response/ended", "response/length", "ratio/clipped")
+        same(one(path), ours, *both, "lr")
+    assert one(tmp_path / "verl.jsonl").names["response/ended"] == "response_length/clip_ratio"
+    assert one(tmp_path / "history.csv").names["reward/mean"] == "train/reward"
+
+
+def test_a_run_folder_and_its_metrics_say_the_same(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    whole, lines = one(folder), one(folder / "metrics.jsonl")
+    same(whole, lines, "reward/mean", "tokens/entropy")
+    assert whole.config["optimisation"]["lr"] == 2e-4
+    assert (whole.writer, whole.unit, whole.last) == ("rlstab", "rollout", 60)
+
+
+def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> None:
+    for step in (20, 100, 60):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(trainer_state(rows("healthy")[:step]), encoding="utf-8")
+    assert one(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
+    (tmp_path / "trainer_state.json").write_text(trainer_state(rows("healthy")[:30]), encoding="utf-8")
+    assert one(tmp_path).last == 30
+
+
+def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
+    """Written by GRPOTrainer of TRL 1.16 on the chain model; a reward that pays for short answers, in 16 tokens."""
+    log = one(DATA / "trl_1_16" / "trainer_state.json")
+    assert log.last == 40
+    assert log.names == {
+        "reward/mean": "reward",
+        "reward/zero_std_groups": "frac_reward_zero_std",
+        "tokens/entropy": "entropy",
+        "gradient/norm": "grad_norm",
+        "response/ended": "completions/clipped_ratio",
+        "response/length": "completions/mean_length",
+        "ratio/clipped": "clip_ratio/region_mean",
+        "lr": "learning_rate",
+        "optimizer_steps/refused": "grad_norm",
+    }
+    found = diagnose(log)
+    assert found.first is not None
+    assert (found.first.cause, found.first.sign.step) == ("truncation", 1)
+
+
+def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
+    path = tmp_path / "chart.csv"
+    path.write_text(wandb_chart("entropy", {"a - b": rows("healthy"), "c": rows("entropy_collapse")}), encoding="utf-8")
+    logs = read_logs(path)
+    assert [log.title for log in logs] == [f"{path}: a - b", f"{path}: c"]
+    assert [diagnose(log).told() for log in logs] == ["nothing found", "first, at step 24: entropy dies"]
+    assert list(logs[0].curves) == ["tokens/entropy"]
+
+
+def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "token_exports" / "step_3"
+    folder.mkdir(parents=True)
+    line = {
+        "step": 3,
+        "token_ids": [5, 6, 7, 8],
+        "loss_mask": [False, True, True, True],
+        "advantages": [0.0, 1.0, 1.0, 1.0],
+        "entropy": [0.0, 0.1, 0.2, 0.3],
+        "importance_ratio": [1.0, math.e, 1.0, 1.0],
+        "is_masked": [False, True, False, False],
+    }
+    (folder / "rank_0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    values = {name: values.tolist() for name, (_, values) in one(tmp_path).curves.items()}
+    assert values["tokens/entropy"] == [pytest.approx(0.2)]
+    assert values["ratio/clipped"] == [pytest.approx(1 / 3)]
+    assert values["sampler/gap"] == [pytest.approx(1 / 3)]
+    assert values["mismatch/k3"] == [pytest.approx((math.e - 2) / 3)]
+    assert values["response/length"] == [3.0]
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command) -> None:
+    lines = verl_lines(rows("entropy_collapse")).splitlines()
+    lines[3:3] = ['{"step": 4, "da', "[1, 2]", '{"data": {"reward": 1}}', "9" * 5000, "[" * 100_000]
+    path = tmp_path / "verl.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    code, out, err = command(path)
+    assert (code, err) == (0, "")
+    assert "entropy dies" in out
+    assert "left out 5 damaged lines: 4-8" in out
+    history = json.loads(trainer_state(rows("entropy_collapse")))
+    history["log_history"][3:3] = ["x", {"reward": 1.0}]
+    (tmp_path / "state.json").write_text(json.dumps(history), encoding="utf-8")
+    assert one(tmp_path / "state.json").remarks == ("log_history: left out 2 records without a step",)
+    table = wandb_history(rows("healthy")).splitlines()
+    table[2:2] = ["x,y", ",", '"a']
+    (tmp_path / "t.csv").write_text("\n".join(table), encoding="utf-8")
+    assert one(tmp_path / "t.csv").remarks
+
+
+def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
+    history = json.loads(trainer_state(rows("healthy")))
+    history["log_history"][31]["grad_norm"] = math.nan
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps(history), encoding="utf-8")  # NaN as Python and transformers write it
+    found = diagnose(one(path))
+    assert found.first is not None
+    assert (found.first.sign.name, found.first.sign.step) == ("refused_steps", 32)
+    lines = [json.loads(line) for line in verl_lines(rows("healthy")).splitlines()]
+    lines[31]["data"]["actor/grad_norm"] = None  # NaN as verl's file logger writes it
+    (tmp_path / "verl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (verl,) = diagnose_paths([tmp_path / "verl.jsonl"])
+    assert verl.first is not None
+    assert verl.first.sign.step == 32
+
+
+def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
+    def told(rewards: list[float]) -> str:
+        return diagnose(
+            log_of({step: {"reward": one} for step, one in enumerate(rewards, 1)}, title="", writer="")
+        ).told()
+
+    noise = np.random.default_rng(0).normal(size=100) * 0.02
+    falls = np.concatenate([np.linspace(-0.6, 0.2, 60), np.linspace(0.2, -0.9, 40)])
+    assert told((falls + noise).tolist()).endswith("the updates are too large")
+    assert told((np.linspace(-0.9, -0.2, 100) + noise).tolist()) == "nothing found"
+    assert told((np.linspace(-16, -2, 100) + noise).tolist()) == "nothing found"
+
+
+def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
+    found = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
+    assert found.first is None
+    reasons = {sign.sign: sign.why for sign in found.unseen}
+    assert reasons["reward_fall"] == "too short: 1 tens of steps, and it takes 3"
+    assert reasons["entropy_floor"] == "no tokens/entropy"
+    assert found.told() == "nothing found, because nothing could be looked at"
+
+
+def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command) -> None:
+    chart = wandb_chart("reward", {"\x1b[2J[red]a\u202e": rows("healthy")})
+    path = tmp_path / "chart.csv"
+    path.write_text(chart, encoding="utf-8")
+    code, out, _ = command(path)
+    assert code == 0
+    assert "␛[2J[red]a⟨U+202E⟩" in out
+    assert "\x1b" not in out
+    _, out, _ = command("--json", path)
+    assert out.isascii()
+    assert json.loads(out)[0]["run"].endswith("\x1b[2J[red]a\u202e")
+
+
+ERRORS: dict[str, tuple[str, str]] = {
+    "nothing.jsonl": ("", "no line in it has a step and a metric"),
+    "other.jsonl": ('{"step": 1, "accuracy": 0.5}\n', "no line in it has a step and a metric"),
+    "cut.json": ('{"log_history": [', "is not JSON"),
+    "other.json": ('{"a": 1}', "has no log_history"),
+    "sft.json": ('{"log_history": [{"loss": 1.0, "step": 1}]}', "no metric that is known here"),
+    "steps.csv": ("reward,entropy\n1,2\n", "no column of steps"),
+    "metric.csv": ("Step,loss\n1,2\n", "no column of a metric"),
+    "empty.csv": ("", "no column of steps"),
+}
+
+
+@pytest.mark.parametrize("name", [*ERRORS, "missing.jsonl", "folder"])
+def test_an_error_is_one_line_that_ends_with_the_fix(name: str, tmp_path: Path, command: Command) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    elif name in ERRORS:
+        path.write_text(ERRORS[name][0], encoding="utf-8")
+    code, out, err = command(path)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith(f"ReportError: {path}: ")
+    assert ERRORS.get(name, ("", "no such file" if name == "missing.jsonl" else "no log in it"))[1] in err
+    assert re.search(r"(Give|Log|Export) [^.]+.*\.$", err.strip())
+
+
+def test_several_runs_have_a_line_each(command: Command) -> None:
+    paths = [DATA / f"{name}.jsonl" for name in ("healthy", "staleness", "mismatch", "truncation")]
+    _, out, _ = command(*paths)
+    assert [line.strip().rpartition("  ")[2].strip() for line in out.splitlines()[:4]] == [
+        "nothing found",
+        "first, at rollout 3: the samples are older than the policy",
+        "first, at rollout 1: the sampler is not the policy",
+        "first, at rollout 11: answers are cut off",
+    ]
+    assert "4 runs: " in out
+
+
+def test_json_has_everything(command: Command) -> None:
+    _, out, _ = command("--json", DATA / "entropy_collapse.jsonl", DATA / "healthy.jsonl")
+    broken, healthy = json.loads(out)
+    assert (broken["cause"], broken["step"], broken["unit"]) == ("entropy_collapse", 24, "rollout")
+    assert [one["sign"] for one in broken["signs"]] == ["entropy_floor", "zero_std_groups"]
+    assert {"stare", "top_entropy"} <= {one["method"] for one in broken["evidence"]}
+    assert (healthy["cause"], healthy["step"], healthy["signs"], healthy["evidence"]) == (None, None, [], [])
+    assert len(healthy["looked_at"]) + len(healthy["unseen"]) == 10
+
+
+def test_what_is_printed_names_settings_evidence_and_what_has_none(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_text(trainer_state(rows("entropy_collapse")), encoding="utf-8")
+    _, out, _ = command(path)
+    text = re.sub(r"\s+", " ", out)
+    assert "(TRL, 60 steps)" in text
+    assert "TRL: epsilon_high, temperature, entropy_coef" in text
+    assert "verl:" not in text
+    assert "top_entropy eval/entropy higher by 0.078 [0.053, 0.103] nats" in text
+    assert "rlstab bench examples/bench_entropy.yaml" in text
+    assert "no evidence here for: adaptive_entropy" in text
+    assert "cannot be seen: whether the sampler is the policy" in text
+    config: dict[str, Any] = {"changes": {"reward/zero_std_groups": [1.0] * 60, "reward/mean": [0.0] * 60}}
+    _, out, _ = command(write_run(tmp_path / "run", **config))
+    assert "rlstab: task.answer_pattern, rollout.group (here 8), rollout.temperature" in out
+
+
+def test_the_output_in_the_documents_is_that_of_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "how-to" / "diagnose.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"```\n\$ rlstab diagnose (\S+)\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(root)
+    _, out, _ = command(told[0])
+    assert [line.rstrip() for line in out.rstrip().splitlines()] == told[1].splitlines()
+
+
+def test_the_names_of_trl_are_those_of_its_source() -> None:
+    source = pytest.importorskip("importlib.util").find_spec("trl")
+    if source is None or source.origin is None:
+        pytest.skip("TRL is not installed here")
+    text = (Path(source.origin).parent / "trainer" / "grpo_trainer.py").read_text(encoding="utf-8")
+    of_transformers = {"grad_norm", "learning_rate"}
+    assert [name for name in TRL if f'"{name}"' not in text and name not in of_transformers] == []
