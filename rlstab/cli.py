@@ -64,38 +64,44 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="train a policy as a YAML file says")
+    train = commands.add_parser("train", help="train a policy, as described in a YAML file")
     _takes_file(train, "run file", "run")
     train.add_argument(
-        "--resume", action="store_true", help="continue from the newest whole checkpoint of tracking.out"
+        "--resume", action="store_true", help="continue from the newest intact checkpoint in tracking.out"
     )
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
     train.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="how long to wait for a process that has gone silent (1800)"
+        "--timeout", type=float, metavar="SECONDS", help="how long to wait for a process that does not respond (1800)"
     )
     train.set_defaults(command=_train)
 
     init = commands.add_parser("init", help="write a run file to start from, with a comment on every setting")
     _completed(
-        init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; without one they are listed"),
+        init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them"),
         _recipes,
     )
-    init.add_argument("--out", metavar="FILE", help="file to write (RECIPE.yaml); one that exists is left alone")
+    init.add_argument(
+        "--out", metavar="FILE", help="file to write (RECIPE.yaml); an existing file is never overwritten"
+    )
     init.set_defaults(command=_init)
 
     check = commands.add_parser("check", help="say what each method of a YAML file does, needs and costs")
-    _takes_file(check, "run file, or a file with an objective alone", "run", "objective")
+    _takes_file(check, "run file, or a file with only an objective", "run", "objective")
     check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
-    check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
-    check.add_argument("--memory", metavar="SIZE", help="what fits in so much memory of each process, such as 24GB")
-    check.add_argument("--processes", type=int, default=1, metavar="N", help="for how many processes (1)")
+    check.add_argument(
+        "--host", metavar="NAME", help="show what the adapter of another trainer makes of it, such as trl"
+    )
+    check.add_argument("--memory", metavar="SIZE", help="show what fits in this much memory per process, such as 24GB")
+    check.add_argument("--processes", type=int, default=1, metavar="N", help="number of processes (1)")
     check.set_defaults(command=_check)
 
     doctor = commands.add_parser("doctor", help="say which other trainers are installed, and whether the adapters work")
     doctor.set_defaults(command=_doctor)
 
-    explain = commands.add_parser("explain", help="say in words what an objective does, costs, equals and cannot do")
+    explain = commands.add_parser(
+        "explain", help="explain in words what an objective does and costs, and which recipe it is"
+    )
     source = _takes_file(explain, "run, objective or bench file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
@@ -157,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         "folder), the file logger of verl (.jsonl), CSV exports of wandb, and token exports of prime-rl.",
     )
     diagnose.add_argument("runs", nargs="+", metavar="RUN", help="folder or file of a log; several are allowed")
-    diagnose.add_argument("--json", action="store_true", help="a list for machines, an entry for each run")
+    diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
     diagnose.set_defaults(command=_diagnose)
 
     runs = commands.add_parser("runs", help="list runs: what ran, how far it got, its best value")
@@ -169,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=_list)
 
     cards = commands.add_parser(
-        "cards", help="write a page of each method and stage, pictures, a gallery, a map, indexes"
+        "cards", help="write a page for each method and stage, pictures, a gallery, a map, indexes"
     )
     cards.add_argument("--out", default="docs/methods", help="folder of the methods (docs/methods)")
     cards.add_argument("--stages", help="folder of the stages (stages, beside the folder of the methods)")
@@ -182,7 +188,9 @@ def _takes_file(parser: argparse.ArgumentParser, what: str, *kinds: Kind) -> arg
     """A command that takes a file, or an example that ships by its name."""
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("file", nargs="?", help=what)
-    named = group.add_argument("--example", metavar="NAME", help="a file that ships instead; `rlstab list` names them")
+    named = group.add_argument(
+        "--example", metavar="NAME", help="an example from the package instead; `rlstab list` lists them"
+    )
     _completed(named, lambda: _examples(kinds))
     parser.set_defaults(kinds=kinds)
     return group

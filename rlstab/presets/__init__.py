@@ -22,7 +22,7 @@ __all__ = ["PRESETS", "Preset", "preset"]
 _RECOMMENDED = Preset(
     compose(ClipHigher(low=0.2, high=0.28, dual_clip=10.0), within(S2TMask(), STARE(variant="O1")), TokenMean()),
     "grpo",
-    "Our stack: JustRL, spurious tokens dropped, and STARE's boost among the tokens that are left.",
+    "Our stack: JustRL, spurious tokens dropped, and STARE's boost among the remaining tokens.",
     {
         **clip("arXiv 2503.14476: 0.2", "arXiv 2503.14476: 0.28", JUSTRL_DUAL),
         **S2T_SOURCES,

@@ -21,7 +21,7 @@ GRPO_FAMILY: Mapping[str, Preset] = {
     "grpo": Preset(
         compose(ClipHigher(low=0.2, high=0.2), SequenceMean(), KLPenalty(coefficient=0.04, cap=None)),
         "grpo",
-        "GRPO as first published: symmetric clip, mean per response, KL to the start.",
+        "GRPO as first published: symmetric clip, mean per response, KL to the initial policy.",
         {
             **clip(*["arXiv 2402.03300 gives no value; 0.2 is PPO's and TRL's"] * 2),
             "kl.coefficient": "arXiv 2402.03300 section 4.2: 0.04",
@@ -38,7 +38,7 @@ GRPO_FAMILY: Mapping[str, Preset] = {
     "dr_grpo": Preset(
         compose(ClipHigher(low=0.2, high=0.2), ConstantLength(length=3000)),
         "dr_grpo",
-        "Dr. GRPO: neither standard deviation nor response length divides anything.",
+        "Dr. GRPO: no division by the standard deviation or by the response length.",
         {
             **clip(*["sail-sg/understand-r1-zero: 0.2"] * 2),
             "constant_length.length": "sail-sg/understand-r1-zero: generate_max_length 3000; set it to yours",
@@ -56,7 +56,7 @@ GRPO_FAMILY: Mapping[str, Preset] = {
     "justrl": Preset(
         compose(ClipHigher(low=0.2, high=0.28, dual_clip=10.0), TokenMean()),
         "grpo",
-        "JustRL: clip-higher and nothing else; what STAPO builds on.",
+        "JustRL: clip-higher and nothing else; STAPO builds on it.",
         clip("arXiv 2512.16649: 0.2", "arXiv 2512.16649: 0.28", JUSTRL_DUAL),
     ),
 }

@@ -49,7 +49,7 @@ OFF_POLICY: Mapping[str, Preset] = {
             TokenMean(),
         ),
         "grpo",
-        "VESPO: a response pulls by a smooth kernel of its whole importance weight.",
+        "VESPO: a smooth kernel of the importance weight of the whole response replaces the ratio.",
         {
             "vespo.positive_power": f"{_VESPO}: 2.0",
             "vespo.positive_decay": f"{_VESPO}: 3.0",
@@ -61,7 +61,7 @@ OFF_POLICY: Mapping[str, Preset] = {
     "dppo": Preset(
         compose(DPPO(divergence="tv", high=0.15, low=0.15, cap=10000.0, anchor="rollout"), ConstantLength(length=8192)),
         "dr_grpo",
-        "DPPO, binary TV: a token stops once it has moved too much probability.",
+        "DPPO, binary TV: a token is stopped once it has moved too much probability.",
         {
             "dppo.divergence": f"{_DPPO}: dppo_tv",
             "dppo.high": f"{_DPPO}: 0.15",
@@ -77,7 +77,7 @@ OFF_POLICY: Mapping[str, Preset] = {
             ConstantLength(length=16384),
         ),
         "dr_grpo",
-        "CPPO, dense models: DPPO's bound, less what the prefix has moved; old_logprobs: rollout.",
+        "CPPO, dense models: DPPO's bound, minus what the prefix has moved; set old_logprobs: rollout.",
         {
             "cppo.delta": "Tencent-Hunyuan/UniRL CPPO/README.md, dense models, from arXiv 2606.10968 table 3: 0.15",
             "cppo.min_weight": f"{_CPPO}: 0.8",
@@ -90,7 +90,7 @@ OFF_POLICY: Mapping[str, Preset] = {
     "drpo": Preset(
         compose(DRPO(delta=12.5, anchor="rollout"), ConstantLength(length=8192)),
         "dr_grpo",
-        "DRPO: the pull fades with the probability that has moved; old_logprobs: rollout.",
+        "DRPO: the gradient fades with the probability that has moved; set old_logprobs: rollout.",
         {
             "drpo.delta": f"{_DRPO}: 12.5",
             "drpo.anchor": "Tencent-Hunyuan/UniRL DRPO/README.md: the log-probs of the rollout",
@@ -100,7 +100,7 @@ OFF_POLICY: Mapping[str, Preset] = {
     "m2po": Preset(
         compose(M2PO(budget=0.04), TokenMean()),
         "grpo",
-        "M2PO: drop the tokens that moved furthest the way they were told; set refresh: step.",
+        "M2PO: drop the tokens that moved furthest in the direction of their advantage; set refresh: step.",
         {"m2po.budget": "Infini-AI-Lab/M2PO train-scripts/m2po-qwen-math-7b-s256.sh: 0.04"},
     ),
     "tis": Preset(
@@ -110,7 +110,7 @@ OFF_POLICY: Mapping[str, Preset] = {
             TokenMean(),
         ),
         "grpo",
-        "Truncated importance sampling on DAPO: what the sampler rounds otherwise is weighed back.",
+        "Truncated importance sampling on DAPO: weights correct the mismatch with the sampler.",
         {
             **script(_TIS, "0.2", "0.28", "10.0"),
             **_correction(level=f"{_TIS}: tis_imp_ratio_cap, of each token", max_weight=f"{_TIS}: 2.0"),
@@ -123,7 +123,7 @@ OFF_POLICY: Mapping[str, Preset] = {
             SequenceMean(),
         ),
         "grpo",
-        "IcePop: tokens on which sampler and trainer disagree are dropped; its KL left out.",
+        "IcePop: tokens on which sampler and trainer disagree are dropped; its KL is left out.",
         {
             **clip(*[_NO_ICEPOP_CLIP] * 2),
             **_correction(
@@ -138,7 +138,7 @@ OFF_POLICY: Mapping[str, Preset] = {
             SequenceMean(),
         ),
         "opob",
-        "VCPO: responses weighed, steps scaled by sample size, and the baseline of least variance.",
+        "VCPO: importance weights per response, steps scaled by sample size, minimum-variance baseline.",
         VCPO_SOURCES,
     ),
 }

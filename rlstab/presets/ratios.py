@@ -43,7 +43,7 @@ RATIOS: Mapping[str, Preset] = {
     "gmpo": Preset(
         compose(GMPO(low=0.4, high=0.4), SequenceMean()),
         "grpo",
-        "GMPO: the geometric mean of the ratios of a response, each clipped first.",
+        "GMPO: the geometric mean of the ratios of a response, each of which is clipped first.",
         {"gmpo.low": f"{_GMPO}: 0.4", "gmpo.high": f"{_GMPO}: 0.4"},
     ),
     "holder_mean": Preset(
@@ -60,7 +60,7 @@ RATIOS: Mapping[str, Preset] = {
     "sapo": Preset(
         compose(SAPO(positive=1.0, negative=1.05), SequenceMean()),
         "grpo",
-        "SAPO: a smooth gate on the ratio in the place of a clip.",
+        "SAPO: a smooth gate on the ratio instead of a clip.",
         {"sapo.positive": "arXiv 2511.20347: 1.0", "sapo.negative": "arXiv 2511.20347: 1.05"},
     ),
     "maspo": Preset(
@@ -93,7 +93,7 @@ RATIOS: Mapping[str, Preset] = {
     "ce_gppo": Preset(
         compose(CEGPPO(low=0.2, high=0.2, pull_low=0.75, pull_high=1.0, dual_clip=10.0), TokenMean()),
         "grpo",
-        "CE-GPPO, 7B: beyond the clip a token keeps a bounded pull instead of none.",
+        "CE-GPPO, 7B: beyond the clip a token keeps a bounded gradient instead of none.",
         {
             "ce_gppo.low": f"{_CE_GPPO}: 0.2",
             "ce_gppo.high": f"{_CE_GPPO}: 0.2",
@@ -105,7 +105,7 @@ RATIOS: Mapping[str, Preset] = {
     "aspo": Preset(
         compose(ASPO(room=0.2, room_high_entropy=0.4, share=0.2, cap=3.0), TokenMean()),
         "grpo",
-        "ASPO: rewarded tokens weigh by the inverse ratio; the KL of its scripts (0.001) left out.",
+        "ASPO: rewarded tokens are weighted by the inverse ratio; the KL of its scripts (0.001) is left out.",
         {
             "aspo.room": f"{_ASPO}: 0.2",
             "aspo.room_high_entropy": f"{_ASPO}: 0.4",

@@ -38,7 +38,7 @@ STACKS: Mapping[str, Preset] = {
     "stack": Preset(
         compose(ClipHigher(low=0.2, high=0.28), S2TMask(), StreamWeight(), TokenMean()),
         "grpo",
-        "One method a place: Goldilocks' prompts, DEEP-GRPO's branches, clip-higher, S2T's mask.",
+        "One method at each point: Goldilocks' prompts, DEEP-GRPO's branches, clip-higher, S2T's mask.",
         _SOURCES,
         stages=(Goldilocks(pool=256), DeepGRPO()),
     ),

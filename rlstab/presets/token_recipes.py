@@ -85,7 +85,7 @@ TOKENS: Mapping[str, Preset] = {
             TokenMean(),
         ),
         "grpo",
-        "Clip-Cov: no gradient on a few tokens whose log-prob and advantage vary together.",
+        "Clip-Cov: no gradient on a few tokens whose log-prob and advantage covary.",
         {
             **script(_CLIP_COV, "1", "1", "passed, and not in its loss"),
             "clip_cov.share": f"{_CLIP_COV}: 0.0002",
@@ -99,7 +99,7 @@ TOKENS: Mapping[str, Preset] = {
     "kl_cov": Preset(
         compose(KLCov(share=0.002, coefficient=1.0), TokenMean()),
         "grpo",
-        "KL-Cov: no clip, and tokens of largest covariance are held to the old policy.",
+        "KL-Cov: no clip; the tokens with the largest covariance are held close to the old policy.",
         {
             "kl_cov.share": f"{_KL_COV}, in percent: 0.2",
             "kl_cov.coefficient": f"{_KL_COV}: 1",
@@ -127,7 +127,7 @@ TOKENS: Mapping[str, Preset] = {
             TokenMean(),
         ),
         "grpo",
-        "FIPO: DAPO's loss, and tokens weigh by where the policy moved on what follows them.",
+        "FIPO: DAPO's loss, with tokens weighted by how the policy moved on what follows them.",
         {
             **script(_FIPO, "0.2", "0.28", "10.0"),
             "fipo.half_life": f"{_FIPO}: 32.0",
@@ -157,7 +157,7 @@ TOKENS: Mapping[str, Preset] = {
     "wapo": Preset(
         compose(ClipHigher(low=1.0, high=9.0), WAPO(length=8192)),
         "dr_grpo",
-        "WAPO: learn from the responses above the mean of their group alone.",
+        "WAPO: learn only from responses above the mean of their group.",
         {
             **clip("none in its loss: 1.0 stops no token", f"{_WAPO}: 9.0", "none in its loss"),
             "wapo.length": f"{_WAPO}: max_seq_len 8192; set it to yours",
