@@ -100,7 +100,7 @@ def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
     path.write_text(wandb_chart("entropy", {"a - b": rows("healthy"), "c": rows("entropy_collapse")}), encoding="utf-8")
     logs = read_logs(path)
     assert [log.title for log in logs] == [f"{path}: a - b", f"{path}: c"]
-    assert [diagnose(log).told() for log in logs] == ["nothing found", "first, at step 24: entropy dies"]
+    assert [diagnose(log).told() for log in logs] == ["nothing found", "first, at step 24: entropy collapses"]
     assert list(logs[0].curves) == ["tokens/entropy"]
 
 
@@ -132,7 +132,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
     path.write_text("\n".join(lines), encoding="utf-8")
     code, out, err = command(path)
     assert (code, err) == (0, "")
-    assert "entropy dies" in out
+    assert "entropy collapses" in out
     assert "left out 5 damaged lines: 4-8" in out
     history = json.loads(trainer_state(rows("entropy_collapse")))
     history["log_history"][3:3] = ["x", {"reward": 1.0}]
