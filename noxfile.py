@@ -101,6 +101,14 @@ def trl(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11", reuse_venv=True, default=False)
+def extras(session: nox.Session) -> None:
+    """The tests of what needs packages that `dev` may lack; elsewhere they are skipped without them."""
+    session.install("-c", "constraints.txt", "torch==2.13.0", "-e", ".[dev,lora,datasets]")
+    env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_EXTRAS": "1"}
+    session.run("python", "-m", "pytest", "tests/train/test_lora.py", "tests/tasks/test_data_set.py", env=env)
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
 def verl(session: nox.Session) -> None:
     """The tests of the adapter for verl, whose pins exclude those of TRL; elsewhere they are skipped."""
     session.install("-c", "constraints-verl.txt", "torch==2.13.0", "-e", ".[testing,verl]")

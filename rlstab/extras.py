@@ -15,6 +15,22 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: What single settings need, by extra, with the packages as they are imported.
+OF_SETTINGS: Mapping[str, str] = {"lora": "peft", "datasets": "datasets"}
+
+
+def require_package(extra: str, who: str) -> None:
+    """The same for an extra of one package, which a setting needs.
+
+    Raises:
+        MissingPackage: with the command that installs it.
+    """
+    if find_spec(OF_SETTINGS[extra]) is None:
+        raise MissingPackage(
+            f'{who} needs the package {OF_SETTINGS[extra]}, which is not installed. Run: pip install "rlstab[{extra}]"'
+        )
+
+
 def missing(extra: str) -> list[str]:
     """The packages of an extra that are not installed, by the names under which they are imported."""
     return [one for one in EXTRAS[extra] if find_spec(one) is None]

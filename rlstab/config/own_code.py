@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from rlstab.config.document import Document, Place
+from rlstab.config.document import MAX_DEPTH, Document, Place
 from rlstab.core.contract import check_dataclass
 from rlstab.core.method import Method
 from rlstab.core.registry import Registry
@@ -37,9 +37,6 @@ from rlstab.paths import is_file
 Kind = TypeVar("Kind", bound=Method[Any])
 
 _OWN = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-
-#: Keys under which a text may name a class or a function.
-_KEYS = frozenset({"name", "code", "function", "objective", "stages", "reward", "outer", "inner", "method"})
 
 
 @dataclass(frozen=True)
@@ -87,12 +84,13 @@ def located(document: Document) -> Document:
 
 
 def _located(document: Document, data: Any, place: Place) -> Any:
+    if len(place) > MAX_DEPTH:  # refused with its place by whoever reads it
+        return data
     if isinstance(data, Mapping):
         return {key: _located(document, value, (*place, key)) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return [_located(document, value, (*place, index)) for index, value in enumerate(data)]
-    key = next((one for one in reversed(place) if isinstance(one, str)), "")
-    if isinstance(data, str) and (key in _KEYS or not isinstance(place[-1:], str)) and (found := _OWN.fullmatch(data)):
+    if isinstance(data, str) and (found := _OWN.fullmatch(data)):
         path = _find(document, found["file"], place)
         return data if path is None else f"{path}:{found['name']}"
     return data

@@ -171,6 +171,27 @@ class JsonlSettings(ScoredInWorkers):
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
+class DatasetSettings(ScoredInWorkers):
+    """A data set of the package datasets, by its name on the hub or from a folder."""
+
+    name: Literal["dataset"] = "dataset"
+    path: str = Field(description="name on the hub, a folder of save_to_disk, or a folder of data files")
+    subset: str | None = Field(None, description="configuration of a data set that has several")
+    split: str = "train"
+    eval_split: str | None = Field(None, description="held-out rows; null holds out the last eval_size of split")
+    eval_size: Positive = 64
+    revision: str | None = Field(None, description="branch, tag or commit on the hub; null is the newest")
+    prompt_field: str = Field("prompt", description="column of text or lists of messages; a.b is field b of column a")
+    answer_field: str = "answer"
+    right_answer_pattern: str | None = Field(
+        None, description="regular expression whose group 1 is the right answer in the answer column"
+    )
+    scorer: Literal["exact", "math_verify"] = "exact"
+    answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
+    prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
+    system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
+
+
 class OwnTaskSettings(Settings):
     """A class of the user's own; `name: path/to/file.py:Name` is the short form, with the options beside it."""
 
@@ -182,7 +203,7 @@ class OwnTaskSettings(Settings):
 
 
 TaskSettings = Annotated[
-    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | OwnTaskSettings,
+    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | OwnTaskSettings,
     Field(discriminator="name"),
 ]
 
@@ -422,7 +443,11 @@ class RunConfig(Settings):
                     f"the task's own scores are lost, and `reward` does not list `{TASK}`: nothing would be. Add it "
                     f"there, or set this to 0.",
                 )
-        if isinstance(self.task, JsonlSettings) and self.task.system is not None and not self.rollout.chat:
+        if (
+            isinstance(self.task, JsonlSettings | DatasetSettings)
+            and self.task.system is not None
+            and not self.rollout.chat
+        ):
             raise _unfit(
                 ("task", "system"),
                 "a system message needs a chat template, and rollout.chat is false. Set that to true, or put the text "

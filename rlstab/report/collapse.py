@@ -205,10 +205,12 @@ def refused_steps(run: RunRecord) -> Detection:
 
 def below_start(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["below_start"]``. The start is the evaluation at rollout 0, else the first ten rollouts."""
-    ends, values = binned(run, "reward/mean")
-    end = last_tenth(run, "reward/mean")
+    # an evaluation has no flaky grader, so what it is compared with has none either
+    name = "reward/true" if "reward/true" in run.metrics else "reward/mean"
+    ends, values = binned(run, name)
+    end = last_tenth(run, name)
     if len(values) < MIN_BINS or end is None:
-        return _unknown("below_start", "reward/mean", len(values))
+        return _unknown("below_start", name, len(values))
     first = run.evaluations[0] if run.evaluations else {}
     evaluated = first.get("rollout") == 0 and "eval/mean" in first
     start = first["eval/mean"] if evaluated else float(values[0])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rlstab.report.comparison import Comparison, Table
+from rlstab.report.curves import seeds_of
 from rlstab.report.idle_methods import Idle
-from rlstab.report.numbers import counted, estimate, setting
-from rlstab.report.opening import opening
+from rlstab.report.metric_names import axis
+from rlstab.report.numbers import counted, decimals, estimate, places, setting
+from rlstab.report.opening import curve_of, opening
 from rlstab.report.outcomes import Outcome
 from rlstab.report.statistics import Verdict
 
@@ -27,9 +30,8 @@ def findings(comparison: Comparison) -> list[str]:
     if len(judged) > _FEW_TABLES:
         found = [_many(judged, main)]
     if not judged:
-        found = [
-            f"Nothing can be compared in {main.title}: that takes finished runs of the baseline and of another method."
-        ]
+        what = "that takes finished runs of the baseline and of another method."
+        found = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {what}"]
     found += dict.fromkeys(one for table in comparison.tables for one in paragraphs(table.about))
     found += _beside(judged, others)
     # the first sentence says what the first picture shows
@@ -47,6 +49,25 @@ def listed(names: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *most, last = list(names)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
+    """Where nothing can be compared, what became of each method; nothing where that takes more than a glance."""
+    metric = curve_of(comparison, outcome.name)
+    found = []
+    for table in comparison.tables:
+        for name in table.methods:
+            curve = seeds_of(table.runs[name], metric)
+            means = [] if curve is None else [float(one) for one in curve.mean() if math.isfinite(one)]
+            if len(means) > 1:
+                digits = places(means)
+                start, end = decimals(means[0], digits), decimals(means[-1], digits)
+                where = f"{table.title}, " if len(comparison.tables) > 1 and table.title else ""
+                runs = counted(len(table.runs[name]), "run")
+                last = max(run.rollouts for run in table.runs[name])
+                title = _capital(axis(metric).title.partition(",")[0])
+                found.append(f"{title} of {where}{name} went from {start} to {end} in {last} rollouts ({runs}).")
+    return found if len(found) <= _FEW_TABLES else []
 
 
 def _compared(table: Table, outcome: Outcome) -> list[str]:

@@ -19,7 +19,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class Blockwise(AdvantageEstimator):
-    """Give each block of a response its own reward, compared with siblings that stood at the same outcome before it.
+    """Give each block of a response its own reward, compared with siblings whose earlier blocks ended the same way.
 
     Problem:
         A response may consist of blocks with rewards of their own: an answer and the confidence in it, one step of a

@@ -26,7 +26,7 @@ ALIKE = 1e-9
 @final
 @dataclass(frozen=True)
 class BNPO(AdvantageEstimator):
-    """Compare a response with the answers to its prompt, and divide by a Beta density fitted to all pass rates (BNPO).
+    """Subtract the group's mean reward, and divide by a Beta density fitted to all pass rates (BNPO).
 
     Problem:
         How much a prompt should weigh depends on its pass rate p. Without a division all weigh the same, and ``grpo``

@@ -26,7 +26,7 @@ RIDGE = 1.0
 @final
 @dataclass(frozen=True)
 class DeepGRPO(RolloutExpander):
-    """Keep the beginning of a failed answer up to a pivot, and sample several ends: a group of its own.
+    """Cut a failed response at a pivot, and sample several continuations that form a group of their own.
 
     Problem:
         Answers are sampled from the prompt alone, so most of a budget goes to beginnings that the policy already

@@ -17,7 +17,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class DrGRPO(AdvantageEstimator):
-    """Compare a response with all answers to its prompt, without a division: rare successes are not amplified.
+    """Subtract the group's mean reward without dividing by its spread: rare successes are not amplified.
 
     Problem:
         GRPO divides by the standard deviation of the group, which is small where nearly all answers are right or nearly

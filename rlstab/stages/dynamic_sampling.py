@@ -17,7 +17,7 @@ from rlstab.stages.stage import Expansion, RolloutExpander
 @final
 @dataclass(frozen=True)
 class DynamicSampling(RolloutExpander):
-    """Drop the groups whose rewards are all equal, and ask for as many fresh prompts.
+    """Drop groups whose rewards are all equal, and sample as many new prompts in their place.
 
     Problem:
         A group in which every answer is right, or every answer wrong, has no advantage and teaches nothing. The more a

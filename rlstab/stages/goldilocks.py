@@ -20,7 +20,7 @@ from rlstab.stages.stage import Offer, PromptSelector
 @final
 @dataclass(frozen=True)
 class Goldilocks(PromptSelector):
-    """Takes the prompts of a pool whose rewards are expected to differ most between responses.
+    """Take the prompts of a pool whose rewards are expected to vary most between responses.
 
     Problem:
         A prompt that the policy always solves, or never, gives a group of equal rewards: no advantage, no gradient, and

@@ -23,7 +23,7 @@ from rlstab.stages.stage import Offer, PromptSelector
 @final
 @dataclass(frozen=True)
 class GoldilocksTeacher(PromptSelector):
-    """Takes the prompts whose rewards a teacher predicts to differ most between responses.
+    """Take the prompts whose rewards a teacher predicts will vary most between responses.
 
     Problem:
         A prompt that the policy always solves, or never, gives a group of equal rewards: no advantage, no gradient, and

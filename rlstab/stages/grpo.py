@@ -18,7 +18,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class GRPO(AdvantageEstimator):
-    """Compare a response with all answers to its prompt, in standard deviations of their rewards.
+    """Subtract the group's mean reward, and divide by the standard deviation of its rewards.
 
     Problem:
         A reward alone says little: on an easy prompt every answer gets it. PPO compares it with the value that a second

@@ -19,7 +19,7 @@ STREAM = 1_000_000_007
 @final
 @dataclass(frozen=True)
 class InOrder(PromptSelector):
-    """Takes prompts one after another, and goes through a task that has an end again, each time in a new order.
+    """Take prompts one after another; a finite task is repeated, in a new order each time.
 
     Problem:
         A run has to show every prompt equally often, and a resumed run the prompts that the interrupted one would have

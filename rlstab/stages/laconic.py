@@ -20,7 +20,7 @@ from rlstab.stages.stage import RewardShaper
 @final
 @dataclass(frozen=True)
 class Laconic(RewardShaper):
-    """Charge answers for the tokens beyond a budget, at a price that rises while the mean length is above it.
+    """Penalise tokens beyond a length budget, at a price that rises while the mean length is above it.
 
     Problem:
         Training makes answers longer, needed or not. A fixed penalty on length has to be tuned: too weak and it does

@@ -21,7 +21,7 @@ _NEGATIVE = "advantages are divided by the mean reward of a group, and a penalty
 @final
 @dataclass(frozen=True)
 class MaxRL(AdvantageEstimator):
-    """Compare a response with all answers to its prompt, and divide by their mean reward: hard prompts pull hardest.
+    """Subtract the group's mean reward, and divide by it: hard prompts get the largest advantages.
 
     Problem:
         Expected reward counts a prompt by how fast its pass rate p rises, however small p is. Where the aim is to

@@ -18,7 +18,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class OPO(AdvantageEstimator):
-    """Compare a response with the mean of the answers to its prompt in which long answers count more.
+    """Subtract a length-weighted mean reward of the group, in which long responses count more.
 
     Problem:
         Which baseline a policy gradient has does not change its mean but does change its variance. The variance is

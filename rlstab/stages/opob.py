@@ -18,7 +18,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class OPOB(AdvantageEstimator):
-    """Compare a response with the baseline of least variance: by importance weight and measured gradient norm (VCPO).
+    """Subtract the minimum-variance baseline, from importance weights and measured gradient norms (VCPO).
 
     Problem:
         A stale sampler makes a few responses carry most of the importance weight, and some responses have far larger

@@ -18,7 +18,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class OPOBProxy(AdvantageEstimator):
-    """Compare a response with the baseline of ``opob``, with the gradient of its logits for that of all weights.
+    """Subtract the baseline of ``opob``, with the gradient of the logits in place of that of all weights.
 
     Problem:
         ``opob`` needs the norm of the gradient of each response over all weights, and so a backward for each. The

@@ -19,7 +19,7 @@ from rlstab.stages.stage import RewardShaper
 @final
 @dataclass(frozen=True)
 class Overlong(RewardShaper):
-    """Take reward from answers that come near the limit, the more the nearer.
+    """Reduce the reward of responses that come near the length limit, more so the closer they come.
 
     Problem:
         An answer that is cut off at the limit scores as wrong, however good it was so far. The policy cannot see from

@@ -20,7 +20,7 @@ from rlstab.stages.stage import Offer, PromptSelector
 @final
 @dataclass(frozen=True)
 class Paced(PromptSelector):
-    """Takes the prompts of a pool whose expected pass rate is nearest to a target.
+    """Take the prompts of a pool whose expected pass rate is closest to a target.
 
     Problem:
         Prompts that are always solved, or never, teach nothing, and the cost of sampling them is that of any other.

@@ -20,7 +20,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class ReinforcePP(AdvantageEstimator):
-    """Compare a response with all of the rollout: whiten rewards over every token that is learnt from (REINFORCE++).
+    """Whiten rewards over all trained tokens of the rollout instead of within groups (REINFORCE++).
 
     Problem:
         The standard deviation of a group of few answers is itself a rough estimate, and it depends on the very reward

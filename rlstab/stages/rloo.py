@@ -17,7 +17,7 @@ from rlstab.stages.stage import AdvantageEstimator
 @final
 @dataclass(frozen=True)
 class RLOO(AdvantageEstimator):
-    """Compare a response with the mean of the other answers to its prompt, itself left out.
+    """Subtract the mean reward of the other responses to the same prompt, leaving the response itself out.
 
     Problem:
         A mean over the whole group contains the response that is compared with it, so a part of the reward cancels:

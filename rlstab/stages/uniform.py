@@ -17,7 +17,7 @@ from rlstab.stages.stage import Offer, PromptSelector
 @final
 @dataclass(frozen=True)
 class Uniform(PromptSelector):
-    """Takes each prompt of a pool with the same probability, none twice in a rollout.
+    """Take each prompt of a pool with the same probability, none twice in a rollout.
 
     Problem:
         What a selector that prefers some prompts is compared with: the same pool, and no preference. A run that shows

@@ -3,6 +3,7 @@
 from rlstab.tasks.block import Block, HasBlocks
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
+from rlstab.tasks.data_set import DataSet
 from rlstab.tasks.flaky import HasFlakyGrader
 from rlstab.tasks.jsonl import Jsonl
 from rlstab.tasks.reasoning_gym import ReasoningGym
@@ -14,6 +15,7 @@ __all__ = [
     "Block",
     "Chain",
     "Countdown",
+    "DataSet",
     "Example",
     "HasBlocks",
     "HasFlakyGrader",

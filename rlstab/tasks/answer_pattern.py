@@ -12,13 +12,14 @@ class AnswerPattern:
 
     Args:
         pattern: the expression, or None: the whole completion is the answer.
+        setting: its name, in errors.
 
     Raises:
         OutOfRange: if the expression is not valid or has no group.
     """
 
-    def __init__(self, pattern: str | None) -> None:
-        self._regex = None if pattern is None else _compiled(pattern)
+    def __init__(self, pattern: str | None, setting: str = "answer_pattern") -> None:
+        self._regex = None if pattern is None else _compiled(pattern, setting)
 
     def find(self, completion: str) -> str | None:
         """Return the answer without surrounding blanks, or None if the expression matches nowhere."""
@@ -30,16 +31,14 @@ class AnswerPattern:
         return None if answer is None else answer.strip()
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compiled(pattern: str, setting: str) -> re.Pattern[str]:
     example = "`#### (.+)` takes what follows the last `####`"
     try:
         regex = re.compile(pattern)
     except re.error as error:
         raise OutOfRange(
-            f"`answer_pattern` is not a valid regular expression: {pattern!r} ({error}). For example, {example}."
+            f"`{setting}` is not a valid regular expression: {pattern!r} ({error}). For example, {example}."
         ) from error
     if regex.groups < 1:
-        raise OutOfRange(
-            f"`answer_pattern` has no group: {pattern!r}. Put round brackets around the answer: {example}."
-        )
+        raise OutOfRange(f"`{setting}` has no group: {pattern!r}. Put round brackets around the answer: {example}.")
     return regex

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from rlstab.config.runs import ChainSettings, CountdownSettings, OwnTaskSettings, ReasoningGymSettings, TaskSettings
+from rlstab.config.runs import (
+    ChainSettings,
+    CountdownSettings,
+    DatasetSettings,
+    OwnTaskSettings,
+    ReasoningGymSettings,
+    TaskSettings,
+)
 from rlstab.errors import ConfigError, OutOfRange
-from rlstab.tasks import Chain, Countdown, Jsonl, ReasoningGym, Task
+from rlstab.tasks import Chain, Countdown, DataSet, Jsonl, ReasoningGym, Task
 from rlstab.tasks.answer_pattern import AnswerPattern
 from rlstab.tasks.own_task import load_task, make_task
 from rlstab.tasks.prompt_template import PromptTemplate
@@ -24,6 +31,8 @@ def build_task(settings: TaskSettings) -> Task:
         return Countdown(**options)
     if isinstance(settings, ChainSettings):
         return Chain(**options)
+    if isinstance(settings, DatasetSettings):
+        return DataSet(**options)
     return ReasoningGym(**options) if isinstance(settings, ReasoningGymSettings) else Jsonl(**options)
 
 
@@ -41,6 +50,8 @@ def require_settings(settings: TaskSettings) -> None:
         return
     try:
         AnswerPattern(settings.answer_pattern)
+        if isinstance(settings, DatasetSettings):
+            AnswerPattern(settings.right_answer_pattern, "right_answer_pattern")
         PromptTemplate(settings.prompt_template, "question" if isinstance(settings, ReasoningGymSettings) else "prompt")
     except OutOfRange as error:
         raise ConfigError(f"task: {error}") from error

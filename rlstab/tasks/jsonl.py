@@ -3,16 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
-from rlstab.errors import DataError, OutOfRange
 from rlstab.tasks.answer_pattern import AnswerPattern
 from rlstab.tasks.jsonl_file import Fields, read_examples
 from rlstab.tasks.prompt_template import PromptTemplate
 from rlstab.tasks.scorers import TextScorer
-from rlstab.tasks.scoring import Workers
-from rlstab.tasks.task import Example, Message, Split
+from rlstab.tasks.text_task import TextTask
 
 
-class Jsonl:
+class Jsonl(TextTask):
     r"""One JSON object per line, with a prompt and its answer.
 
     Example `index` is the row `index` of the file, whenever it is asked for. A prompt is text or a list of messages,
@@ -40,8 +38,6 @@ class Jsonl:
         OutOfRange: if a setting has a value that cannot be used.
     """
 
-    keeps_special_tokens = False
-
     def __init__(
         self,
         path: str | Path,
@@ -57,43 +53,18 @@ class Jsonl:
         workers: int = 2,
     ) -> None:
         path = Path(path)
-        self.name = path.stem
-        self._scorer = TextScorer(scorer, AnswerPattern(answer_pattern))
-        cheap = scorer == "exact" and answer_pattern is None  # and cannot hang
-        self.workers = None if cheap else Workers(self._scorer, workers, time_limit)
+        TextScorer(scorer, AnswerPattern(answer_pattern))  # before the file, which may be long
         fields = Fields(prompt_field, answer_field, PromptTemplate(prompt_template, "prompt"), system)
         rows = read_examples(path, fields)
-        self._rows: dict[Split, list[Example]]
-        if eval_path is not None:
-            self._rows = {"train": rows, "eval": read_examples(Path(eval_path), fields)}
-        else:
-            if eval_size < 1:
-                raise OutOfRange(f"`eval_size` is {eval_size}. Set it to 1 or more, or name an `eval_path`.")
-            if eval_size >= len(rows):
-                raise DataError(
-                    f"{path}: has {len(rows)} example{'s' * (len(rows) != 1)}, so holding out the last {eval_size} "
-                    "leaves none to train on. Set a smaller `eval_size`, or name an `eval_path`."
-                )
-            self._rows = {"train": rows[:-eval_size], "eval": rows[-eval_size:]}
-        self.size: dict[Split, int | None] = {split: len(rows) for split, rows in self._rows.items()}
-        if any(one.messages for rows in self._rows.values() for one in rows):
-            self._rows = {split: [_chat(one) for one in rows] for split, rows in self._rows.items()}
-
-    def example(self, split: Split, index: int) -> Example:
-        """Return example `index` of a split; its `answer` is a string. Indices beyond the end start again."""
-        rows = self._rows[split]
-        return rows[index % len(rows)]
-
-    def score(self, example: Example, completion: str) -> float:
-        """Return 1.0 if the completion has the right answer, else 0.0.
-
-        Raises:
-            ScorerError: if that takes too long, or math-verify cannot read the example's own answer.
-        """
-        if self.workers is None:
-            return self._scorer.score(example.answer, completion)
-        return self.workers.score_one(example.answer, completion)
-
-
-def _chat(example: Example) -> Example:
-    return example if example.messages else Example.chat([Message("user", example.prompt)], example.answer)
+        super().__init__(
+            str(path),
+            rows,
+            None if eval_path is None else read_examples(Path(eval_path), fields),
+            eval_size,
+            "eval_path",
+            scorer=scorer,
+            answer_pattern=answer_pattern,
+            time_limit=time_limit,
+            workers=workers,
+        )
+        self.name = path.stem

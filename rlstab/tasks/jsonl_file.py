@@ -82,7 +82,21 @@ def _example(where: str, line: bytes, fields: Fields) -> Example:
                 f"{where}: has no field {field!r}; its fields: {has}. Add the field, or set `{setting}` to the one "
                 "that is meant."
             )
-    prompt, answer = row[fields.prompt], row[fields.answer]
+    return example_of(where, row[fields.prompt], row[fields.answer], fields)
+
+
+def example_of(where: str, prompt: Any, answer: Any, fields: Fields) -> Example:
+    """The example that a prompt and its answer make.
+
+    Args:
+        where: they are from, for errors.
+        prompt: text or a list of messages.
+        answer: text or a number.
+        fields: how they become one.
+
+    Raises:
+        DataError: they are something else.
+    """
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise DataError(
             f"{where}: the field {fields.answer!r} is a JSON {_kind(answer)}, neither a string nor a number. Write the "

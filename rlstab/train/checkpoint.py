@@ -20,7 +20,7 @@ from rlstab.config.renamed import new_record
 from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, kind_of
-from rlstab.train import durable
+from rlstab.train import card, durable
 from rlstab.train.engines import Moments
 from rlstab.train.policy import Policy
 
@@ -164,7 +164,7 @@ def discard(path: Path) -> None:
 def discard_own(path: Path) -> None:
     """Remove the files that were written with a checkpoint; others stay. Formats before 3 do not name theirs."""
     try:
-        named = {*_index(path)["files"], INDEX}
+        named = {*_index(path)["files"], INDEX, *([card.NAME] if card.is_untouched(path / card.NAME) else [])}
         others = [one for one in path.rglob("*") if one.is_file() and one.relative_to(path).as_posix() not in named]
     except (Damaged, CheckpointError, LookupError):
         others = []

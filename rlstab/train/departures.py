@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -32,8 +32,8 @@ PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
 #: Seconds to wait for the reason, once a collective failed, and for the connections when a run starts.
 PATIENCE, CONNECT = 2.0, 20.0
 
-#: Letters of an error that the others are told.
-MOST = 2000
+#: Letters of an error that the others are told, and bytes of a line that says so.
+MOST, LINE = 2000, 1 << 16
 
 
 @contextmanager
@@ -73,6 +73,7 @@ class _Connections:
         self.cause, self.known = "", threading.Event()
         self._over, self._lock = threading.Event(), threading.Lock()
         self._others: dict[int, socket.socket] = {}
+        self._last = b""
         token = secrets.token_hex(16)
         listening = _listening() if rank == 0 else None
         place = None if listening is None else listening.getsockname()[1]
@@ -87,11 +88,15 @@ class _Connections:
         self._over.set()
         with self._lock:
             word = self.cause if error is not None and self.cause else error
+            self._last = _line({"error": word, "cause": bool(self.cause)})
             for one in self._others.values():
-                with suppress(OSError):
-                    one.sendall(_line({"error": word, "cause": bool(self.cause)}))
-                    one.shutdown(socket.SHUT_RDWR)
-                one.close()
+                self._part(one)
+
+    def _part(self, one: socket.socket) -> None:
+        with suppress(OSError):
+            one.sendall(self._last)
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -102,11 +107,12 @@ class _Connections:
             while len(self._others) < self.processes - 1:
                 one, _ = listening.accept()
                 one.settimeout(CONNECT)
-                hello = _first_line(one)
+                reader = one.makefile("rb")  # which keeps what comes with the first line
+                hello = _next_line(reader)
                 if hello.get("token") != token:
                     one.close()
                     continue
-                self._keep(int(hello["rank"]), one)
+                self._keep(int(hello["rank"]), one, reader)
 
     def _join(self, port: int, token: str) -> None:
         """In another process: connect to the first."""
@@ -121,9 +127,9 @@ class _Connections:
                 file=sys.stderr,
             )
             return
-        self._keep(0, one)
+        self._keep(0, one, one.makefile("rb"))
 
-    def _keep(self, rank: int, one: socket.socket) -> None:
+    def _keep(self, rank: int, one: socket.socket, reader: BinaryIO) -> None:
         one.settimeout(None)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in PROBES.items():
@@ -131,11 +137,14 @@ class _Connections:
                 one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
         with self._lock:
             self._others[rank] = one
-        threading.Thread(target=self._listen, args=(rank, one), daemon=True).start()
+            if self._last:  # this process has gone already
+                self._part(one)
+        threading.Thread(target=self._listen, args=(rank, reader), daemon=True).start()
 
-    def _listen(self, rank: int, one: socket.socket) -> None:
+    def _listen(self, rank: int, reader: BinaryIO) -> None:
         """Until the other process goes, however that happens."""
-        word = _first_line(one)
+        with reader:
+            word = _next_line(reader)
         if self._over.is_set() or (word and word.get("error") is None):
             return
         text = f"ended with {word['error']}" if word else "ended without a word, as one that is killed does"
@@ -169,16 +178,10 @@ def _line(word: dict[str, Any]) -> bytes:
     return json.dumps(word).encode() + b"\n"
 
 
-def _first_line(one: socket.socket) -> dict[str, Any]:
+def _next_line(reader: BinaryIO) -> dict[str, Any]:
     """The next line of a connection; empty where that ends before, or holds something else."""
-    found = b""
     try:
-        while b"\n" not in found:
-            more = one.recv(1 << 16)
-            if not more:
-                return {}
-            found += more
-        word = json.loads(found.partition(b"\n")[0])
+        word = json.loads(reader.readline(LINE))
     except (OSError, ValueError):
         return {}
     return word if isinstance(word, dict) else {}

@@ -33,7 +33,7 @@ from rlstab.tasks.from_settings import build_task
 from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
-from rlstab.train import checkpoint, durable, lora
+from rlstab.train import card, checkpoint, durable, lora
 from rlstab.train.about import about
 from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
@@ -43,7 +43,7 @@ from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
 from rlstab.train.making import Maker
-from rlstab.train.manifest import CHECKPOINTS
+from rlstab.train.manifest import CHECKPOINTS, read_mapping
 from rlstab.train.metrics import Metrics
 from rlstab.train.picture import draw
 from rlstab.train.policy import load_policy
@@ -431,6 +431,8 @@ class _Loop:
             picture = self.out / "curves.png"
             with durable.saying(self.out):
                 self.folder.forget_replaced()  # a kill may have come after the checkpoint
+                if self.latest is not None:
+                    card.write(self.latest, self.run, read_mapping(self.out / "run.json"), result.records)
                 draw(result.records, picture, f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
             self._tell(self.folder)
             self.console.print(summary_table(result.records))

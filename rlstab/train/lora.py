@@ -9,7 +9,6 @@ Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021, htt
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlstab.config.runs import AdapterSettings
-from rlstab.errors import MissingPackage, ModelError, did_you_mean
+from rlstab.errors import ModelError, did_you_mean
+from rlstab.hub import first_line, unreachable
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -39,14 +39,6 @@ _WRAPPED = "base_model.model."
 _PROBED = 1 << 16
 
 _FIX = "Give the folder of a LoRA adapter that was trained on this model."
-
-
-def require_peft() -> None:
-    """Raises MissingPackage: peft is not installed."""
-    if importlib.util.find_spec("peft") is None:
-        raise MissingPackage(
-            'model.adapter needs the package peft, which is not installed. Run: pip install "rlstab[lora]"'
-        )
 
 
 def refuse_folder(name: str, folder: Path) -> None:
@@ -99,7 +91,7 @@ def put_on(model: PreTrainedModel, name: str, settings: AdapterSettings) -> str:
             config = PeftConfig.from_pretrained(str(folder))
             weights = load_file(folder / WEIGHTS)
         except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-            raise ModelError(f"the adapter '{settings.path}' cannot be read: {_first_line(error)}. {_FIX}") from error
+            raise ModelError(f"the adapter '{settings.path}' cannot be read: {first_line(error)}. {_FIX}") from error
         _require_lora(config, settings.path)
         config.inference_mode = False
         config.lora_dropout = 0.0
@@ -151,7 +143,7 @@ def put_shape(model: PreTrainedModel, name: str, settings: AdapterSettings) -> N
     try:
         config = PeftConfig.from_pretrained(str(_folder(settings.path)))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"the adapter '{settings.path}' cannot be read: {_first_line(error)}. {_FIX}") from error
+        raise ModelError(f"the adapter '{settings.path}' cannot be read: {first_line(error)}. {_FIX}") from error
     _require_lora(config, settings.path)
     config.inference_mode = False
     _inject(model, config, f"the adapter '{settings.path}' does not fit '{name}'", _FIX.rstrip("."))
@@ -163,7 +155,7 @@ def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
             warnings.simplefilter("ignore")  # of a tied head, which is refused
             model.add_adapter(config)
     except Exception as error:  # peft refuses what it cannot adapt in every way
-        raise ModelError(f"{what}: {_first_line(error)}. {fix}.") from error
+        raise ModelError(f"{what}: {first_line(error)}. {fix}.") from error
     tied = getattr(model.config, "tie_word_embeddings", False)
     if tied and any(
         hasattr(one, "base_layer") for one in (model.get_output_embeddings(), model.get_input_embeddings())
@@ -290,9 +282,12 @@ def _folder(path: str) -> Path:
             raise ModelError(f"the adapter '{folder}' has no {WEIGHTS}; pickles are not read. {_FIX}")
         return folder
     try:
-        return Path(huggingface_hub.snapshot_download(path, allow_patterns=[CONFIG, WEIGHTS, BASE]))
+        offline = bool(unreachable())
+        return Path(
+            huggingface_hub.snapshot_download(path, allow_patterns=[CONFIG, WEIGHTS, BASE], local_files_only=offline)
+        )
     except Exception as error:  # by proxies and certificates of every kind
-        raise ModelError(f"the adapter '{path}' cannot be loaded: {_first_line(error)}. {_FIX}") from error
+        raise ModelError(f"the adapter '{path}' cannot be loaded: {first_line(error)}. {_FIX}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -301,7 +296,3 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(" .,") or type(error).__name__

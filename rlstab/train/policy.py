@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,8 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
+from rlstab import hub
 from rlstab.config.runs import AdapterSettings
 from rlstab.errors import DataError, ModelError
+from rlstab.extras import require_package
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Message, Prompt, in_words
@@ -32,9 +32,6 @@ SHIPPED = {
     "countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny",
     "littered-tiny": Path(__file__).parent.parent / "data" / "littered-tiny",
 }
-
-#: Seconds in which the model hub must answer once.
-HUB_WAIT = 5.0
 
 
 @dataclass(frozen=True)
@@ -340,27 +337,8 @@ def _loaded(what: str, name: str, load: Callable[..., Any], source: str, offline
             return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
     except Exception as error:  # files of others fail in every way
         raise ModelError(
-            f"the {what} of '{name}' cannot be loaded: {offline or _first_line(error)}. {_GIVE}"
+            f"the {what} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
         ) from error
-
-
-def _hub_unreachable() -> str:
-    """Why the model hub does not answer; empty where it does, or is not to be asked.
-
-    Each file that a loader wants is tried for half a minute; one question is answered or not in a few seconds.
-    """
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return ""
-    try:
-        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=HUB_WAIT)
-    except Exception as error:  # by proxies and certificates of every kind
-        return f"{huggingface_hub.constants.ENDPOINT} cannot be reached: {_first_line(error)}"
-    return ""
-
-
-def _first_line(error: Exception) -> str:
-    text = re.sub(r":\s*\n", ": ", str(error).strip())  # a line that ends in a colon needs the next
-    return text.partition("\n")[0].rstrip(" .,") or type(error).__name__
 
 
 def load_part(what: str, name: str, load: Callable[..., Any]) -> Any:
@@ -383,7 +361,7 @@ def _source(name: str) -> tuple[str, str]:
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
     lora.refuse_folder(name, Path(source))
-    return source, "" if Path(source).is_dir() else _hub_unreachable()
+    return source, "" if Path(source).is_dir() else hub.unreachable()
 
 
 def load_policy(
@@ -410,7 +388,7 @@ def load_policy(
         MissingPackage: an adapter is asked for, and peft is not installed.
     """
     if adapter is not None:
-        lora.require_peft()
+        require_package("lora", "model.adapter")
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))
     elif saved is not None:
         name = str(saved)

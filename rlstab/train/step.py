@@ -22,9 +22,9 @@ from rlstab.errors import NonFinite, ShapeError
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.trace.writer import Tracer
 from rlstab.train.engines import Engine
+from rlstab.train.learning_rate import learning_rate
 from rlstab.train.metrics import Metrics
 from rlstab.train.policy import Policy, Sequences
-from rlstab.train.schedule import learning_rate
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from rlstab.errors import OutOfRange
 @final
 @dataclass(frozen=True)
 class AdaptiveEntropy(TokenObjective):
-    """Pay for entropy while it is below a target; the price rises while it stays there and falls once it does not.
+    """Add an entropy bonus while entropy is below a target; its coefficient rises below it and falls otherwise.
 
     Problem:
         A fixed entropy bonus is hard to set: too small and entropy still collapses, a little larger and it explodes,

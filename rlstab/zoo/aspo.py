@@ -20,7 +20,7 @@ from rlstab.core.terms import Held, Pull, Terms
 @final
 @dataclass(frozen=True)
 class ASPO(TokenObjective):
-    """Let rewarded tokens pull with the inverse of their ratio, inside a range that is wider at forks.
+    """Weigh rewarded tokens by the inverse of their ratio, with a wider clip range at high-entropy tokens.
 
     Problem:
         The ratio multiplies the pull of a token. A punished token that has fallen pulls less and less, which ends its

@@ -22,7 +22,7 @@ SPAN = 1 << 32
 @final
 @dataclass(frozen=True)
 class BlockMean(TokenObjective):
-    """Average over the tokens of a block, add up the blocks of a response, then average over responses.
+    """Average over the tokens of each block, sum over the blocks of a response, then average over responses.
 
     Problem:
         A response may consist of blocks with rewards of their own: an answer and the confidence in it, a first attempt

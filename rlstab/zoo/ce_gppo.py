@@ -20,7 +20,7 @@ from rlstab.core.terms import Bounds, Held, Pull, Terms
 @final
 @dataclass(frozen=True)
 class CEGPPO(TokenObjective):
-    """Let a token whose ratio has left ``[1 - low, 1 + high]`` pull on with the bound, scaled, instead of stopping it.
+    """Give tokens whose ratio has left ``[1 - low, 1 + high]`` a bounded gradient instead of none.
 
     Problem:
         The tokens that a clip stops are mostly unlikely ones, and they steer the entropy. Rewarded ones beyond the

@@ -19,7 +19,7 @@ from rlstab.core.terms import Held, Pull, Terms
 @final
 @dataclass(frozen=True)
 class CISPO(TokenObjective):
-    """Let every token pull with its ratio, at most ``cap``, instead of stopping those whose ratio has left a range.
+    """Weigh every token by its ratio, capped at ``cap``, instead of clipping tokens whose ratio has left a range.
 
     Problem:
         A clip stops a token for the rest of the rollout once its ratio has left the range. Rare tokens leave it first,

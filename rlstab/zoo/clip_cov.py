@@ -26,7 +26,7 @@ STREAM = 1 << 41
 @final
 @dataclass(frozen=True)
 class ClipCov(TokenObjective):
-    """Silence a few tokens, drawn among those whose log-prob and advantage vary together strongly.
+    """Remove the gradient of a few tokens, drawn from those whose log-prob and advantage covary strongly.
 
     Problem:
         Entropy falls where probable tokens are rewarded and improbable ones punished. To first order its change is

@@ -17,7 +17,7 @@ from rlstab.core.terms import Bounds, Terms
 @final
 @dataclass(frozen=True)
 class ClipHigher(TokenObjective):
-    """Stop a token from pulling once its ratio has left ``[1 - low, 1 + high]``.
+    """Stop the gradient of a token once its ratio has left ``[1 - low, 1 + high]``.
 
     Problem:
         When one rollout feeds several optimizer steps, the policy moves away from the one that sampled the data, and a

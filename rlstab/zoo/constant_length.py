@@ -20,7 +20,7 @@ from rlstab.core.terms import Terms, Totals
 @final
 @dataclass(frozen=True)
 class ConstantLength(TokenObjective):
-    """Average over responses of token sums, divided by one constant length: no bias towards short answers.
+    """Sum over each response, divide by a constant length, average over responses: no bias towards short ones.
 
     Problem:
         Dividing by the length of a response rewards short right answers and spares long wrong ones, so wrong answers

@@ -21,7 +21,7 @@ from rlstab.estimators import probability
 @final
 @dataclass(frozen=True)
 class CPPO(TokenObjective):
-    """Stop a token that moved too much probability for its place, given how much the tokens before it moved.
+    """Stop a token that moved too much probability for its position and for how much its prefix has moved.
 
     Problem:
         A trust region with one bound for all tokens takes them for independent. They are not: a change early in a

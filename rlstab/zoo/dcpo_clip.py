@@ -20,7 +20,7 @@ MAX_SURPRISAL = 700.0
 @final
 @dataclass(frozen=True)
 class DCPOClip(TokenObjective):
-    """Stop a token from pulling once its ratio has left a range that is wide for rare tokens, narrow for likely ones.
+    """Stop a token's gradient once its ratio has left a range that is wide for rare tokens, narrow for likely ones.
 
     Problem:
         A clip with the same bounds for every token leaves a rare token almost no room: at ``high`` 0.28 one of

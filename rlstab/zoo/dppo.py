@@ -22,7 +22,7 @@ from rlstab.estimators import probability
 @final
 @dataclass(frozen=True)
 class DPPO(TokenObjective):
-    """Stop a token from pulling away once the policy has moved too much probability at its place.
+    """Stop a token from moving further once the policy has moved too much probability at its position.
 
     Problem:
         The ratio of one sampled token says little about how far the policy has moved there. A token of probability

@@ -20,7 +20,7 @@ from rlstab.estimators import probability
 @final
 @dataclass(frozen=True)
 class DRPO(TokenObjective):
-    """Weaken a token's pull by the probability that it moved its own way, and turn it round beyond ``delta``.
+    """Weaken a token's gradient by the probability it has moved in its own direction, and reverse it beyond ``delta``.
 
     Problem:
         DPPO stops a token whose probability has moved too far, and a token that is stopped stays where it is: nothing

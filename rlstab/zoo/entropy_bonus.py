@@ -20,7 +20,7 @@ from rlstab.core.terms import Penalty, Terms
 @final
 @dataclass(frozen=True)
 class EntropyBonus(TokenObjective):
-    """Pay for uncertainty: subtract ``coefficient`` times the mean entropy of all tokens from the loss.
+    """Reward uncertainty: subtract ``coefficient`` times the mean entropy of all tokens from the loss.
 
     Problem:
         A policy gradient tends to make a policy more and more certain, until all samples of a prompt are alike and

@@ -19,7 +19,7 @@ from rlstab.core.terms import Terms
 @final
 @dataclass(frozen=True)
 class EntropyShaping(TokenObjective):
-    """Add a bonus to the advantage of a token that grows with the entropy at its place.
+    """Add to each token's advantage a bonus that grows with the entropy at its position.
 
     Problem:
         The paper finds that tokens at uncertain places are those that connect and turn a chain of thought, that check

@@ -22,7 +22,7 @@ from rlstab.core.terms import Gate, Held, Terms
 @final
 @dataclass(frozen=True)
 class FIPO(TokenObjective):
-    """Weigh a token by how far the policy has moved on the tokens after it, near ones first.
+    """Weigh a token by how far the policy has moved on the tokens after it, nearer ones counting more.
 
     Problem:
         One advantage for a whole response gives its turning points no more credit than its filler. Over several

@@ -22,7 +22,7 @@ from rlstab.core.terms import Held, Terms
 @final
 @dataclass(frozen=True)
 class GMPO(TokenObjective):
-    """Give all tokens of a response one ratio, the geometric mean of theirs, each clipped first by its log-ratio.
+    """Replace the token ratios of a response by their geometric mean, after clipping each log-ratio.
 
     Problem:
         GRPO maximises the arithmetic mean of token ratios, which a few tokens with a huge ratio decide. The geometric

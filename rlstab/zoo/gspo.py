@@ -20,7 +20,7 @@ from rlstab.core.terms import Held, Terms
 @final
 @dataclass(frozen=True)
 class GSPO(TokenObjective):
-    """Give all tokens of a response one ratio, the geometric mean of theirs, so that responses are clipped whole.
+    """Replace the token ratios of a response by their geometric mean, so that responses are clipped as a whole.
 
     Problem:
         A reward is for a response, and the ratio of one token is one sample of its position: it corrects nothing and

@@ -22,7 +22,7 @@ from rlstab.core.terms import Held, Terms
 @final
 @dataclass(frozen=True)
 class HolderMean(TokenObjective):
-    """Give all tokens of a response one ratio, a power mean of theirs; the power decides which of them pull most.
+    """Replace the token ratios of a response by their power mean; the power decides which tokens count most.
 
     Problem:
         A reward is for a response, so its token ratios have to be averaged, and each way has a fault. A high power lets

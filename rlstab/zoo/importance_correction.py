@@ -23,7 +23,7 @@ from rlstab.errors import OutOfRange
 @final
 @dataclass(frozen=True)
 class ImportanceCorrection(TokenObjective):
-    """Weigh or reject tokens by how likely the old policy is to draw them, relative to the sampler that did (TIS).
+    """Reweight or reject tokens by the importance sampling ratio of the old policy to the sampler (TIS).
 
     Problem:
         The engine that samples is not the trainer: other kernels, lower precision, other experts of a mixture, older

@@ -21,7 +21,7 @@ from rlstab.estimators import k1, k2, k3
 @final
 @dataclass(frozen=True)
 class KLPenalty(TokenObjective):
-    """Keep every token near a frozen reference policy.
+    """Penalise divergence from a frozen reference policy on every token.
 
     Problem:
         Nothing in a policy gradient remembers the model that training started from: whatever the reward does not

@@ -21,7 +21,7 @@ from rlstab.core.terms import Penalty, Terms
 @final
 @dataclass(frozen=True)
 class KLCov(TokenObjective):
-    """Penalise the drift of the few tokens whose log-prob and advantage vary together the most.
+    """Penalise the drift of the few tokens whose log-prob and advantage covary the most.
 
     Problem:
         Entropy falls where probable tokens are rewarded and improbable ones punished. To first order its change is

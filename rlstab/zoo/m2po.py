@@ -19,7 +19,7 @@ from rlstab.core.terms import Terms
 @final
 @dataclass(frozen=True)
 class M2PO(TokenObjective):
-    """Give the tokens that moved furthest from the sampler the weight 0, until the mean square of the rest is small.
+    """Set the weight of the tokens furthest from the sampler to 0, until the mean square of the rest is small.
 
     Problem:
         With data that is hundreds of updates old, a clip stops tokens that carry the most information; without one,

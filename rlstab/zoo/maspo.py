@@ -21,7 +21,7 @@ from rlstab.errors import OutOfRange
 @final
 @dataclass(frozen=True)
 class MASPO(TokenObjective):
-    """Let a token that moves away from the old policy pull less, by a Gaussian that is wider for rare tokens.
+    """Damp tokens that move away from the old policy, by a Gaussian that is wider for rare tokens.
 
     Problem:
         A clip at a fixed ratio gives a token of probability 0.5 a hundred times the room, in probability, of one of

@@ -22,7 +22,7 @@ from rlstab.estimators import k1, k3
 @final
 @dataclass(frozen=True)
 class Mismatch(TokenObjective):
-    """Report how far one policy is from another one, by the log-probs of the sampled tokens; change nothing.
+    """Report how far apart two policies are, by their log-probs of the sampled tokens; change nothing.
 
     Problem:
         Three policies should be close, and nobody sees whether they are: the one that sampled, the one that the ratio

@@ -21,7 +21,7 @@ from rlstab.core.terms import Gate, Held, Terms
 @final
 @dataclass(frozen=True)
 class OffPolicyMask(TokenObjective):
-    """Stop a response from pulling where it is punished and the live policy has already left it.
+    """Remove punished responses from the gradient once the live policy has moved away from them.
 
     Problem:
         A punished response that the live policy would hardly sample any more teaches nothing that it needs to know,

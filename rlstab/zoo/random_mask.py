@@ -24,7 +24,7 @@ STREAM = 1 << 40
 @final
 @dataclass(frozen=True)
 class RandomMask(TokenObjective):
-    """Drop rewarded tokens at random: the control for a mask that chooses them.
+    """Drop rewarded tokens at random: the control for a mask that selects them.
 
     Problem:
         A mask does two things: it removes some tokens, and it chooses which. If a run with it does better, the choice

@@ -20,7 +20,7 @@ from rlstab.core.terms import Gate, Held, Terms
 @final
 @dataclass(frozen=True)
 class SAPO(TokenObjective):
-    """Let a token pull less the further its ratio is from 1, on either side, and sooner where it is punished.
+    """Weaken a token's gradient smoothly as its ratio moves away from 1, and sooner where it is punished.
 
     Problem:
         A clip is an edge: just inside a token pulls in full, just outside not at all. A tight range throws signal away,

@@ -19,7 +19,7 @@ from rlstab.core.terms import Terms, Totals
 @final
 @dataclass(frozen=True)
 class SequenceMean(TokenObjective):
-    """Average over the tokens of a response, then over responses: every response of the optimizer step weighs the same.
+    """Average over the tokens of each response, then over responses: every response has the same weight.
 
     Problem:
         In a token mean a few very long responses outvote the others. Here every response has one vote, whatever its

@@ -21,7 +21,7 @@ from rlstab.errors import OutOfRange
 @final
 @dataclass(frozen=True)
 class STARE(TokenObjective):
-    """Weight rewarded rare tokens up (and, in C2, punished ones down) while the mean entropy is below a target.
+    """Give rewarded rare tokens more weight (and, in C2, punished ones less) while mean entropy is below a target.
 
     Problem:
         Under GRPO the entropy of the policy tends to fall until exploration stops. To first order a token

@@ -25,7 +25,7 @@ FLOOR = 0.02
 @final
 @dataclass(frozen=True)
 class STEER(TokenObjective):
-    """Weigh a token by how little its update is estimated to change the entropy at its place.
+    """Weigh a token less the more its update is estimated to change the entropy at its position.
 
     Problem:
         What a token does to entropy depends on its clip, its advantage, its probability and the entropy at its place

@@ -21,7 +21,7 @@ from rlstab.core.terms import Terms
 @final
 @dataclass(frozen=True)
 class StreamWeight(TokenObjective):
-    """Give the tokens of branches a mean of their own, beside that of the answers from the prompt.
+    """Average the tokens of branches separately from those of responses that start at the prompt.
 
     Problem:
         Where failed answers are sampled again from a place inside, the optimizer step holds two kinds of responses.

@@ -17,7 +17,7 @@ from rlstab.core.terms import Terms
 @final
 @dataclass(frozen=True)
 class TopEntropyMask(TokenObjective):
-    """Keep the tokens at which the policy was least sure, drop the rest.
+    """Keep the tokens where the policy was least certain, and drop the rest.
 
     Problem:
         Most tokens of a chain of thought are nearly determined by what came before; a few are forks where the reasoning

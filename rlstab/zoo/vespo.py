@@ -21,7 +21,7 @@ from rlstab.core.terms import Held, Pull, Terms
 @final
 @dataclass(frozen=True)
 class VESPO(TokenObjective):
-    """Let the tokens of a response pull by a bounded, smooth function of its importance weight, instead of a ratio.
+    """Replace the token ratio by a bounded, smooth function of the importance weight of the whole response.
 
     Problem:
         What corrects for stale data is the weight of the whole response, the product of its token ratios, and its

@@ -19,7 +19,7 @@ from rlstab.core.terms import Terms, Totals
 @final
 @dataclass(frozen=True)
 class WAPO(TokenObjective):
-    """Keep the tokens of responses above the mean of their group, give all others weight 0, average over the groups.
+    """Train only on responses that scored above their group's mean, and average over groups.
 
     Problem:
         To punish a token is to push mass away from it, no matter where to, and the gradient grows as the token gets

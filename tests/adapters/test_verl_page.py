@@ -46,8 +46,8 @@ def trainable(config: Any) -> None:
 
     from rlstab import compose, load_objective
     from rlstab.adapters.verl.actor_settings import check_settings
-    from rlstab.adapters.verl.plugin import objective_file
-    from rlstab.adapters.verl.worker import require_from
+    from rlstab.adapters.verl.actor_worker import require_from
+    from rlstab.adapters.verl.loss_mode import objective_file
 
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     host = config.actor_rollout_ref

@@ -41,7 +41,7 @@ def cpu() -> None:
 def checked(folder: Path, objective: Any, **changes: Any) -> None:
     """Hydra composes verl's configuration, and the adapter looks at it as an actor does."""
     from rlstab.adapters.verl.actor_settings import check_settings
-    from rlstab.adapters.verl.worker import require_from
+    from rlstab.adapters.verl.actor_worker import require_from
     from rlstab.config import load_objective
 
     config = composed(settings(folder, objective, **changes)).actor_rollout_ref
@@ -302,7 +302,7 @@ def test_this_release_is_known() -> None:
 
 
 def test_another_verl_is_refused() -> None:
-    from rlstab.adapters.verl.release import check_release
+    from rlstab.adapters.verl.verl_release import check_release
 
     for version in ("0.8.0", "0.9.2", "1.0.0.dev0"):
         with pytest.raises(HostError, match=rf"verl {version} is installed, .* pip install 'verl==0.9.1'"):
@@ -310,7 +310,7 @@ def test_another_verl_is_refused() -> None:
 
 
 def test_a_method_that_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlstab.adapters.verl.release import SIGNATURES, check_release
+    from rlstab.adapters.verl.verl_release import SIGNATURES, check_release
 
     def other(batch: Any) -> None: ...
 
@@ -330,7 +330,7 @@ def test_a_method_that_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_method_whose_body_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.utils import losses
 
-    from rlstab.adapters.verl.release import check_release
+    from rlstab.adapters.verl.verl_release import check_release
 
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> None: ...
 
@@ -403,13 +403,13 @@ def test_an_adapter_that_cannot_be_imported_is_an_error_where_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before: a run of verl alone has nothing to do with it."""
-    monkeypatch.setitem(sys.modules, "rlstab.adapters.verl.worker", None)
+    monkeypatch.setitem(sys.modules, "rlstab.adapters.verl.actor_worker", None)
     assert type(worker_of(tmp_path).actor).__name__ == "TrainingWorker"
-    with pytest.raises(ImportError, match=r"rlstab.adapters.verl.worker"):
+    with pytest.raises(ImportError, match=r"rlstab.adapters.verl.actor_worker"):
         worker_of(tmp_path, [CLIP])
 
 
 def test_importing_verl_imports_neither_its_workers_nor_the_adapter() -> None:
-    code = "import verl, sys; print([one for one in sys.modules if 'engine_workers' in one or 'verl.worker' in one])"
+    code = "import verl, sys; print([one for one in sys.modules if 'engine_workers' in one or 'actor_worker' in one])"
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split("\n")[-2] in ("[]", "['verl.workers']")
+    assert ran.stdout.split("\n")[-2] == "[]"

@@ -126,6 +126,8 @@ def test_ending_below_the_start_reads_the_evaluation_before_any_step() -> None:
     assert collapse.below_start(record({"reward/mean": FLAT})).fired is False
     assert collapse.below_start(record({"reward/mean": ramp(0.3, 0.2)})).fired is True
     assert collapse.below_start(record({"reward/mean": ramp(0.3, 0.4)}, evaluations=start)).fired is False
+    flaky = {"reward/mean": ramp(0.15, 0.2), "reward/true": ramp(0.3, 0.4)}  # an evaluation loses no scores
+    assert collapse.below_start(record(flaky, evaluations=start)).fired is False
 
 
 def test_short_runs_and_missing_metrics_are_not_judged() -> None:

@@ -165,3 +165,10 @@ def test_a_method_that_acted_elsewhere_is_idle_at_its_setting_only(sweep):
     ]
     text = " ".join(findings(compare(Loaded(moved, [], []))))
     assert "clip_higher never acted in s2t at lr_1e-4: on-policy, the ratio is 1." in text
+
+
+def test_a_run_alone_says_where_it_went():
+    evaluations = [{"rollout": place, "eval/mean": 0.1 + place / 100} for place in (0, 10, 20, 30)]
+    found = findings(compare(Loaded([record({"reward/mean": [0.5] * 30}, evaluations=evaluations)], [], [])))
+    assert found[0] == "Held-out reward of grpo went from 0.100 to 0.400 in 30 rollouts (1 run)."
+    assert found[1].startswith("Nothing can be compared in held-out reward")

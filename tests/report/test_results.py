@@ -109,7 +109,7 @@ def test_lines_damaged_alike_are_told_once(bench: Path, tmp_path: Path) -> None:
 
 
 def test_no_folder_of_the_machine_is_exported(tmp_path: Path) -> None:
-    about = {"command": "/home/me/worker.py", "rewards": {"task": "task", "own": "/home/me/own.py:f (sha256 12...)"}}
+    about = {"rewards": {"task": "task", "own": "/home/me/own.py:f (sha256 12...)"}}
     write_run(tmp_path / "a", rollouts=20, about=about)
     text = export_results(load_runs(tmp_path), tmp_path / "x.jsonl").read_text()
     assert "/home/me" not in text

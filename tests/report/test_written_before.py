@@ -52,7 +52,7 @@ def test_its_trace_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rollout 3 was not traced. Traced: 2." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "baseline"), [("stability", "grpo"), ("gate", "grpo")])
+@pytest.mark.parametrize(("name", "baseline"), [("stability", "grpo")])
 def test_committed_results_are_read(name: str, baseline: str) -> None:
     loaded = load_runs(RESULTS / f"{name}.jsonl")
     assert loaded.left_out == []

@@ -96,7 +96,7 @@ class Crew:
         self._server.stdout.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -128,14 +128,16 @@ def _rank(job: Job, rank: int, port: int, log: Path) -> int:
 
 
 def _lines(job: Job) -> int:
+    """Records that there are; -1 until the processes have met and the first one holds the folder."""
     import yaml
 
-    metrics = Path(yaml.safe_load(Path(job.file).read_text())["tracking"]["out"]) / "metrics.jsonl"
-    return metrics.read_text().count("\n") if metrics.exists() else 0
+    out = Path(yaml.safe_load(Path(job.file).read_text())["tracking"]["out"])
+    metrics = out / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else (out / ".lock").exists() - 1
 
 
 def _made(job: Job) -> Done:
-    port = _free_port()
+    port = free_port()
     logs = [Path(f"{job.file}.{rank}.log") for rank in range(job.processes)]
     running = {_rank(job, rank, port, log): rank for rank, log in enumerate(logs)}
     pids, codes, began = dict(zip(running.values(), running, strict=True)), {}, time.monotonic()

@@ -331,7 +331,9 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(tmp_path: Path, uninter
         said = [end(one) for one in ranks]
     assert [one.returncode for one in ranks] == [128 + signal.SIGTERM] * 2
     newest = checkpoints(out / "checkpoints")[-1]
-    told = "".join(one for one in said[0].splitlines(keepends=True) if not one.startswith(("rollout ", "health:")))
+    told = "".join(
+        one for one in said[0].splitlines(keepends=True) if not one.startswith(("engine:", "rollout ", "health:"))
+    )
     assert told.startswith(f"stopped by SIGTERM after rollout {number(newest)} of 12; the checkpoint is {newest}. ")
     assert "stopped" not in said[1]
     ranks = by_hand([file, file])  # what the first finds in the folder, all of them say
@@ -354,6 +356,19 @@ def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> 
     assert ranks[0].returncode == 1
     assert "raised on rank 0 of 2 processes" in said
     assert "5000ms" in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_before_they_meet_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    """Unless a launcher notices: torchrun does at once."""
+    file = file_of(small(tmp_path / "run"), tmp_path)
+    ranks = by_hand([file, file], "--timeout", "5")
+    with cleared(ranks):
+        ranks[1].send_signal(signal.SIGKILL)
+        said = end(ranks[0])
+    assert ranks[0].returncode == 1
+    assert re.search("clients joined|timed? ?out", said, re.IGNORECASE), said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -337,8 +336,7 @@ def test_a_kind_of_adapter_that_is_not_trained(
 
 
 def test_peft_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "peft" else find(name, *more))
+    monkeypatch.setattr("rlstab.extras.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as caught:
         load_policy("countdown-tiny", adapter=settings(**NEW))
     assert str(caught.value) == (

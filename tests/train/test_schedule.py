@@ -17,7 +17,7 @@ from rlstab.config.runs import CUTS
 from rlstab.config.schedule_settings import ENDING, FOLLOWING, OPTIONS
 from rlstab.errors import ConfigError
 from rlstab.train.journal import read
-from rlstab.train.schedule import learning_rate
+from rlstab.train.learning_rate import learning_rate
 from tests.train.runs import go, largest_difference, quiet, small, train, without_times
 
 EXAMPLES: dict[str, dict[str, Any]] = {

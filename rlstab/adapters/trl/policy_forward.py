@@ -154,11 +154,6 @@ class OwnForward:
         }
 
 
-def _laid_out(values: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
-    flat = torch.zeros(shape.numel(), dtype=values.dtype, device=values.device)
-    return flat.index_copy(0, index, values).view(shape)
-
-
 def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
     """Signals that TRL has beside those of a forward, with the settings of this trainer."""
     found = {"truncated"}

@@ -26,7 +26,7 @@ def check_host() -> None:
             off or broken.
     """
     from rlstab.adapters.verl.entry_points import check_plugin
-    from rlstab.adapters.verl.release import check_release
+    from rlstab.adapters.verl.verl_release import check_release
 
     check_release()
     check_plugin()

@@ -23,11 +23,11 @@ from verl.workers.utils.losses import ppo_loss
 from rlstab.adapters import kept_state
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.verl.actor_settings import check_settings
+from rlstab.adapters.verl.loss_mode import objective_file
 from rlstab.adapters.verl.mini_batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.planned_loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss
-from rlstab.adapters.verl.plugin import objective_file
-from rlstab.adapters.verl.release import check_release
 from rlstab.adapters.verl.verl_names import named, tallies
+from rlstab.adapters.verl.verl_release import check_release
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective, objective_hash
 from rlstab.core.comm import Comm, LocalComm, TorchComm

@@ -1,0 +1,149 @@
+"""What a run is said to hold before it starts, against what models and autograd hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
+
+from rlstab.cli import main
+from rlstab.config import RunConfig, load_run
+from rlstab.config.runs import AdapterSettings
+from rlstab.errors import ConfigError
+from rlstab.train.footprint import Shape, footprint, shape
+from rlstab.train.footprint_table import bytes_of, in_words
+from rlstab.train.policy import SHIPPED
+
+SMALL: Mapping[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4, "vocab_size": 50}
+CONFIGS = [
+    LlamaConfig(**SMALL, intermediate_size=96, num_key_value_heads=2, bos_token_id=None, eos_token_id=1),
+    Qwen2Config(
+        **SMALL,
+        intermediate_size=96,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+    ),
+    GPT2Config(n_layer=3, n_embd=48, n_head=4, vocab_size=50, bos_token_id=1, eos_token_id=1),
+]
+
+
+def really_kept(config: PretrainedConfig, tokens: int) -> int:
+    """What autograd keeps of a forward over a real model, row with padding."""
+    model = AutoModelForCausalLM.from_config(config).eval()
+    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    found: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def keep(one: torch.Tensor) -> torch.Tensor:
+        storage = one.untyped_storage()
+        if storage.data_ptr() not in weights:
+            found[storage.data_ptr()] = (storage.nbytes(), one)
+        return one
+
+    mask = torch.ones(1, tokens, dtype=torch.int64)
+    mask[0, :2] = 0
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        model.base_model(torch.zeros_like(mask), attention_mask=mask, position_ids=places, use_cache=False)
+    return sum(size for size, _ in found.values())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda one: one.model_type)
+@pytest.mark.parametrize("tokens", [24, 96])
+def test_activations_are_those_that_autograd_keeps(config: PretrainedConfig, tokens: int) -> None:
+    assert shape(config, tokens).kept == pytest.approx(really_kept(config, tokens), rel=0.02)
+
+
+def test_parameters_are_those_of_the_model_and_tied_ones_count_once() -> None:
+    for config in CONFIGS:
+        model = AutoModelForCausalLM.from_config(config)
+        found = shape(config, 8)
+        assert found.parameters == found.trained == sum(one.numel() for one in model.parameters())
+        assert found.root + 3 * found.layer == found.parameters
+
+
+def test_an_adapter_trains_its_own_matrices_alone() -> None:
+    config = AutoConfig.from_pretrained(SHIPPED["countdown-tiny"])
+    whole = shape(config, 8)
+    found = shape(config, 8, adapter=AdapterSettings(r=4, targets=("q_proj", "v_proj")))
+    assert found.trained == 3 * 2 * 4 * (96 + 96)
+    assert found.parameters == whole.parameters + found.trained
+
+
+def test_checkpointing_keeps_less() -> None:
+    config = AutoConfig.from_pretrained(SHIPPED["countdown-tiny"])
+    assert shape(config, 32, checkpointing=True).kept < shape(config, 32).kept / 2
+
+
+#: A model of a million parameters, in ten layers.
+MILLION = Shape(1_000_000, 1_000_000, 90_000, 100_000, kept=10_000, cached=1_000, vocabulary=100)
+
+
+def of(name: str, processes: int, **settings: Any) -> Any:
+    run: RunConfig = load_run({"objective": "clip_higher", **settings})
+    return footprint(MILLION, run, name, processes, reference=False, tokens=32)  # type: ignore[arg-type]
+
+
+def test_float32_weights_gradients_and_two_moments_are_sixteen_bytes_a_parameter() -> None:
+    assert of("one process", 1).per_parameter == of("ddp", 2).per_parameter == 16.0
+    assert of("one process", 1).standing == {"weights": 4_000_000, "moments": 8_000_000}
+    assert of("fsdp2", 4).standing == {"weights": 1_000_000, "moments": 2_000_000}
+    # at the fullest moment all weights are gathered, to sample
+    assert of("fsdp2", 4).per_parameter == 4 + 12 / 4
+
+
+def test_offloaded_shards_are_not_on_the_device() -> None:
+    found = of("fsdp2", 2, engine={"name": "fsdp2", "offload": True})
+    assert sum(found.standing.values()) == 0
+    assert found.step["gradients"] == 0
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
+    found = of("one process", 1, optimisation={"micro_batch_size": 16})
+    memory = 20_000_000
+    most = found.micro_batch_size(memory)
+    assert most > 16
+    for size, fits in ((most, True), (most + 1, False)):
+        whole = sum(found.standing.values()) + sum(found.step.values()) + (size - 16) * found.per_response
+        assert (whole <= memory) == fits
+    assert found.micro_batch_size(1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("24GB", 24 * 10**9), ("1.5GiB", 3 * 2**29), ("512M", 512 * 10**6), ("7", 7)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+def test_a_size_that_is_none_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="expected a size such as 24GB"):
+        bytes_of("lots")
+
+
+def test_bytes_in_words() -> None:
+    assert [in_words(one) for one in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2 KiB", "3 MiB", "5 GiB"]
+
+
+def test_check_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("objective: [clip_higher]\nrollout: {prompts: 4, group: 4}\n")
+    assert main(["check", str(file), "--memory", "1GB", "--processes", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "memory of each process (ddp, 2 in all)" in out
+    assert "micro_batch_size 128 fits. The largest that fits is" in out
+    assert main(["check", str(file), "--memory", "2MB"]) == 0
+    assert "too little for" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", str(file), "--processes", "0"]) == 2
+
+
+def test_check_says_why_memory_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"objective: [clip_higher]\nmodel: {{name: {tmp_path}/none}}\n")
+    assert main(["check", str(file)]) == 0
+    assert "memory: not known: there is no folder" in " ".join(capsys.readouterr().out.split())
