@@ -424,6 +424,8 @@ class RunConfig(Settings):
                 "an empty text is in every response, so each would end after its first token. Write null for no stop "
                 "text.",
             )
+        if self.tracking.out == "":
+            raise _unfit(("tracking", "out"), "an empty text names no folder. Write `.` for the current one.")
         self._require_memory("rollout", prompts, "group", self.rollout.group)
         if self.evaluation.every:
             self._require_memory("evaluation", self.evaluation.prompts, "samples", most)
