@@ -89,7 +89,8 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 def token_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
     """``(n,)`` default of the aggregate slot: every counted token weighs ``1 / N``."""
-    return torch.tensor(1.0 / totals.tokens, dtype=torch.float64, device=counted.device).expand(counted.shape)
+    # filled on the device: a number that is sent there waits for all kernels
+    return torch.full((), 1.0 / totals.tokens, dtype=torch.float64, device=counted.device).expand(counted.shape)
 
 
 def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:

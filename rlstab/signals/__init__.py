@@ -53,6 +53,7 @@ def token_signals(
     min_p: float | None = None,
     rows: Mapping[str, Tensor] | None = None,
     backend: Literal["torch", "triton"] = "torch",
+    check_ids: bool = True,
 ) -> TokenSignals:
     """Signals from hidden states and the weight of the vocabulary head, without ever holding ``(N, V)`` logits.
 
@@ -71,6 +72,8 @@ def token_signals(
         rows: for a name, the ``(N,)`` bool of rows on which it is needed; it is 0 elsewhere.
         backend: ``triton`` fuses the tiles into kernels, for bfloat16, float16 and float32 on a GPU. It is held to
             float64 by tests and was never measured on a GPU, so nothing takes it by default.
+        check_ids: look whether the vocabulary has the tokens. On a GPU that waits for all kernels before; False where
+            they are known to be in it, such as inputs of the same model.
 
     Raises:
         ShapeError: shapes or dtypes do not fit, or the backend has no kernel for the dtype or the device.
@@ -95,7 +98,7 @@ def token_signals(
             f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
-    ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows)
+    ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows, check_ids)
     if backend != "torch":
         _check_backend(backend, hidden)
         ask = replace(ask, backend=backend)
@@ -113,11 +116,12 @@ def token_signals_from_logits(
     needs: Set[str] = frozenset({"logprobs", "entropies"}),
     min_p: float | None = None,
     rows: Mapping[str, Tensor] | None = None,
+    check_ids: bool = True,
 ) -> TokenSignals:
     """Signals from ``(N, V)`` logits that already exist; they are not modified. See :func:`token_signals`."""
     if logits.ndim != 2:
         raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
-    ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows)
+    ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows, check_ids)
     found = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]
     return _record(found, rows or {})
 
@@ -139,6 +143,7 @@ def _ask(
     needs: Set[str],
     min_p: float | None,
     rows: Mapping[str, Tensor] | None,
+    check_ids: bool,
 ) -> tuple[Ask, float | Tensor]:
     """What is checked: the request, and the temperature in the dtype of the sums."""
     unknown = sorted(needs - SIGNAL_NAMES)
@@ -158,7 +163,7 @@ def _ask(
         raise OutOfRange(f"temperature = {temperature!r}, expected a number above 0.")
     if "log_kept_mass" in needs and not (min_p is not None and 0 < min_p <= 1):
         raise OutOfRange(f"log_kept_mass needs min_p in (0, 1], not {min_p!r}.")
-    if "logprobs" in needs and not bool(((token_ids >= 0) & (token_ids < vocab)).all()):
+    if check_ids and "logprobs" in needs and not bool(((token_ids >= 0) & (token_ids < vocab)).all()):
         raise OutOfRange(f"a token id is not in [0, {vocab}), the vocabulary. Leave out the rows without a token.")
     temperature = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
     height = ROWS if source.device.type == "cpu" else GPU_ROWS

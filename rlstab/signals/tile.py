@@ -62,7 +62,7 @@ def whole_rows(found: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) 
     for name in found.values.keys() & laws.keys():
         found.values[name][span] = laws[name]()
     if "log_kept_mass" in found.values:
-        where = slice(None) if ask.kept_rows is None else ask.kept_rows[span]
+        where = slice(None) if ask.kept_rows is None else ask.kept_rows[span].nonzero().squeeze(1)
         found.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
 
 

@@ -98,6 +98,8 @@ class Tracer:
             response_ids: ``(B, T)`` int64, the tokens of the batch's rows.
             optimizer_step: its number, from 1.
         """
+        if not self._traced:  # most rollouts: the ids are not even read
+            return
         rows = [row for row, sequence in enumerate(batch.sequence_ids.tolist()) if sequence in self._traced]
         if not rows:
             return

@@ -51,8 +51,9 @@ class Sequences:
     def rows(self, index: Tensor) -> Sequences:
         """Some of the rows, cut to their own longest prompt and response."""
         prompt_mask, response_mask = self.prompt_mask[index], self.response_mask[index]
-        width = int(prompt_mask.sum(-1).max()) if index.numel() else 0
-        length = int(response_mask.sum(-1).max()) if index.numel() else 0
+        width, length = 0, 0
+        if index.numel():  # one wait for the device
+            width, length = torch.stack([prompt_mask.sum(-1).max(), response_mask.sum(-1).max()]).tolist()
         start = self.prompt_ids.shape[1] - width
         return Sequences(
             self.prompt_ids[index][:, start:],
@@ -219,6 +220,7 @@ class Policy:
             "needs": needs,
             "min_p": options.get("min_p"),
             "rows": rows,
+            "check_ids": not self._embeds_the_vocabulary,
         }
         with self.autocast():
             if self.head is None:
@@ -269,6 +271,13 @@ class Policy:
     def head(self) -> VocabularyHead | None:
         """How hidden states become logits in this model; None where that is more than a product and a scale."""
         return find_head(self.model)
+
+    @cached_property
+    def _embeds_the_vocabulary(self) -> bool:
+        """The embeddings have a row for each logit and no other, so that they refuse a token id that has none."""
+        embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        rows = getattr(embeddings, "num_embeddings", None)
+        return rows is not None and rows == getattr(head, "out_features", None)
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""

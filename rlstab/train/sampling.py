@@ -201,7 +201,12 @@ class _Draws:
         else:
             chosen = _invert(torch.softmax(logits / temperature, dim=-1), number)
         signals = token_signals_from_logits(
-            logits, chosen, temperature=temperature, needs=set(self.names), min_p=self.options.get("min_p")
+            logits,
+            chosen,
+            temperature=temperature,
+            needs=set(self.names),
+            min_p=self.options.get("min_p"),
+            check_ids=False,  # drawn from these logits
         )
         out.mask[rows, place] = growing
         out.tokens[rows, place] = torch.where(growing, chosen, self.policy.pad_id)

@@ -178,12 +178,14 @@ class Learner:
         with_gradient = torch.zeros((), dtype=torch.int64, device=device)
         reports: list[Mapping[str, Mean]] = []  # a step that is refused reports nothing: it may hold NaN
         gaps: list[Tensor] = []
-        for part in self.engine.rounds(parts):
+        # all sizes are read before the first forward: later each read would wait for the kernels of a whole part
+        ready = [(sequences, batch, _Needed.by(plan, batch, sequences)) for sequences, batch in parts]
+        for part in self.engine.rounds(ready):
             if part is None:
                 self.engine.backward(None)
                 continue
-            sequences, batch = part
-            live, wanted = self._live(sequences, batch, plan)
+            sequences, batch, needed = part
+            live = self._live(batch, needed)
             outputs = [one for one in live.present() if one.requires_grad]
             for one in outputs:
                 one.retain_grad()
@@ -197,9 +199,9 @@ class Learner:
             nonfinite += out.nonfinite
             reports.append(out.report)
             if self.tracer is not None:
-                self.tracer.part(plan, batch, live, wanted, sequences.response_ids, self.optimizer_steps)
+                self.tracer.part(plan, batch, live, needed.wanted, sequences.response_ids, self.optimizer_steps)
             if compare_live and batch.rollout_logprobs is not None and outputs:
-                gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[wanted].abs())
+                gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[needed.place].abs())
         tally = torch.stack([total.double(), nonfinite.double(), with_gradient.double()]).cpu()
         loss, bad, live_rows = self.comm.sum(tally).tolist()
         norm = self.engine.clip(self.settings.max_grad_norm)
@@ -226,43 +228,36 @@ class Learner:
             metrics.mean("head/live_fraction", live_rows, plan.everything.tokens)
         metrics.highest("gradient/largest_norm", norm)
 
-    def _live(self, sequences: Sequences, batch: TokenBatch, plan: Plan) -> tuple[PolicyOutputs, Tensor]:
-        """The live outputs of a part, and the ``(n,)`` bool of tokens that they were computed for.
+    def _live(self, batch: TokenBatch, needed: _Needed) -> PolicyOutputs:
+        """The live outputs of a part, by one forward over the sequences that need it.
 
-        One forward over the sequences on which the loss differentiates something, as far as their last such token.
         Elsewhere the outputs hold the evidence, which is what they would be, or zeros.
         """
-        where = plan.live_rows(batch)
-        wanted = torch.stack(list(where.values())).any(0)
+        where, place = needed.where, needed.place
         filler = {name: torch.zeros_like(batch.logprobs) for name in where} | {"logprobs": batch.logprobs}
-        if not bool(wanted.any()):
-            return PolicyOutputs(**filler), wanted
-        assert batch.index is not None
-        width = sequences.response_ids.shape[1]
-        chosen, row = batch.sequence[wanted].unique(return_inverse=True)
-        column = batch.index[wanted] % width
-        part = sequences.rows(chosen).cut(int(column.max()) + 1)
+        if needed.sequences is None:
+            return PolicyOutputs(**filler)
         signals = self.engine.signals(
-            part,
-            row * part.response_ids.shape[1] + column,
+            needed.sequences,
+            needed.index,
             temperature=self.temperature,
             needs=where.keys(),
             options=self.objective.signal_options,
-            rows={name: one[wanted] for name, one in where.items() if name != "logprobs"},
+            rows={name: one[place] for name, one in where.items() if name != "logprobs"},
         )
-        place = wanted.nonzero().squeeze(-1)
         return PolicyOutputs(
             **{name: values.index_copy(0, place, getattr(signals, name)) for name, values in filler.items()}
-        ), wanted
+        )
 
     def _part(
         self, experience: Experience, signals: Mapping[str, Tensor], rows: Tensor
     ) -> tuple[Sequences, TokenBatch]:
-        # rows, advantages and ids are on the CPU; an index there fits a tensor on any device, the reverse does not
+        # advantages and ids are on the CPU, the rest is where the model is
         device = experience.sequences.prompt_ids.device
-        sequences = experience.sequences.rows(rows.to(device))
+        there = rows.to(device)
+        sequences = experience.sequences.rows(there)
         length = sequences.response_ids.shape[1]
-        cut = {name: values[rows][:, :length] for name, values in signals.items()}
+        cut = {name: values[there][:, :length] for name, values in signals.items()}
         own = {name: cut.pop(name) for name in cut.keys() - SIGNALS.keys() - {"old_logprobs", "logprobs"}}
         advantages = experience.advantages[rows]
         return sequences, TokenBatch.from_padded(
@@ -290,6 +285,39 @@ class Learner:
                     for name in needs:
                         found[name][one, : values[name].shape[1]] = values[name]
         return found
+
+
+@dataclass(frozen=True)
+class _Needed:
+    """Which live outputs the loss of a part reads, and the forward that finds them.
+
+    Attributes:
+        where: ``(n,)`` bool by live output.
+        wanted: ``(n,)`` bool, some output is read.
+        place: ``(m,)`` int64, the tokens where that is so.
+        sequences: those that have such a token, as far as the last of them; None where there is none.
+        index: ``(m,)`` int64, the tokens in the flattened responses of these sequences.
+    """
+
+    where: Mapping[str, Tensor]
+    wanted: Tensor
+    place: Tensor
+    sequences: Sequences | None
+    index: Tensor
+
+    @classmethod
+    def by(cls, plan: Plan, batch: TokenBatch, sequences: Sequences) -> _Needed:
+        """What a plan needs of one of its parts; it reads the device."""
+        where = plan.live_rows(batch)
+        wanted = torch.stack(list(where.values())).any(0)
+        place = wanted.nonzero().squeeze(-1)
+        if not place.numel():
+            return cls(where, wanted, place, None, place)
+        assert batch.index is not None
+        chosen, row = batch.sequence[place].unique(return_inverse=True)
+        column = batch.index[place] % sequences.response_ids.shape[1]
+        some = sequences.rows(chosen).cut(int(column.max()) + 1)
+        return cls(where, wanted, place, some, row * some.response_ids.shape[1] + column)
 
 
 def _fullest_together(experience: Experience, rows: Tensor) -> Tensor:

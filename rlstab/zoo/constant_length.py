@@ -119,7 +119,7 @@ class ConstantLength(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def constant(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
-            share = torch.tensor(1.0 / (totals.sequences * self.length), dtype=torch.float64, device=counted.device)
+            share = torch.full((), 1.0 / (totals.sequences * self.length), dtype=torch.float64, device=counted.device)
             return share.expand(counted.shape)
 
         return Terms(aggregate=constant)

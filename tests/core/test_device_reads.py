@@ -1,29 +1,31 @@
-"""Between forward and backward nothing is read off the device: each read would wait for all kernels before it."""
+"""Between forward and backward the host waits for nothing, and launches little: counted without a GPU."""
+
+from collections import Counter
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstab import STARE, ClipHigher, EntropyBonus, Gate, KLPenalty, LpReg, S2TMask, SequenceMean, compose, make_plan
 from tests.core.methods import Unweighted
 from tests.core.steps import batch_of, live_of, random_rows
+from tests.waits import Waits
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
-#: What hands a number, or a shape that only the values decide, to Python.
-READS = ("_local_scalar_dense", "aten.nonzero", "aten._unique", "aten.masked_select")
 
 
-class Reads(TorchDispatchMode):
-    """Counts them, on any device: a CPU takes the same path."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(one in str(func) for one in READS):
-            self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
+def of_a_part(*methods):
+    """The waits and launches of a plan for one part, of its loss, and of the backward through it."""
+    batch = batch_of(ROWS)
+    waits = Waits("plan")
+    with waits():
+        plan = make_plan(compose(*methods), [batch])
+    policy, _ = live_of(batch, ROWS)
+    waits.phase = "loss"
+    with waits():
+        loss = plan.loss(0, policy).loss
+        waits.phase = "backward"
+        loss.backward()
+    return waits
 
 
 @pytest.mark.parametrize(
@@ -34,16 +36,73 @@ class Reads(TorchDispatchMode):
     ],
     ids=["masks, weights, penalties", "gates, exempt tokens"],
 )
-def test_the_loss_and_its_backward_read_nothing(methods):
-    plan = make_plan(compose(*methods), [batch_of(ROWS)])
-    policy, _ = live_of(plan.parts[0].batch, ROWS)
-    with Reads() as reads:
-        plan.loss(0, policy).loss.backward()
-    assert reads.seen == []
+def test_the_loss_and_its_backward_wait_for_nothing(methods):
+    waits = of_a_part(*methods)
+    assert waits.seen.keys() == {"plan"}
 
 
-def test_a_read_would_be_seen():
+@pytest.mark.parametrize(
+    ("methods", "most"),
+    [
+        ((ClipHigher(),), {"plan": 27, "loss": 45, "backward": 8}),
+        ((ClipHigher(), S2TMask(), STARE()), {"plan": 82, "loss": 47, "backward": 8}),
+        ((ClipHigher(dual_clip=3.0), S2TMask(), STARE()), {"plan": 82, "loss": 53, "backward": 8}),
+    ],
+    ids=["clip", "clip, S2T, STARE", "dual clip, S2T, STARE"],
+)
+def test_launches_of_a_part(methods, most):
+    """No more than today; a larger number needs a reason. A part has the same, however many tokens it has."""
+    launches = of_a_part(*methods).launches
+    assert launches.keys() == most.keys()
+    assert {phase: count for phase, count in launches.items() if count > most[phase]} == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "look"),
+    [
+        ("_local_scalar_dense", lambda x: float(x.sum())),
+        ("_local_scalar_dense", lambda x: bool((x > 0).all())),
+        ("nonzero", lambda x: x.nonzero()),
+        ("index", lambda x: x[x > 0]),
+        ("_unique2", lambda x: x.unique()),
+        ("masked_select", lambda x: x.masked_select(x > 0)),
+        ("cpu", lambda x: x.sum().cpu().item()),
+        ("tolist", lambda x: x.tolist()),
+        ("numpy", lambda x: x.numpy()),
+        ("sent", lambda x: torch.tensor(1.0, device=x.device)),
+        ("sent", lambda x: torch.ones(3).to(x.device)),
+        ("index sent", lambda x: x[torch.arange(2)]),
+    ],
+)
+def test_a_wait_is_seen(what, look):
     values = torch.ones(3)
-    with Reads() as reads:
+    waits = Waits()
+    with waits():
+        look(values)
+    assert waits.seen == {"": Counter({f"test_device_reads.py <lambda>: {what}": 1})}
+
+
+def test_what_stays_with_the_host_or_on_the_device_is_no_wait():
+    values = torch.ones(3)
+    waits = Waits()
+    with waits():
+        assert float(torch.tensor([1.0, 2.0]).sum()) == 3
+        assert torch.arange(3)[torch.arange(3) > 0].tolist() == [1, 2]
+        values[values.argsort()] += torch.full((), 2.0, device=values.device)
+    assert waits.seen == {}
+
+
+def test_views_launch_nothing():
+    values = torch.ones(4)
+    waits = Waits()
+    with waits():
+        (values.view(2, 2)[0].unsqueeze(1).expand(2, 3).t() + 1).mul_(2).detach()
+    assert waits.launches == {"": 2}
+
+
+def test_a_gate_that_reads_is_seen():
+    values = torch.ones(3)
+    waits = Waits()
+    with waits():
         assert Gate(lambda ratio, held: ratio * float(ratio.sum())).fn(values, None) is not None
-    assert len(reads.seen) == 1
+    assert sum(waits.seen[""].values()) == 1

@@ -1,0 +1,139 @@
+"""At what the host would wait for a GPU, and how many kernels it would launch there; counted without one.
+
+Tensors of a CPU stand for those of the device, less the ones that are known to stay with the host: what was made
+without a device, what ``cpu()`` brought, what is computed from these alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlstab.core import compare
+
+#: What hands a number, or a shape that only the values decide, to Python.
+READS = ("_local_scalar_dense", "aten.nonzero.default", "aten._unique", "aten.unique", "aten.masked_select", "bincount")
+#: Whose results are the host's where no device is named.
+MADE = ("tensor", "as_tensor", "zeros", "ones", "full", "empty", "arange")
+#: These allocate, and launch nothing.
+FREE = ("empty", "new_empty", "empty_like", "empty_strided", "detach", "_local_scalar_dense", "_unsafe_view")
+
+
+class Waits:
+    """Counts by phase, which a test names as it goes.
+
+    Attributes:
+        phase: of what comes now.
+        seen: waits, by phase and by "file function: what", or by "transformers: what".
+        launches: by phase; operations that are no views, each of which is a kernel or a few.
+    """
+
+    def __init__(self, phase: str = "") -> None:
+        self.phase = phase
+        self.seen: dict[str, Counter[str]] = {}
+        self.launches: Counter[str] = Counter()
+        self._host: dict[int, Any] = {}  # storages by address; held, so that no other takes it
+
+    def keep(self, *values: Tensor) -> None:
+        """Let tensors be the host's."""
+        for one in values:
+            self._host[one.untyped_storage()._cdata] = one.untyped_storage()
+
+    def send(self, one: Tensor) -> Tensor:
+        """Let a tensor be the device's."""
+        self._host.pop(one.untyped_storage()._cdata, None)
+        return one
+
+    def hosts(self, one: Tensor) -> bool:
+        """The host has it."""
+        return one.untyped_storage()._cdata in self._host
+
+    def wait(self, what: str) -> None:
+        """Count one, for the innermost line that is neither torch's nor a test's."""
+        frame = sys._getframe(1)
+        path = Path(frame.f_code.co_filename)
+        while frame.f_back is not None and (path.name == "waits.py" or "torch" in path.parts):
+            frame = frame.f_back
+            path = Path(frame.f_code.co_filename)
+        where = "transformers" if "transformers" in path.parts else f"{path.name} {frame.f_code.co_name}"
+        self.seen.setdefault(self.phase, Counter())[f"{where}: {what}"] += 1
+
+    @contextmanager
+    def __call__(self) -> Iterator[Waits]:
+        with pytest.MonkeyPatch.context() as patched, _Operations(self), _Calls(self):
+            # on a CPU numpy makes bools, on a device torch does
+            patched.setattr(compare, "_compare", lambda compared, values, other: compared(values, other))
+            yield self
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, waits: Waits) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.waits = waits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        given = [one for one in tree_leaves((args, kwargs or {})) if isinstance(one, Tensor)]
+        own = bool(given) and all(map(self.waits.hosts, given))
+        if not own:
+            if any(one in name for one in READS) or (name.startswith("aten.index") and _by_mask(args)):
+                self.waits.wait(name.split(".")[1])
+            elif name.startswith("aten.index.") and any(self.waits.hosts(one) for one in given[1:]):
+                self.waits.wait("index sent")
+            views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+            if not views and name.split(".")[1] not in FREE:
+                self.waits.launches[self.waits.phase] += 1
+        found = func(*args, **(kwargs or {}))
+        if own:
+            self.waits.keep(*(one for one in tree_leaves(found) if isinstance(one, Tensor)))
+        return found
+
+
+def _by_mask(args: Any) -> bool:
+    """Indexing by bools looks for the places of those that are True."""
+    index = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+    return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
+
+
+class _Calls(TorchFunctionMode):
+    """What a CPU does without an operation, and a device does not."""
+
+    def __init__(self, waits: Waits) -> None:
+        super().__init__()
+        self.waits = waits
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, first = getattr(func, "__name__", ""), args[0] if args else None
+        of_device = isinstance(first, Tensor) and not self.waits.hosts(first)
+        if name in ("cpu", "numpy", "tolist") and of_device:
+            self.waits.wait(name)
+        if name == "cpu":
+            found = func(*args, **kwargs).clone()
+            self.waits.keep(found)
+            return found
+        if name == "to" and isinstance(first, Tensor) and not of_device and _names_device(args, kwargs):
+            self.waits.wait("sent")
+            return self.waits.send(func(*args, **kwargs).clone())
+        found = func(*args, **kwargs)
+        if name in MADE and isinstance(found, Tensor):
+            if kwargs.get("device") is None:
+                self.waits.keep(found)
+            elif name in ("tensor", "as_tensor") and not isinstance(first, Tensor):
+                self.waits.wait("sent")
+        return found
+
+
+def _names_device(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(one, torch.device) for one in (*args, *kwargs.values()))
