@@ -13,13 +13,13 @@ Kind = Literal["against", "redundant", "beside", "good"]
 
 #: What makes training unstable, by the name under which a method says that it is meant against it.
 SOURCES: Mapping[str, str] = {
-    "token": "single tokens whose gradient is out of proportion: rare, spurious, or decided anyway",
-    "trust region": "several optimizer steps on one rollout: the policy leaves the data behind",
-    "sample": "responses that should not count as much as others: stale, cut off, or of the wrong sign",
-    "exploration": "entropy that dies, and with it what the policy could still find",
+    "token": "single tokens whose gradient is out of proportion: rare, spurious or already certain",
+    "trust region": "several optimizer steps on one rollout: the policy moves away from the data",
+    "sample": "responses that should count less than others: stale, truncated or of the wrong sign",
+    "exploration": "entropy that collapses, and with it exploration",
     "length": "responses of different lengths that share one divisor",
-    "reference": "a reward that does not measure everything: what it leaves out drifts",
-    "off-policy": "a sampler that is not the policy: other kernels, other precision, older weights",
+    "reference": "a reward that does not measure everything: what it does not measure drifts",
+    "off-policy": "a sampler that differs from the policy: different kernels or precision, older weights",
 }
 
 #: Stands for every method that drops tokens.

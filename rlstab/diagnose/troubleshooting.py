@@ -17,9 +17,10 @@ HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/diagnose/r
 
 What a run that goes wrong looks like in its metrics, what is usually behind it, which methods act on that, and what was
 measured here. [`rlstab diagnose`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came
-first; this page is written from the same table. Figures are differences to the baseline of a bench, means over seeds
-with 95 % intervals, on tasks of a model of 0.34M parameters: they say whether a method acts there, and not by how much
-it would on yours. A method without a figure has none here, which does not mean that it does not work.
+first; this page is written from the same table. Figures are differences from the baseline of a bench, as means over
+seeds with 95 % intervals, on tasks for a model of 0.34M parameters. They say whether a method acts there, not how large
+the effect would be in your run. A method without a figure has not been measured here, which does not mean that it does
+not work.
 """
 
 
