@@ -42,7 +42,7 @@ def source_map(methods: Sequence[TokenObjective]) -> str:
         table(["source", *PLACES], rows),
         "\n".join(f"- **{source}**: {about}" for source, about in SOURCES.items()),
         "## What each needs",
-        "Beyond plain GRPO, in the trainer that ships. A method reads what is listed under any of its settings, and "
+        "Beyond plain GRPO, in rlstab's trainer. A method reads what is listed under any of its settings, and "
         "costs what is listed at those of its picture. [All methods](index.md) says what the signals are.",
         table(["method", "fills", "reads", "state", "costs", "arXiv"], listed),
     ]

@@ -36,7 +36,7 @@ REACHES: Mapping[str, str] = {
 REFUSED: Mapping[str, str] = {
     "penalties": "a penalty, a term of the loss with a gradient of its own",
     "gates": "a trust region other than one clip of the ratio",
-    "pull": "something else in the place of the ratio",
+    "pull": "a replacement for the ratio",
     "ratio": "another ratio",
     "exempt": "tokens without a trust region",
     "lr_scale": "another learning rate",

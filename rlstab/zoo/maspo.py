@@ -115,7 +115,7 @@ class MASPO(TokenObjective):
         Interaction(
             "beside",
             "lp_reg",
-            "the tokens that {other} selects in form 'code' have no trust region: {own} leaves them alone.",
+            "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
             where=lambda maspo, lp_reg: lp_reg.form == "code",
         ),
     )

@@ -105,7 +105,7 @@ class SAPO(TokenObjective):
         Interaction(
             "beside",
             "lp_reg",
-            "the tokens that {other} selects in form 'code' have no trust region: {own} leaves them alone.",
+            "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
             where=lambda sapo, lp_reg: lp_reg.form == "code",
         ),
     )

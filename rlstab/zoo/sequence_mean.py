@@ -84,9 +84,7 @@ class SequenceMean(TokenObjective):
     )
     interacts = (
         Interaction("good", ("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
-        Interaction(
-            "beside", MASK, "under {own} a token that {other} leaves alone in its response gets the whole weight of it."
-        ),
+        Interaction("beside", MASK, "under {own} the tokens of a response that {other} keeps share its whole weight."),
         Interaction(
             "beside",
             ("kl", "entropy_bonus", "lp_reg"),
