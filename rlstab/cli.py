@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import missing, require
+from rlstab.paths import exists, is_file, is_strange
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
@@ -36,9 +38,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
         complete(parser)
+    for stream in (sys.stdout, sys.stderr):  # where the terminal lacks a character, a mark and no traceback
+        with suppress(AttributeError, ValueError, OSError):
+            if stream.errors == "strict" and stream.encoding.lower() not in ("utf-8", "utf8"):
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # of a TextIOWrapper
     options = parser.parse_args(arguments)
     try:
-        return int(options.command(options) or 0)
+        code = int(options.command(options) or 0)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what goes wrong is told, and not when Python ends
+        return code
+    except BrokenPipeError:  # whoever read the output has seen enough, such as `| head`
+        _forget_output()
+        return 128 + int(signal.SIGPIPE)
     except RlstabError as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
@@ -46,11 +58,26 @@ def main(arguments: list[str] | None = None) -> int:
     except MemoryError as error:
         print(_OUT_OF_MEMORY.format(error=str(error) or "no more can be had"), file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        _forget_output()
+        reason = (error.strerror or str(error)).lower()
+        print(f"OSError: the output cannot be written: {reason}. Make room, or write it elsewhere.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
             notes = "".join(f" ({note})" for note in getattr(stop, "__notes__", ()))
             print(f"{str(stop) or 'stopped; continue with --resume'}{notes}", file=sys.stderr)
         return 128 + int(getattr(stop, "number", signal.SIGINT))
+
+
+def _forget_output() -> None:
+    """Let what was not written go nowhere: Python would try again at its end, and print what went wrong."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -262,11 +289,15 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.tasks.rewards import require_functions
 
     file = _file(options)
-    if Path(file).is_file() and is_bench(file):
+    if is_file(file) and is_bench(file):
         bench = shlex.quote(file)
         raise ConfigError(
             f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {bench} --dry-run` "
             f"checks it and lists its runs; `rlstab explain {bench}` says what each of its methods does."
+        )
+    if options.host is not None and (options.memory is not None or options.processes != 1):
+        raise ConfigError(
+            "--memory and --processes are for rlstab's own trainer, and --host names another. Leave out one of them."
         )
     with no_fit_warnings():
         _, run = read(file, _overrides(options.set))
@@ -336,7 +367,7 @@ def _explain(options: argparse.Namespace) -> int:
     with no_fit_warnings():
         if options.preset is not None:
             explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
-        elif Path(file := _file(options)).exists() and is_bench(file):
+        elif exists(file := _file(options)) and is_bench(file):
             show(bench_page(file, _overrides(options.set)), markdown=options.markdown)
         else:
             explain(file, _overrides(options.set), markdown=options.markdown)
@@ -406,9 +437,11 @@ def _schema(options: argparse.Namespace) -> int:
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:
         try:
+            if is_strange(options.out, b'"$schema"'):
+                raise ConfigError(f"{options.out} exists, is no schema, and stays as it is. Give --out another file.")
             Path(options.out).write_text(text, encoding="utf-8")
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+        except (OSError, ValueError) as error:  # a name with a null character
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
             raise ConfigError(f"{options.out}: cannot be written: {reason}. Give --out another file.") from error
     else:
         sys.stdout.write(text)

@@ -277,7 +277,7 @@ def test_schema_goes_to_a_file(rlstab_command, tmp_path):
          "ConfigError: --set =1: expected KEY=VALUE, for example --set optimisation.lr=1e-4.\n"),
         (["check", "good.yaml", "--set", "optimisation.lr=[1"],
          "ConfigError: --set optimisation.lr:1: not valid YAML: while parsing a flow sequence, expected ',' or ']', "
-         "but got '<stream end>'.\n"),
+         "but got '<stream end>'. Close the list with `]`.\n"),
         (["check", "good.yaml", "--set", "optimisation.lr=!!python/none 1"],
          "ConfigError: --set optimisation.lr:1: the tag !!python/none is refused. Write plain values, "
          "lists and mappings.\n"),

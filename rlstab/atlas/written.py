@@ -18,6 +18,7 @@ from rlstab.explain import cards, stage_cards
 from rlstab.explain.card_page import MARK
 from rlstab.explain.card_sections import CardError
 from rlstab.explain.exclusions import shipped
+from rlstab.paths import is_strange
 
 
 def files() -> dict[str, str]:
@@ -64,6 +65,9 @@ def write(folder: str | Path, wanted: Mapping[str, str] | None = None) -> None:
     """
     folder, wanted = Path(folder), files() if wanted is None else wanted
     try:
+        for path in (folder / name for name in wanted):
+            if is_strange(path, b"rlstab cards"):
+                raise CardError(f"{path} exists, is no page of ours, and stays as it is. Give another folder.")
         folder.mkdir(parents=True, exist_ok=True)
         if any(name.startswith("pictures/") for name in wanted):
             (folder / "pictures").mkdir(exist_ok=True)
@@ -71,8 +75,8 @@ def write(folder: str | Path, wanted: Mapping[str, str] | None = None) -> None:
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
         for name in _orphans(folder, wanted):
             (folder / name).unlink()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    except (OSError, ValueError) as error:  # a name with a null character
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise CardError(f"{folder}: cannot be written: {reason}. Give another folder.") from error
 
 
@@ -95,7 +99,7 @@ def stale(folder: str | Path, wanted: Mapping[str, str] | None = None) -> list[s
         if not page.is_file():
             found.append(f"{page}: is missing.")
             continue
-        written = page.read_text(encoding="utf-8")
+        written = page.read_text(encoding="utf-8", errors="replace")
         if name.endswith(".svg"):
             if not same_drawing(written, text):
                 found.append(f"{page}: the picture is not what the class does.")
@@ -126,7 +130,7 @@ def _orphans(folder: Path, wanted: Collection[str]) -> list[str]:
     return [
         name
         for name, path in sorted(others.items())
-        if name not in wanted and _ours(path.suffix, path.read_text(encoding="utf-8"))
+        if name not in wanted and _ours(path.suffix, path.read_text(encoding="utf-8", errors="replace"))
     ]
 
 

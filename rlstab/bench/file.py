@@ -38,7 +38,7 @@ from rlstab.tasks.from_settings import require_settings
 from rlstab.tasks.rewards import require_functions
 
 #: A name is a folder too.
-NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
+NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}")
 
 #: The setting of a bench without settings.
 DEFAULT = "default"
@@ -300,7 +300,7 @@ def _free(document: Document, key: str, place: Place) -> str:
 
 def _check_name(document: Document, place: Place, name: str) -> None:
     if not NAME.fullmatch(name):
-        text = f"{shown(name)} cannot name a folder. Use letters, digits and _ . + -, and no dot in front."
+        text = f"{shown(name)} cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in front."
         raise document.error(place, text)
 
 

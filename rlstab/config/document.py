@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,20 @@ MAX_NODES = 100_000
 
 #: Nested deeper than any run file is; stops aliases that contain themselves.
 MAX_DEPTH = 100
+
+#: Bytes; more than any run file has.
+MAX_BYTES = 16_000_000
+
+#: What to do about an error of the parser, by what is in its text.
+_HINTS = {
+    "'\\t'": "Indent with spaces.",
+    "another document": "Keep one of them, without the line `---`.",
+    "undefined alias": "Put text that begins with `*` in quotes.",
+    "',' or ']'": "Close the list with `]`.",
+    "',' or '}'": "Close the mapping with `}`.",
+    "quoted scalar": "Close the text with its quotation mark.",
+    "for merging": "Write a mapping after `<<`.",
+}
 
 #: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
@@ -76,7 +92,7 @@ class Document:
             ConfigError: no such file, not YAML, a repeated key, a tag that would build an object.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = _content(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"{path}: cannot be read: {reason}. Give the path of a YAML file.") from error
@@ -101,14 +117,15 @@ class Document:
             mark = error.problem_mark
             where = f"{name}:{mark.line + 1}" if mark else name
             reason = ", ".join(part for part in (error.context, error.problem) if part)
-            hint = " Indent with spaces." if "'\\t'" in reason else ""
-            raise ConfigError(f"{where}: not valid YAML: {reason}.{hint}") from error
+            hint = next((fix for found, fix in _HINTS.items() if found in reason), "Mend it there or just before.")
+            raise ConfigError(f"{where}: not valid YAML: {reason}. {hint}") from error
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             reason = f"the character {chr(error.character)!r} is not allowed"
-            raise ConfigError(f"{name}:{line}: not valid YAML: {reason}.") from error
+            hint = "Remove it, or write it as an escape in double quotes."
+            raise ConfigError(f"{name}:{line}: not valid YAML: {reason}. {hint}") from error
         except RecursionError as error:
-            raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels.") from error
+            raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels. Write fewer.") from error
         return cls(data, name, marks)
 
     @classmethod
@@ -234,6 +251,31 @@ def flow(data: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
+def _content(path: str | Path) -> bytes:
+    """The bytes of a file, or of a pipe into which somebody writes, as of a shell's ``<(...)``.
+
+    Raises:
+        OSError: it cannot be read, or is a device, more than a run file can be, or a pipe without a writer.
+    """
+    if stat.S_ISCHR(Path(path).stat().st_mode) and str(Path(path).resolve()) != os.devnull:
+        raise OSError("is a device, which may never end")
+    # without O_NONBLOCK the call waits for a writer of a pipe, who may never come
+    with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        found = file.read(1)  # None: the writer has not written yet
+        os.set_blocking(file.fileno(), True)
+        if is_pipe and found == b"":
+            raise OSError("is a pipe into which nobody writes")
+        parts = [found or b""]
+        size = len(parts[0])
+        while part := file.read(1 << 20):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BYTES:
+                raise OSError(f"has more than {MAX_BYTES} bytes")
+    return b"".join(parts)
+
+
 def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:
     """Place and line of every node: a value in a mapping is on the line of its key."""
     stack: list[tuple[Place, yaml.Node, int]] = [((), root, root.start_mark.line + 1)]
@@ -251,7 +293,7 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
             for key, value in node.value:
                 label, line = str(key.value), key.start_mark.line + 1
                 if not isinstance(key, yaml.ScalarNode):
-                    raise ConfigError(f"{name}:{line}: a list or mapping is used as a key. A key is text.")
+                    raise ConfigError(f"{name}:{line}: a list or mapping is used as a key. Write text.")
                 _check(loader, key, name, _PLAIN | {_MERGE})
                 if label in seen:
                     raise ConfigError(f"{name}:{line}: the key '{label}' appears twice. Remove one of them.")
@@ -271,7 +313,9 @@ def _check(loader: _Loader, node: yaml.Node, name: str, tags: Set[str] = _PLAIN)
             loader.construct_object(node)
         except (ValueError, LookupError) as error:
             kind = node.tag.rpartition(":")[2]
-            raise ConfigError(f"{where}: not valid YAML: {shown(node.value)} cannot be read as {kind}.") from error
+            raise ConfigError(
+                f"{where}: not valid YAML: {shown(node.value)} cannot be read as {kind}. Put text in quotes."
+            ) from error
 
 
 def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], Place]:

@@ -32,6 +32,7 @@ from rlstab.core.contract import check_dataclass
 from rlstab.core.method import Method
 from rlstab.core.registry import Registry
 from rlstab.errors import ConfigError, MethodError, RlstabError, did_you_mean, kind_of
+from rlstab.paths import is_file
 
 Kind = TypeVar("Kind", bound=Method[Any])
 
@@ -102,7 +103,7 @@ def _find(document: Document, file: str, place: Place) -> Path | None:
     here = given.absolute()
     mark, _, line = document.where(place).rpartition(":")
     beside = (Path(mark).absolute().parent / given) if line.isdigit() else here
-    there = [one for one in dict.fromkeys((beside, here)) if one.is_file()]
+    there = [one for one in dict.fromkeys((beside, here)) if is_file(one)]
     if len(there) > 1 and not there[0].samefile(there[1]) and there[0].read_bytes() != there[1].read_bytes():
         raise document.error(place, f"'{file}' may be {there[0]} or {there[1]}. Write the path that is meant in full.")
     return Path(*there[0].parts) if there else None
@@ -127,7 +128,7 @@ def load_class(document: Document, text: str, place: Place, wanted: str, example
     found = _OWN.fullmatch(text)
     assert found is not None
     path, name = Path(found["file"]).expanduser(), found["name"]
-    if not path.is_file():
+    if not is_file(path):
         looked = [path] if path.is_absolute() else _looked(document, path, place)
         raise document.error(place, f"there is no file {' or '.join(map(str, looked))}. Change the path, or make it.")
     path = path.absolute()
@@ -188,7 +189,7 @@ def classes(file: str) -> list[type]:
         ConfigError: there is no such file, it cannot be loaded, or has none.
     """
     path = Path(file).expanduser().absolute()
-    if path.suffix != ".py" or not path.is_file():
+    if path.suffix != ".py" or not is_file(path):
         raise ConfigError(f"there is no Python file {path}. Give the path of one with methods, stages or tasks.")
     try:
         module = _module(path, path.read_bytes())
@@ -246,7 +247,10 @@ def _told(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines = [error.lineno]
     where = f" ({path.name}, line {lines[-1]})" if lines else ""
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    try:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+    except (Exception, SystemExit):  # its text is code of others too
+        text = "without a text"
     return f"{type(error).__name__}: {' '.join(text.split())}{where}"
 
 

@@ -177,16 +177,18 @@ class DatasetSettings(ScoredInWorkers):
     name: Literal["dataset"] = "dataset"
     path: str = Field(description="name on the hub, a folder of save_to_disk, or a folder of data files")
     subset: str | None = Field(None, description="configuration of a data set that has several")
-    split: str = "train"
+    split: str = Field("train", description="rows to train on")
     eval_split: str | None = Field(None, description="held-out rows; null holds out the last eval_size of split")
-    eval_size: Positive = 64
+    eval_size: Positive = Field(64, description="rows held out where there is no eval_split")
     revision: str | None = Field(None, description="branch, tag or commit on the hub; null is the newest")
     prompt_field: str = Field("prompt", description="column of text or lists of messages; a.b is field b of column a")
-    answer_field: str = "answer"
+    answer_field: str = Field("answer", description="column of the right answer")
     right_answer_pattern: str | None = Field(
         None, description="regular expression whose group 1 is the right answer in the answer column"
     )
-    scorer: Literal["exact", "math_verify"] = "exact"
+    scorer: Literal["exact", "math_verify"] = Field(
+        "exact", description="compares answers as text, or as mathematics (math_verify, of the extra `tasks`)"
+    )
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
@@ -422,6 +424,8 @@ class RunConfig(Settings):
                 "an empty text is in every response, so each would end after its first token. Write null for no stop "
                 "text.",
             )
+        if self.tracking.out == "":
+            raise _unfit(("tracking", "out"), "an empty text names no folder. Write `.` for the current one.")
         self._require_memory("rollout", prompts, "group", self.rollout.group)
         if self.evaluation.every:
             self._require_memory("evaluation", self.evaluation.prompts, "samples", most)

@@ -14,6 +14,7 @@ from rlstab.diagnose.token_export import EXPORTS, read_token_export
 from rlstab.diagnose.trainer_state import STATE, newest_state, read_trainer_state
 from rlstab.diagnose.wandb_table import read_table
 from rlstab.errors import ReportError
+from rlstab.paths import exists, is_dir
 
 #: What can be read, for errors.
 READABLE = (
@@ -32,9 +33,9 @@ def read_logs(path: str | Path) -> list[RunLog]:
         ReportError: no such path, or nothing there that is a log with a metric to look at.
     """
     path = Path(path)
-    if path.is_dir():
+    if is_dir(path):
         return _folder(path)
-    if not path.exists():
+    if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
     if not path.is_file():
         raise ReportError(f"{path}: is not an ordinary file. Give {READABLE}.")

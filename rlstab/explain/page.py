@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +26,7 @@ from rlstab.explain.interactions import pairs
 from rlstab.explain.recipes import recipes
 from rlstab.explain.story import story
 from rlstab.explain.table import read
+from rlstab.paths import exists
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.visible import visible
 from rlstab.zoo import METHODS
@@ -95,7 +95,7 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
 
 def _are_names(source: str) -> bool:
     """Words, or classes of files, with commas between, and no file of this name."""
-    return not Path(source).exists() and all(re.fullmatch(r"\w+", one) or is_own(one) for one in _names(source))
+    return not exists(source) and all(re.fullmatch(r"\w+", one) or is_own(one) for one in _names(source))
 
 
 def _named(source: str) -> list[dict[str, str]]:

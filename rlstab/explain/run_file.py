@@ -87,8 +87,8 @@ def write_run_file(recipe: str, out: str | Path | None = None) -> Path:
             file.write(text)
     except FileExistsError as error:
         raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    except (OSError, ValueError) as error:  # a name with a null character
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise ConfigError(f"{path}: cannot be written: {reason}. Give --out another file.") from error
     return path
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from rlstab.console import Terminal
 from rlstab.errors import ReportError
+from rlstab.paths import is_strange
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.markdown import markdown
 from rlstab.report.numbers import counted
@@ -58,6 +59,7 @@ def make_report(
 
         folder = Path(out)
         again = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
+        _refuse_strange(folder / "report.html", html.MARK, "--out")  # before anything is written
         written.append(_write(folder / "report.md", markdown(comparison, command=again), "--out"))
         written.append(html.write(comparison, folder, again))
         drawn = figures.write(comparison, folder)
@@ -74,8 +76,18 @@ def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str 
     return " ".join([*parts, target])
 
 
+def _refuse_strange(path: Path, mark: bytes, option: str) -> None:
+    try:
+        strange = is_strange(path, mark)
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read: {error.strerror}. Give {option} another place.") from error
+    if strange:
+        raise ReportError(f"{path} exists, is no report of ours, and stays as it is. Give {option} another place.")
+
+
 def _write(path: Path, text: str, option: str) -> Path:
     try:
+        _refuse_strange(path, b"rlstab report ", option)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -20,6 +20,9 @@ from rlstab.report.contents import contents, data
 from rlstab.report.payload import safe_json
 from rlstab.visible import visible
 
+#: How a page of ours begins, before its title.
+MARK = b'<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n<meta http-equiv='
+
 
 def write(comparison: Comparison, out: Path, command: str | None = None) -> Path:
     """Write ``out/report.html`` and return its path; ``command`` is what makes it again.

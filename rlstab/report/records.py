@@ -12,6 +12,7 @@ from typing import Any
 
 from rlstab.config.document import Document
 from rlstab.errors import ReportError
+from rlstab.paths import is_dir, is_file
 from rlstab.report.folder import is_run, read_folder, read_json
 from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status
 from rlstab.report.names import told_apart
@@ -78,10 +79,10 @@ def _read(
     found: list[RunRecord | LeftOut] = []
     for path in [Path(one) for one in paths]:
         before = len(found)
-        if path.is_dir():
+        if is_dir(path):
             inside = list(_walk(path, planned))
             found += inside or [LeftOut(str(path), "holds no run: no metrics.jsonl, config.yaml or run.json below it")]
-        elif path.is_file():
+        elif is_file(path):
             found += read_results(path)
         else:
             raise ReportError(f"{path}: no such file or folder. Give bench folders, run folders or results files.")

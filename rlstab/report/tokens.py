@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rlstab.errors import ReportError
+from rlstab.paths import exists, is_file
 from rlstab.report.numbers import counted
 from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts
@@ -133,8 +134,8 @@ def read_tokens(path: str | Path, tokenizer: str | Path | None = None) -> Tokens
         count = sum(map(len, damaged.values()))
         what = f"no trace in its {counted(count, 'line')}" if count else "it holds no trace"
         raise ReportError(
-            f"{path}: {what}. A run is traced with tracking.trace_every; an optimizer step that was skipped leaves no "
-            f"trace."
+            f"{path}: {what}. Set tracking.trace_every in the run file and train; a run that skipped every optimizer "
+            f"step has none."
         )
     for name, numbers in damaged.items():
         listed = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
@@ -145,9 +146,9 @@ def read_tokens(path: str | Path, tokenizer: str | Path | None = None) -> Tokens
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
+    if is_file(path):
         return [path]
-    if not path.exists():
+    if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give a run folder, or a file of token traces (.jsonl).")
     if (path / "tokens.jsonl").is_file():
         return [path / "tokens.jsonl"]
@@ -169,14 +170,14 @@ def _number(name: str) -> int:
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Numbered lines that are not empty, as they stand: what cannot be read is counted by the caller."""
     if file.exists() and not file.is_file():
-        raise ReportError(f"{file}: is not an ordinary file.")
+        raise ReportError(f"{file}: is not an ordinary file. Give a file of token traces (.jsonl).")
     try:
         with file.open("rb") as opened:
             for number, line in enumerate(opened, 1):
                 if line.strip():
                     yield number, line
     except OSError as error:
-        raise ReportError(f"{file}: cannot be read: {error.strerror}.") from error
+        raise ReportError(f"{file}: cannot be read: {error.strerror}. Give a file that you may read.") from error
 
 
 def _decoder(path: Path) -> Callable[[list[int]], str]:

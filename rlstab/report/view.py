@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from rlstab.errors import ReportError
+from rlstab.paths import is_strange
 from rlstab.report.folder import read_json
 from rlstab.report.tokens import Method, Numbers, Sample, Tokens, read_tokens
 from rlstab.trace.effects import ACTIONS
@@ -21,6 +22,9 @@ from rlstab.visible import visible
 
 #: Responses on a page, and in the terminal, where nothing else is asked for.
 PAGE_LIMIT, TERMINAL_LIMIT = 2000, 8
+
+#: What a page of ours has in its title.
+MARK = b"<title>Tokens of "
 
 
 def write_view(
@@ -49,6 +53,8 @@ def write_view(
         out = source / "view.html" if source.is_dir() else source.with_suffix(".html")
     out = Path(out)
     try:
+        if is_strange(out, MARK):
+            raise ReportError(f"{out} exists, is no page of `rlstab view`, and is left alone. Give --out another file.")
         out.write_text(page(found, source), encoding="utf-8")
     except OSError as error:
         raise ReportError(f"{out}: cannot be written: {error.strerror}. Give --out another file.") from error
@@ -66,7 +72,7 @@ def choose(found: Tokens, rollout: int | None, limit: int) -> Tokens:
     samples = [one for one in found.samples if rollout is None or one.rollout == rollout]
     if not samples:
         traced = sorted({one.rollout for one in found.samples})
-        raise ReportError(f"rollout {rollout} was not traced. Traced: {', '.join(map(str, traced))}.")
+        raise ReportError(f"rollout {rollout} was not traced. Give one of {', '.join(map(str, traced))}.")
     notes = list(found.notes)
     if len(samples) > limit:
         notes.append(

@@ -22,11 +22,11 @@ class Blockwise(AdvantageEstimator):
     """Give each block of a response its own reward, compared with siblings whose earlier blocks ended the same way.
 
     Problem:
-        A response may consist of blocks with rewards of their own: an answer and the confidence in it, one step of a
-        calculation after another. One advantage for all of it blames a good step for the mistake of another. But a
-        later block cannot be compared with that of any other response: how well it can do depends on what stands before
-        it, and sampling a group for every prefix is too costly. It is compared with the same block of those answers to
-        the prompt whose blocks before had the same outcome.
+        A response may consist of blocks with separate rewards: an answer and the confidence in it, or the successive
+        steps of a calculation. One advantage for the whole response blames a good step for the mistake of another. But
+        a later block cannot be compared with that of just any other response: how well it can do depends on what came
+        before it, and sampling a group for every prefix is too costly. It is compared with the same block of those
+        responses to the prompt whose earlier blocks had the same outcome.
 
     Equation:
         With r_ik the reward of block k of response i, o_ik the outcome of its blocks up to k, and k(t) the block of
@@ -61,7 +61,7 @@ class Blockwise(AdvantageEstimator):
     Interacts:
         - Reward shapers do nothing to these advantages: the rewards of blocks are the task's.
         - ``dynamic_sampling``: compares rewards of whole responses, and drops groups whose blocks differ.
-        - ``gspo`` and other ratios of whole responses take one advantage of a response for granted.
+        - ``gspo`` and other ratios of whole responses assume one advantage per response.
 
     Limits:
         - ``dr_grpo`` where every response is one block whose reward is that of the response.

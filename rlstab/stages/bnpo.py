@@ -29,10 +29,10 @@ class BNPO(AdvantageEstimator):
     """Subtract the group's mean reward, and divide by a Beta density fitted to all pass rates (BNPO).
 
     Problem:
-        How much a prompt should weigh depends on its pass rate p. Without a division all weigh the same, and ``grpo``
-        divides by sqrt(p (1 - p)); neither knows how the pass rates of the rollout are distributed, which changes as
-        the policy learns. BNPO divides by the density of a Beta distribution that follows them, and derives its two
-        numbers from the least variance of the gradient.
+        How much a prompt should weigh depends on its pass rate p. Without a division all prompts weigh the same, and
+        ``grpo`` divides by sqrt(p (1 - p)); neither takes into account how the pass rates of the rollout are
+        distributed, which changes as the policy learns. BNPO divides by the density of a Beta distribution fitted to
+        them, and chooses its two parameters to minimise the variance of the gradient.
 
     Equation:
         With R_i = (``rewards`` - l) / (h - l) in [0, 1], l ``low`` and h ``high``; p_g the mean of R over group g; and

@@ -29,10 +29,10 @@ class DeepGRPO(RolloutExpander):
     """Cut a failed response at a pivot, and sample several continuations that form a group of their own.
 
     Problem:
-        Answers are sampled from the prompt alone, so most of a budget goes to beginnings that the policy already
-        handles. On a hard prompt every answer fails, and the group has no advantage. Many of these answers are right
-        for a while. Sampled again from there, some end well, and the comparison of ends with one beginning says which
-        tokens made the difference.
+        If responses are sampled only from the prompt, most of the budget goes to beginnings that the policy already
+        handles. On a hard prompt every response fails, and the group has no advantage. Many of these responses are
+        right up to a point. Resampled from there, some succeed, and comparing continuations of the same beginning shows
+        which tokens made the difference.
 
     Equation:
         With y a failed answer of |y| = ``lengths`` tokens, one pivot t* of it is drawn:
@@ -88,15 +88,15 @@ class DeepGRPO(RolloutExpander):
 
     Interacts:
         - with ``stream_weight``: the loss of the paper has a mean of its own for each of both streams. Without it a
-          branch token weighs as much as any other, and the many branches outvote the answers from the prompt.
-        - with ``dynamic_sampling``: list it behind this stage, or it drops the prompts on which every answer failed
+          branch token weighs as much as any other, and the many branches outvote the responses from the prompt.
+        - with ``dynamic_sampling``: list it after this stage, or it drops the prompts on which every answer failed
           before they are branched.
-        - with any estimator within groups: the ends of a branch point are a group, so it applies unchanged. Estimators
-          that compare over the rollout mix both streams.
-        - with ``overlong``, ``laconic``: shaped rewards say how ends are compared, not what a success is.
+        - with any estimator within groups: the branches from one pivot are a group, so it applies unchanged. Estimators
+          that compare across the rollout mix both streams.
+        - with ``overlong``, ``laconic``: shaped rewards decide how branches are compared, not what counts as a success.
 
     Limits:
-        - A rollout without failed answers is left alone.
+        - A rollout without failed responses is not changed.
         - ``gamma=0`` before the window is filled: every place is as likely.
 
     Example:

@@ -21,8 +21,8 @@ class DrGRPO(AdvantageEstimator):
 
     Problem:
         GRPO divides by the standard deviation of the group, which is small where nearly all answers are right or nearly
-        all wrong. So prompts that are too easy or too hard weigh more than those in between, and what is optimised is
-        no longer the expected reward. Dr. GRPO leaves the division out.
+        all wrong. So prompts that are too easy or too hard weigh more than those in between, and the objective is no
+        longer the expected reward. Dr. GRPO omits the division.
 
     Equation:
         Of a group of n rewards R_i = ``rewards``:
@@ -48,8 +48,9 @@ class DrGRPO(AdvantageEstimator):
           ``constant_length`` of the loss.
 
     Interacts:
-        - ``constant_length``: with it this is Dr. GRPO; with another aggregate it is half of it.
-        - Learning rates do not carry over from ``grpo``: of rewards 0 and 1 these advantages are at most half as large.
+        - ``constant_length``: together they are Dr. GRPO; with another aggregate this is half of it.
+        - Learning rates do not carry over from ``grpo``: with rewards 0 and 1 these advantages are at most half as
+          large.
 
     Limits:
         - Equal to ``grpo`` with ``std=False``, and to ``rloo`` but for the factor n / (n - 1).

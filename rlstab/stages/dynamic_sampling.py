@@ -20,9 +20,10 @@ class DynamicSampling(RolloutExpander):
     """Drop groups whose rewards are all equal, and sample as many new prompts in their place.
 
     Problem:
-        A group in which every answer is right, or every answer wrong, has no advantage and teaches nothing. The more a
-        policy knows, the more groups are so: the optimizer step is made from fewer and fewer prompts, and its gradient
-        gets noisier. Dynamic sampling replaces them until the optimizer step has as many live groups as it asks for.
+        A group in which every answer is right, or every answer wrong, has no advantage and teaches nothing. The better
+        the policy, the more such groups there are: each optimizer step rests on fewer and fewer prompts, and its
+        gradient gets noisier. Dynamic sampling replaces these groups until the optimizer step has as many live groups
+        as requested.
 
     Equation:
         Of a group g with rewards R_i = ``rewards``:
@@ -40,7 +41,7 @@ class DynamicSampling(RolloutExpander):
 
     Gives:
         - ``drop``: all responses of even groups, those of branches included.
-        - ``fresh``: as many prompts as had an even group. A branch has no prompt of its own, so none comes for it.
+        - ``fresh``: as many prompts as had an even group. A branch has no prompt of its own, so no prompt replaces it.
 
     Parameters:
         - ``max_refills`` (K): int in [0, inf), default 9. The recipe that ships with verl allows 10 batches, the first
@@ -62,18 +63,18 @@ class DynamicSampling(RolloutExpander):
 
     Interacts:
         - with ``overlong``, ``laconic`` and other shapers: with ``rewards="shaped"`` a penalty makes a group uneven
-          that is all right or all wrong. It is kept, and an estimator that divides by the standard deviation makes the
-          penalty the whole signal of it. ``rewards="raw"`` drops it.
-        - with ``deep_grpo``: list it before this stage. Behind it no prompt is left on which every answer failed, and
-          those are what branches are for.
+          that is all right or all wrong. It is kept, and if the estimator divides by the standard deviation, the
+          penalty becomes its whole signal. ``rewards="raw"`` drops it.
+        - with ``deep_grpo``: list it before this stage. After this stage no prompt is left on which every answer
+          failed, and those are what branches are for.
         - with ``goldilocks``, ``paced``: a selector learns from dropped responses too, and its choice leaves fewer of
           them to replace.
-        - with estimators that compare over the rollout, such as ``reinforce_pp``: an even group is not dead there, and
-          dropping it takes the easiest and the hardest prompts from the mean.
+        - with estimators that compare across the rollout, such as ``reinforce_pp``: an even group still has a gradient
+          there, and dropping it removes the easiest and the hardest prompts from the mean.
 
     Limits:
-        - ``max_refills=0`` drops and asks for nothing: fewer groups, the same gradient up to the divisor.
-        - A rollout without even groups is left alone.
+        - ``max_refills=0`` drops without refilling: fewer groups, the same gradient up to the divisor.
+        - A rollout without even groups is not changed.
         - ``rollout.group`` of 1 leaves nothing to learn from.
 
     Example:

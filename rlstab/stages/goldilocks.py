@@ -23,11 +23,11 @@ class Goldilocks(PromptSelector):
     """Take the prompts of a pool whose rewards are expected to vary most between responses.
 
     Problem:
-        A prompt that the policy always solves, or never, gives a group of equal rewards: no advantage, no gradient, and
-        the whole cost of sampling. The gradient of a prompt with pass rate p is proportional to sqrt(p (1 - p)), the
-        standard deviation of its reward. Goldilocks asks the prompts for which it is large. The paper predicts it by a
-        second language model, see ``goldilocks_teacher``; this is the form for a pool so small that prompts come back:
-        it counts.
+        A prompt that the policy always solves, or never solves, gives a group of equal rewards: no advantage and no
+        gradient, at the full cost of sampling. The gradient of a prompt with pass rate p is proportional to sqrt(p (1 -
+        p)), the standard deviation of its reward. Goldilocks selects prompts for which it is large. The paper predicts
+        it with a second language model (see ``goldilocks_teacher``); this variant is for a pool small enough that
+        prompts recur, and counts successes.
 
     Equation:
         Of each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
@@ -70,17 +70,18 @@ class Goldilocks(PromptSelector):
         - From its code: no official code was found.
 
     Interacts:
-        - with ``dynamic_sampling``: both are against groups of equal rewards; this one before they are sampled. What
-          is refilled comes from the best of what is left, and dropped groups count as evidence.
-        - with ``overlong`` and other reward shapers: not seen, ``raw_rewards`` are what was solved.
-        - with metrics of the reward: ``reward/mean`` is that of the prompts that were selected, near 1/2 by intent.
-          Compare runs by an evaluation.
+        - with ``dynamic_sampling``: both avoid groups of equal rewards, this one before they are sampled. Refills come
+          from the best of the remaining prompts, and dropped groups count as evidence.
+        - with ``overlong`` and other reward shapers: they have no effect here, because ``raw_rewards`` decide what was
+          solved.
+        - with metrics of the reward: ``reward/mean`` is that of the selected prompts, near 1/2 by design. Compare runs
+          by an evaluation.
         - with ``deep_grpo``: branches change what is learnt, not what is counted.
 
     Limits:
         - ``random_share: 1.0`` is ``uniform`` with the same pool, bit for bit.
         - In the first rollout nothing is known, and all prompts are equally likely.
-        - A pool of as many prompts as a rollout has leaves nothing to choose.
+        - With a pool as small as a rollout there is nothing to choose.
 
     Example:
         A pool of three. Of prompt 0 four of four responses were right, of prompt 1 two of four, prompt 2 was not asked.

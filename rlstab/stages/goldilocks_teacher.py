@@ -26,10 +26,10 @@ class GoldilocksTeacher(PromptSelector):
     """Take the prompts whose rewards a teacher predicts will vary most between responses.
 
     Problem:
-        A prompt that the policy always solves, or never, gives a group of equal rewards: no advantage, no gradient, and
-        the whole cost of sampling. The gradient of a prompt with pass rate p is proportional to sqrt(p (1 - p)), the
-        standard deviation of its reward. In a large data set hardly a prompt comes back, so what is known of one has to
-        say something of others: a teacher reads the prompt and predicts it.
+        A prompt that the policy always solves, or never solves, gives a group of equal rewards: no advantage and no
+        gradient, at the full cost of sampling. The gradient of a prompt with pass rate p is proportional to sqrt(p (1 -
+        p)), the standard deviation of its reward. In a large data set prompts hardly ever recur, so what is known about
+        one has to generalise to others: a teacher reads the prompt and predicts it.
 
     Equation:
         With e(q) the mean of the policy's input embeddings over the tokens of the prompt q, and ``raw_rewards`` r in
@@ -81,11 +81,12 @@ class GoldilocksTeacher(PromptSelector):
         - From its code: no official code was found.
 
     Interacts:
-        - with ``dynamic_sampling``: both are against groups of equal rewards; this one before they are sampled. What
-          is refilled comes from new candidates, and dropped groups teach the teacher.
-        - with ``overlong`` and other reward shapers: not seen, ``raw_rewards`` are what was solved.
-        - with metrics of the reward: ``reward/mean`` is that of the prompts that were selected, near 1/2 by intent.
-          Compare runs by an evaluation.
+        - with ``dynamic_sampling``: both avoid groups of equal rewards, this one before they are sampled. Refills come
+          from new candidates, and dropped groups train the teacher.
+        - with ``overlong`` and other reward shapers: they have no effect here, because ``raw_rewards`` decide what was
+          solved.
+        - with metrics of the reward: ``reward/mean`` is that of the selected prompts, near 1/2 by design. Compare runs
+          by an evaluation.
 
     Limits:
         - ``candidates: 1`` leaves nothing to choose: it is ``uniform`` with the same pool, bit for bit, and

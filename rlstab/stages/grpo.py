@@ -21,9 +21,9 @@ class GRPO(AdvantageEstimator):
     """Subtract the group's mean reward, and divide by the standard deviation of its rewards.
 
     Problem:
-        A reward alone says little: on an easy prompt every answer gets it. PPO compares it with the value that a second
-        network predicts, which has to be trained and held in memory. GRPO samples several answers to each prompt and
-        takes their mean for that value, and their standard deviation for the unit.
+        A reward alone says little: on an easy prompt every answer gets it. PPO compares it with a value predicted by a
+        second network, which has to be trained and kept in memory. GRPO samples several answers to each prompt and uses
+        their mean reward as that value, and their standard deviation as the unit.
 
     Equation:
         Of a group of n rewards R_i = ``rewards`` with mean m:

@@ -22,8 +22,8 @@ class InOrder(PromptSelector):
     """Take prompts one after another; a finite task is repeated, in a new order each time.
 
     Problem:
-        A run has to show every prompt equally often, and a resumed run the prompts that the interrupted one would have
-        shown. What a run does that names no other selector.
+        A run should show every prompt equally often, and a resumed run should show the prompts that the interrupted one
+        would have shown. This is the default of a run that names no other selector.
 
     Equation:
         With d = ``offer.drawn``, prompts chosen since the run began, and M = ``offer.size``, the slot s = 0, 1, ... of
@@ -40,8 +40,8 @@ class InOrder(PromptSelector):
         nothing of the responses.
 
     Gives:
-        The numbers of the prompts, each once in an epoch. A refill goes on in the epoch, so a task with fewer prompts
-        than a rollout asks for repeats some within it.
+        The numbers of the prompts, each once per epoch. A refill continues the epoch, so a task with fewer prompts than
+        a rollout asks for repeats some within it.
 
     Parameters:
         - ``shuffle``: bool, default True. Whether each epoch has an order of its own; own choice, as data loaders of

@@ -23,9 +23,10 @@ class Laconic(RewardShaper):
     """Penalise tokens beyond a length budget, at a price that rises while the mean length is above it.
 
     Problem:
-        Training makes answers longer, needed or not. A fixed penalty on length has to be tuned: too weak and it does
-        nothing, too strong and short wrong answers pay. Here the mean length is a constraint, and the price of a token
-        is its Lagrange multiplier: it rises while the constraint is broken, and falls back to nothing where it holds.
+        Training makes answers longer, whether needed or not. A fixed length penalty has to be tuned: if it is too weak
+        it does nothing, and if it is too strong, short wrong answers pay off. Here the mean length is a constraint, and
+        the price of a token is its Lagrange multiplier: it rises while the constraint is violated, and falls back to
+        zero once it holds.
 
     Equation:
         With L_i = ``lengths`` + ``given``, the tokens of the answer, B = ``budget`` and lambda = ``multiplier``:
@@ -71,8 +72,8 @@ class Laconic(RewardShaper):
 
     Interacts:
         An estimator that divides by the standard deviation of the group (`grpo` with ``std``) cancels the price in a
-        group in which all are right: whatever the multiplier is, length is then the whole advantage. `dr_grpo` and
-        `rloo` keep its size. `overlong` charges for length too: the two add up.
+        group in which all are right: whatever the multiplier, length is then the whole advantage. `dr_grpo` and `rloo`
+        keep its size. `overlong` charges for length too: the two add up.
 
     Limits:
         With ``step``, ``floor`` and ``cut`` 0, or with ``most`` and ``cut`` 0, it changes nothing; nor does it while

@@ -24,10 +24,10 @@ class MaxRL(AdvantageEstimator):
     """Subtract the group's mean reward, and divide by it: hard prompts get the largest advantages.
 
     Problem:
-        Expected reward counts a prompt by how fast its pass rate p rises, however small p is. Where the aim is to
-        answer correctly at all, the likelihood of a right answer, log p, is the better objective: its gradient is that
-        of p divided by p. The paper shows that with n answers to a prompt the division by their mean reward stands for
-        the first n terms of a series for log p, so that more samples come nearer to the likelihood.
+        Under the expected reward, a prompt counts by how fast its pass rate p rises, however small p is. If the aim is
+        to answer correctly at all, the log-likelihood of a right answer, log p, is the better objective: its gradient
+        is that of p divided by p. The paper shows that with n answers to a prompt, dividing by their mean reward
+        corresponds to the first n terms of a series for log p, so that more samples come closer to the likelihood.
 
     Equation:
         Of a group of n rewards R_i = ``rewards``, with the mean m:

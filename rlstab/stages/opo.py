@@ -21,10 +21,10 @@ class OPO(AdvantageEstimator):
     """Subtract a length-weighted mean reward of the group, in which long responses count more.
 
     Problem:
-        Which baseline a policy gradient has does not change its mean but does change its variance. The variance is
-        least where each reward counts by the squared norm of the gradient of its response, and not where all count the
-        same. That norm is costly to measure. If the gradients of tokens are about orthogonal and equally long, its
-        square grows as the number of tokens, so OPO weighs by length.
+        The baseline of a policy gradient does not change its mean, but does change its variance. The variance is least
+        if the baseline weighs each reward by the squared norm of the gradient of its response, not if it weighs all
+        equally. That norm is costly to measure. If token gradients are roughly orthogonal and of equal norm, its square
+        grows with the number of tokens, so OPO weighs by length.
 
     Equation:
         Of a group with rewards R_i = ``rewards`` and lengths L_i = ``lengths``:
@@ -54,7 +54,7 @@ class OPO(AdvantageEstimator):
 
     Interacts:
         - ``sequence_mean``: divides the gradient of a response by its length, so that its squared norm falls with the
-          length and the weights that this baseline takes for optimal are not. The paper takes sums over tokens:
+          length, and the weights that this baseline assumes are no longer optimal. The paper takes sums over tokens:
           ``token_mean`` or ``constant_length``.
         - ``opob``: the same with measured norms, and for responses of an older policy.
 

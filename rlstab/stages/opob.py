@@ -21,10 +21,10 @@ class OPOB(AdvantageEstimator):
     """Subtract the minimum-variance baseline, from importance weights and measured gradient norms (VCPO).
 
     Problem:
-        A stale sampler makes a few responses carry most of the importance weight, and some responses have far larger
-        gradients than others. A plain mean of the rewards counts all alike; the gradient then swings with the few that
-        count. A baseline changes no mean of the gradient, so it is free to be the one under which it varies least:
-        the mean reward weighed by what each response contributes to the square of the gradient.
+        With a stale sampler, a few responses carry most of the importance weight, and some responses have far larger
+        gradients than others. A plain mean of the rewards weighs all equally; the gradient then swings with the few
+        that dominate. A baseline does not change the mean of the gradient, so it can be chosen to minimise the
+        variance: the mean reward, with each response weighted by its contribution to the squared gradient.
 
     Equation:
         Of a group with rewards R_i = ``rewards``:
@@ -70,20 +70,20 @@ class OPOB(AdvantageEstimator):
           with level 'sequence' and weights truncated at 8.
         - ``sequence_mean``: divides the gradient of a response by its length, which the norms here do not know. The
           baseline is that of least variance under a sum over tokens: ``constant_length``.
-        - ``opob_proxy``: the same without backwards, and not the same baseline.
+        - ``opob_proxy``: the same idea without extra backward passes, but not the same baseline.
         - ``opo``: length in place of the norm, and w = 1.
 
     Limits:
         - ``grpo`` with ``ddof=0``, but for its epsilon, where all w_i n_i of a group are equal.
         - A group of one response, or of equal rewards, has the advantage 0.
-        - Price: a forward and a backward for each response, one at a time. On the countdown model, for 16 prompts with
-          8 answers each, that is 14 optimizer steps, or 6 where only groups whose rewards differ are measured, as the
-          trainer does and the optimizer step too (``python -m benchmarks opob_variance``). Larger models fill the
+        - Cost: a forward and a backward pass for each response, one at a time. On the countdown model, for 16 prompts
+          with 8 answers each, that is 14 optimizer steps, or 6 where only groups whose rewards differ are measured, as
+          the trainer does and the optimizer step too (``python -m benchmarks opob_variance``). Larger models fill the
           processor with one response, so there it should be fewer; that was not measured.
         - Gain: there, with a sampler four optimizer steps old, the variance of the gradient of a group is 0.51 times
           that under ``dr_grpo`` (95 % interval 0.39 to 0.67, five seeds), and 0.47 times (0.33 to 0.66) at gradients of
-          equal length along the unbiased one. On-policy it is 0.46 times (0.35 to 0.61): the norms do it, not the
-          importance weights. Whether that makes a policy better was not measured.
+          equal length along the unbiased one. On-policy it is 0.46 times (0.35 to 0.61): the norms are responsible, not
+          the importance weights. Whether this improves the policy was not measured.
 
     Example:
         Three answers, the first right and with twice the gradient norm of the others: b = 4 / (4 + 1 + 1) = 2 / 3.

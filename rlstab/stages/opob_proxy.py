@@ -21,9 +21,10 @@ class OPOBProxy(AdvantageEstimator):
     """Subtract the baseline of ``opob``, with the gradient of the logits in place of that of all weights.
 
     Problem:
-        ``opob`` needs the norm of the gradient of each response over all weights, and so a backward for each. The
-        gradient of a log-prob with respect to the logits has a norm that the forward knows: p_t and the sum of the
-        squared probabilities. Summed over tokens it stands in for the norm. It is not the published method.
+        ``opob`` needs the norm of the gradient of each response over all weights, and therefore a backward pass for
+        each. The norm of the gradient of a log-prob with respect to the logits is known from the forward pass: it
+        depends on p_t and the sum of the squared probabilities. Summed over tokens, it stands in for the full norm.
+        This is not the published method.
 
     Equation:
         As ``opob``, with
@@ -61,7 +62,7 @@ class OPOBProxy(AdvantageEstimator):
 
     Interacts:
         - As ``opob``: ``importance_correction`` carries the weights in the loss.
-        - ``opo``: what this is if all tokens have the same gradient and nothing is stale.
+        - ``opo``: this is the same if all tokens have the same gradient norm and nothing is stale.
 
     Limits:
         - ``grpo`` with ``ddof=0``, but for its epsilon, where all w_i n_i of a group are equal.

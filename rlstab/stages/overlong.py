@@ -22,9 +22,9 @@ class Overlong(RewardShaper):
     """Reduce the reward of responses that come near the length limit, more so the closer they come.
 
     Problem:
-        An answer that is cut off at the limit scores as wrong, however good it was so far. The policy cannot see from
-        that reward how much too long it was, and an answer of one token less may have scored 1: noise. A penalty that
-        grows over the last tokens before the limit says where the limit is.
+        An answer that is cut off at the limit is scored as wrong, however good it was so far. That reward does not tell
+        the policy how much too long it was, and an answer one token shorter may have scored 1, which is noise. A
+        penalty that grows over the last tokens before the limit shows where the limit is.
 
     Equation:
         With L_i = ``lengths`` + ``given``, the tokens of the answer, and L_max = ``limit``:
@@ -59,8 +59,8 @@ class Overlong(RewardShaper):
         `truncated_mask` takes answers that were cut off out of the loss, and with them most of what this stage takes
         reward from; the group they are in still sees their rewards. `laconic` also charges for length: the two add up.
         An estimator that divides by the standard deviation of the group (`grpo` with ``std``) turns a group in which
-        all are right and one is a little too long into one with a full-sized advantage. A penalty of 1 beside rewards
-        of 0 and 1 puts a right answer of the full length level with a short wrong one.
+        all are right and one is a little too long into one with a full-sized advantage. With rewards of 0 and 1, a
+        penalty of 1 makes a right answer of full length worth as much as a short wrong one.
 
     Limits:
         With ``penalty`` 0 it changes nothing, nor where no answer is longer than ``limit`` - ``buffer``.

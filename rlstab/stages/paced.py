@@ -23,10 +23,10 @@ class Paced(PromptSelector):
     """Take the prompts of a pool whose expected pass rate is closest to a target.
 
     Problem:
-        Prompts that are always solved, or never, teach nothing, and the cost of sampling them is that of any other.
-        PACED-RL shows those nearest to a pass rate of one half. It trains by trajectory balance, where the logarithm of
-        the partition function that is learnt beside the policy estimates the pass rate for free; with the losses of
-        this library there is no such function, and the pass rate is counted.
+        Prompts that are always solved, or never solved, teach nothing, yet cost as much to sample as any other.
+        PACED-RL selects those closest to a pass rate of one half. It trains by trajectory balance, where the log
+        partition function, learnt along with the policy, estimates the pass rate for free; the losses of this library
+        have no such function, so the pass rate is counted.
 
     Equation:
         Of each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
@@ -67,18 +67,20 @@ class Paced(PromptSelector):
         - From its code: none was found.
 
     Interacts:
-        - with ``dynamic_sampling``: both are against groups of equal rewards; this one before they are sampled. What
-          is refilled comes from the best of what is left, and dropped groups count as evidence.
-        - with ``overlong`` and other reward shapers: not seen, ``raw_rewards`` are what was solved.
-        - with metrics of the reward: ``reward/mean`` is that of the prompts that were selected, near the target by
-          intent. Compare runs by an evaluation.
+        - with ``dynamic_sampling``: both avoid groups of equal rewards, this one before they are sampled. Refills come
+          from the best of the remaining prompts, and dropped groups count as evidence.
+        - with ``overlong`` and other reward shapers: they have no effect here, because ``raw_rewards`` decide what was
+          solved.
+        - with metrics of the reward: ``reward/mean`` is that of the selected prompts, near the target by design.
+          Compare runs by an evaluation.
 
     Limits:
         - ``random_share: 1.0`` is ``uniform`` with the same pool, bit for bit.
         - In the first rollout nothing is known, and all prompts are equally likely.
-        - At the default target no prompt comes again, but at random, before the whole pool was asked: one that never
-          was has an expected pass rate of exactly 1/2. ``goldilocks`` prefers one that is known to be near it.
-        - A pool of as many prompts as a rollout has leaves nothing to choose.
+        - At the default target no prompt recurs, except at random, before the whole pool has been shown: a prompt that
+          was never shown has an expected pass rate of exactly 1/2. ``goldilocks`` prefers one that is known to be near
+          it.
+        - With a pool as small as a rollout there is nothing to choose.
 
     Example:
         A pool of three. Of prompt 0 four of four responses were right, of prompt 1 three of four, of prompt 2 none.

@@ -23,10 +23,10 @@ class ReinforcePP(AdvantageEstimator):
     """Whiten rewards over all trained tokens of the rollout instead of within groups (REINFORCE++).
 
     Problem:
-        The standard deviation of a group of few answers is itself a rough estimate, and it depends on the very reward
-        that it divides: the quotient is biased, and large where nearly all answers agree. REINFORCE++ takes mean and
-        deviation over the whole rollout, which a single response hardly moves. Its variant for groups takes off the
-        mean of the group first.
+        The standard deviation of a small group is itself a rough estimate, and it depends on the very reward that it
+        divides: the quotient is biased, and large where nearly all answers agree. REINFORCE++ uses the mean and the
+        standard deviation of the whole rollout, which a single response hardly affects. Its variant for groups first
+        subtracts the mean of the group.
 
     Equation:
         With x_i = ``rewards``, or with ``baseline`` the reward less the mean of its group, L_i = ``lengths`` and
@@ -64,12 +64,12 @@ class ReinforcePP(AdvantageEstimator):
 
     Interacts:
         - ``dynamic_sampling``: without ``baseline`` a group of equal rewards is compared with the rest of the rollout
-          and teaches something. Dropping it takes the easiest and the hardest prompts out of the mean.
+          and teaches something. Dropping it removes the easiest and the hardest prompts from the mean.
         - ``sequence_mean``: the whitening counts tokens, so advantages average to 0 over tokens and not over responses.
 
     Limits:
-        - A rollout in which all x_i are equal has the advantage 0. A group of equal rewards in another rollout does
-          not, in either variant: the mean of the rollout is taken off there too.
+        - A rollout in which all x_i are equal has the advantage 0. A group of equal rewards in any other rollout does
+          not, in either variant: the mean of the rollout is subtracted there too.
         - Where all responses are equally long, ``baseline`` makes it ``dr_grpo`` divided by one number.
 
     Example:

@@ -20,9 +20,9 @@ class RLOO(AdvantageEstimator):
     """Subtract the mean reward of the other responses to the same prompt, leaving the response itself out.
 
     Problem:
-        A mean over the whole group contains the response that is compared with it, so a part of the reward cancels:
-        the gradient is that of REINFORCE times (n - 1) / n, and the smaller the group, the more is lost. A baseline
-        from the other responses alone depends on nothing that the response did, so the gradient is unbiased.
+        The mean of the whole group includes the response that is compared with it, so part of the reward cancels: the
+        gradient is that of REINFORCE times (n - 1) / n, and the smaller the group, the more is lost. A baseline from
+        the other responses alone does not depend on the response itself, so the gradient is unbiased.
 
     Equation:
         Of a group of n rewards R_i = ``rewards``:
@@ -49,8 +49,8 @@ class RLOO(AdvantageEstimator):
         - From verl: it leaves a lone answer its reward; here that is 0.
 
     Interacts:
-        - Groups of different sizes, which branches and dropped responses make: the factor n / (n - 1) makes their
-          gradients comparable, and ``dr_grpo`` does not.
+        - Groups of different sizes, which result from branches and dropped responses: the factor n / (n - 1) makes
+          their gradients comparable, which ``dr_grpo`` does not do.
 
     Limits:
         - ``dr_grpo`` times n / (n - 1): 2 for a pair, 1.14 for a group of 8.

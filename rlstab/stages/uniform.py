@@ -20,8 +20,8 @@ class Uniform(PromptSelector):
     """Take each prompt of a pool with the same probability, none twice in a rollout.
 
     Problem:
-        What a selector that prefers some prompts is compared with: the same pool, and no preference. A run that shows
-        other prompts than its baseline cannot tell a better choice from more data.
+        This is the baseline for a selector that prefers some prompts: the same pool, without a preference. A comparison
+        of runs that draw from different prompts cannot tell better selection from more data.
 
     Equation:
         With M = ``pool``, the rollout takes the first prompts of the pool in the order of

@@ -43,7 +43,14 @@ def require_task(task: object) -> Task:
         size = found.size.get(split, 0)
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigError(f"{who} has size['{split}'] = {size!r}, expected an int of at least 1, or None. Set it.")
-        example = found.example(split, 0)
+        try:
+            example = found.example(split, 0)
+        except RlstabError:
+            raise
+        except (Exception, SystemExit) as error:  # code of others fails in every way
+            raise ConfigError(
+                f"{who} raised {type(error).__name__} for example 0 of '{split}': {error}. Mend its method `example`."
+            ) from error
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
             raise ConfigError(
                 f"{who} gave {kind_of(example)} as example 0 of '{split}', expected a rlstab.tasks.Example whose "
@@ -60,7 +67,8 @@ def load_task(settings: OwnTaskSettings) -> type:
     """
     place = ("task", "name")
     if is_own(settings.code):
-        return load_class(Document.of({}), settings.code, place, "a task", "class Doubling: ...")
+        fix = "Name a class with the methods `example` and `score`."
+        return load_class(Document.of({}), settings.code, place, "a task", fix)
     points = {one.name: one for one in entry_points(group=TASK_GROUP)}
     if settings.code not in points:
         raise ConfigError(
@@ -90,7 +98,7 @@ def make_task(settings: OwnTaskSettings) -> Task:
         made = cls(**settings.options)
     except RlstabError:
         raise
-    except Exception as error:  # code of others fails in every way
+    except (Exception, SystemExit) as error:  # code of others fails in every way
         given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
         raise ConfigError(
             f"task: {cls.__qualname__}({given}) raised {type(error).__name__}: {error}. Change the settings, or the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import islice
 from typing import Any, Literal
@@ -29,7 +30,7 @@ def bytes_of(text: str) -> int:
         ConfigError: it is none.
     """
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(|M|G|T|Mi|Gi|Ti)B?\s*", text)
-    if found is None:
+    if found is None or not math.isfinite(float(found[1])) or not float(found[1]):
         raise ConfigError(f"--memory {text}: expected a size such as 24GB, 80GiB or 512MB.")
     return int(float(found[1]) * _UNITS[found[2]])
 

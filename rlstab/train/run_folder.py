@@ -126,7 +126,9 @@ class RunFolder:
                     self._made.append(one)
                     one.mkdir()
         except ValueError as error:  # a null character, or half of a surrogate pair
-            raise ConfigError(f"tracking.out: {str(self.path)!r} is not a path: {error}.") from error
+            raise ConfigError(
+                f"tracking.out: {str(self.path)!r} is not a path: {error}. Write the name of a folder."
+            ) from error
         path = self.path / LOCK
         if not durable.there(path):
             self._made.append(path)

@@ -25,9 +25,9 @@ class AdaptiveEntropy(TokenObjective):
     """Add an entropy bonus while entropy is below a target; its coefficient rises below it and falls otherwise.
 
     Problem:
-        A fixed entropy bonus is hard to set: too small and entropy still collapses, a little larger and it explodes,
-        and the right value changes with data and model. Here the user sets the target, and a controller finds the
-        price: the coefficient of the bonus.
+        A fixed entropy bonus is hard to set: if it is too small, entropy still collapses; if it is a little larger,
+        entropy explodes; and the right value changes with data and model. Here the user sets the target, and a
+        controller finds the price, that is, the coefficient of the bonus.
 
     Equation:
         With H_k the token mean of ``entropies`` over optimizer step k, and h_t the live entropy:

@@ -20,9 +20,9 @@ class AR(TokenObjective):
     """Damp rare tokens: the weight of a token rises linearly with its probability.
 
     Problem:
-        The gradient of a token of probability q has a norm of about 1 - q at the logits: rare tokens have large ones,
-        and common tokens nearly none. What a step does to the common ones is then mostly a side effect of the rare
-        ones, often against their own advantage. Advantage reweighting damps the rare ones.
+        The gradient of a token of probability q has a norm of about 1 - q at the logits: rare tokens have large
+        gradients, and common tokens have almost none. What a step does to common tokens is then mostly a side effect of
+        the rare ones, often against their own advantage. Advantage reweighting damps the rare tokens.
 
     Equation:
         With q_t = exp(``old_logprobs``):
@@ -58,7 +58,7 @@ class AR(TokenObjective):
 
     Surprises:
         It does not normalise: the policy gradient shrinks by the mean weight, which is reported. A penalty or a bonus
-        beside it becomes that much stronger.
+        becomes that much stronger in comparison.
 
     Example:
         A correct response with tokens of probability 0.9, 0.5 and 0.1. With alpha = 0.3 their weights are 0.97, 0.85

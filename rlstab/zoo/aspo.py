@@ -23,10 +23,10 @@ class ASPO(TokenObjective):
     """Weigh rewarded tokens by the inverse of their ratio, with a wider clip range at high-entropy tokens.
 
     Problem:
-        The ratio multiplies the pull of a token. A punished token that has fallen pulls less and less, which ends its
-        fall. A rewarded one that has risen pulls more and more: likely tokens feed on themselves, and those that fell
-        behind are left there. The authors hold this responsible for early entropy collapse and repetition. ASPO turns
-        the ratio of rewarded tokens over, so that those that lag pull harder.
+        The ratio multiplies the gradient of a token. A punished token that has fallen pulls less and less, which ends
+        its fall. A rewarded one that has risen pulls more and more: likely tokens reinforce themselves, and those that
+        fell behind stay behind. The authors blame this for early entropy collapse and repetition. ASPO inverts the
+        ratio of rewarded tokens, so that those that lag pull harder.
 
     Equation:
         With r the ratio of the token, A the advantage and H_t = ``entropies``:
@@ -70,9 +70,10 @@ class ASPO(TokenObjective):
         - From the paper: the value of the loss is -pull A. Only the gradient is the published one.
 
     Surprises:
-        The inverse is no importance weight: where the old policy is far from the one that sampled, the estimate is
-        biased on purpose. A rewarded token that fell to a third of its probability or less pulls with the full cap, and
-        a punished one that rose does so too. In a response of equal entropies no token is above the quantile.
+        The inverse is not an importance weight: where the live policy is far from the old one, the estimate is
+        deliberately biased. A rewarded token that fell to a third of its probability or less pulls with the full cap,
+        and so does a punished one that rose to three times its probability or more. In a response in which all
+        entropies are equal, no token is above the quantile.
 
     Example:
         Ratios 1.3 and 0.5, first rewarded, then punished. In each response the second token has the higher entropy, and

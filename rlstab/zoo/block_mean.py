@@ -25,10 +25,10 @@ class BlockMean(TokenObjective):
     """Average over the tokens of each block, sum over the blocks of a response, then average over responses.
 
     Problem:
-        A response may consist of blocks with rewards of their own: an answer and the confidence in it, a first attempt
-        and a second. Each block has its own advantage, and in a token mean, or a mean over the response, the long block
-        drowns the short one: a confidence of three tokens behind a proof of two thousand is not trained at all. Here
-        every block has one vote.
+        A response may consist of blocks with separate rewards: an answer and the confidence in it, a first attempt and
+        a second. Each block has its own advantage, and in a token mean, or a mean over the response, the long block
+        drowns the short one: a confidence of three tokens after a proof of two thousand is hardly trained. Here every
+        block has one vote.
 
     Equation:
         With S the number of responses that have a kept token, and n_ik the kept tokens of block k of response i:
@@ -65,10 +65,10 @@ class BlockMean(TokenObjective):
         - From its code: no official code was found.
 
     Surprises:
-        In rlstab's trainer the task tells the blocks, as ``chain`` does, or a function of yours that ``train`` is given
-        as the signal ``block_ids``. A response with more blocks weighs more, for its blocks are added up. A token of a
-        short block has a large coefficient, so learning rates do not carry over from ``token_mean``, nor do
-        coefficients of penalties. Under a mask the tokens left in a block get the whole weight of it.
+        In rlstab's trainer, the blocks come from the task, as in ``chain``, or from your own function, passed to
+        ``train`` as the signal ``block_ids``. A response with more blocks weighs more, because its blocks are summed. A
+        token of a short block has a large coefficient, so learning rates do not carry over from ``token_mean``, nor do
+        coefficients of penalties. Under a mask, the tokens left in a block share its whole weight.
 
     Example:
         A response of an answer of three tokens, one token of markup and a confidence of one token: the tokens of the

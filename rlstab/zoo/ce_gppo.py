@@ -23,10 +23,10 @@ class CEGPPO(TokenObjective):
     """Give tokens whose ratio has left ``[1 - low, 1 + high]`` a bounded gradient instead of none.
 
     Problem:
-        The tokens that a clip stops are mostly unlikely ones, and they steer the entropy. Rewarded ones beyond the
-        upper bound would raise it: without them it collapses. Punished ones below the lower bound would lower it:
-        without them it may explode. CE-GPPO gives both back a gradient that is bounded, because it no longer grows with
-        the ratio, with one coefficient for each.
+        The tokens that a clip stops are mostly unlikely ones, and they steer entropy. Rewarded ones above the upper
+        bound would raise it: without them it collapses. Punished ones below the lower bound would lower it: without
+        them it may explode. CE-GPPO gives both a gradient again, with a coefficient for each; it is bounded, because it
+        no longer grows with the ratio.
 
     Equation:
         With r the ratio of the token and A its advantage:
@@ -68,7 +68,7 @@ class CEGPPO(TokenObjective):
 
     Surprises:
         At ``pull_high`` 1 nothing stops a rewarded token: its pull is constant beyond the bound, so only the optimizer
-        ends its rise. A pull that stays also reaches tokens whose probability has long saturated.
+        limits its rise. The remaining pull also acts on tokens whose probability has long saturated.
 
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 pulls with 1.0 * 1.2, the punished 0.5 with

@@ -23,8 +23,8 @@ class CISPO(TokenObjective):
 
     Problem:
         A clip stops a token for the rest of the rollout once its ratio has left the range. Rare tokens leave it first,
-        among them those that turn a line of thought around ("However", "Wait"), and from the second optimizer step on
-        they teach nothing. CISPO bounds how much a token counts instead of whether it counts.
+        among them those that change a line of reasoning ("However", "Wait"), and from the second optimizer step on they
+        contribute nothing. CISPO limits how much a token counts instead of deciding whether it counts.
 
     Equation:
         With r the ratio of the token as a constant, A its advantage, l its live log-prob:
@@ -63,8 +63,8 @@ class CISPO(TokenObjective):
 
     Surprises:
         There is no trust region: nothing stops a token that has moved far, so the policy may drift away from the data
-        over many optimizer steps. A floor makes tokens count that the policy has already left, and most ports have one
-        unless it is turned off.
+        over many optimizer steps. A floor makes tokens count that the policy has already abandoned, and most ports have
+        one unless it is turned off.
 
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished, and a cap of 1.2. Every token pulls: 1.5 counts as 1.2, 0.5

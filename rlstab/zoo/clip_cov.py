@@ -29,9 +29,9 @@ class ClipCov(TokenObjective):
     """Remove the gradient of a few tokens, drawn from those whose log-prob and advantage covary strongly.
 
     Problem:
-        Entropy falls where probable tokens are rewarded and improbable ones punished. To first order its change is
-        minus the covariance of log-prob and advantage, and the paper finds that very few tokens make up most of it.
-        Taking the gradient from some of them, a few in ten thousand, is enough to keep entropy up.
+        Entropy falls where probable tokens are rewarded and improbable ones punished. To first order, its change is
+        minus the covariance of log-prob and advantage, and the paper finds that very few tokens account for most of it.
+        Removing the gradient of some of them, a few in ten thousand, is enough to keep entropy up.
 
     Equation:
         With lp_t = ``logprobs``, A_t = ``advantages``, r_t = exp(lp_t - ``old_logprobs``), means over all tokens of the

@@ -21,7 +21,7 @@ class ClipHigher(TokenObjective):
 
     Problem:
         When one rollout feeds several optimizer steps, the policy moves away from the one that sampled the data, and a
-        token whose ratio has already grown far is still pushed by outdated evidence. The clip stops it. A symmetric
+        token whose ratio has already moved far is still pushed by outdated evidence. The clip stops it. A symmetric
         clip also starves rare tokens: at ``high`` 0.2 a token of probability 0.002 may rise to 0.0024, one of 0.5 to
         0.6. More room upwards keeps exploration going.
 

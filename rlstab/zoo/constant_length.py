@@ -23,8 +23,8 @@ class ConstantLength(TokenObjective):
     """Sum over each response, divide by a constant length, average over responses: no bias towards short ones.
 
     Problem:
-        Dividing by the length of a response rewards short right answers and spares long wrong ones, so wrong answers
-        grow. Divided by a constant, a token weighs the same in a short response as in a long one, and in every
+        Dividing by the length of a response favours short right answers and spares long wrong ones, so wrong answers
+        grow longer. With a constant divisor, a token weighs the same in a short response as in a long one, and in every
         optimizer step.
 
     Equation:

@@ -24,10 +24,10 @@ class CPPO(TokenObjective):
     """Stop a token that moved too much probability for its position and for how much its prefix has moved.
 
     Problem:
-        A trust region with one bound for all tokens takes them for independent. They are not: a change early in a
+        A trust region with one bound for all tokens treats them as independent. They are not: a change early in a
         response changes the context of everything after it, and many small changes add up to a prefix that the sampler
-        would hardly have written. CPPO weighs the move of a token by its place, early ones most, and gives each
-        response a budget for the moves of its prefix; a token whose prefix has overspent has less room, or none.
+        would hardly have written. CPPO weighs the move of a token by its position, early ones most, and gives each
+        response a budget for the moves of its prefix. A token whose prefix has overspent has less room, or none.
 
     Equation:
         With p_t = exp(live ``logprobs``), q_t the probability under the anchor, A the advantage, t = 1..T the places of
@@ -79,10 +79,10 @@ class CPPO(TokenObjective):
           the weight multiplies the move, so early tokens have less room, and the last one may move ``delta`` / w_min.
 
     Surprises:
-        Every move spends the budget of the prefix, also one against the advantage, and one that another method drops. A
-        burst of mismatch between sampler and trainer early in a response can stop all the rest of it. The quantile of a
-        short response is that of few tokens. The live log-probs of whole responses are read, so a mask saves no forward
-        in a response that still pulls.
+        Every move uses up the budget of the prefix, even one against the advantage, and one of a token that another
+        method drops. A burst of mismatch between sampler and trainer early in a response can stop all the rest of it.
+        In a short response, the quantile rests on few tokens. The live log-probs of whole responses are read, so a mask
+        saves no forward pass in a response that still pulls.
 
     Example:
         One rewarded response. Its tokens, sampled with probability 0.5, have 0.62, 0.6 and 0.6 now: Z is 0.12, 0.09 and

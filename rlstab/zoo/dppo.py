@@ -26,10 +26,10 @@ class DPPO(TokenObjective):
 
     Problem:
         The ratio of one sampled token says little about how far the policy has moved there. A token of probability
-        0.001 that rises to 0.004 has ratio 4 and moved nothing; one that falls from 0.9 to 0.6 has ratio 0.67 and moved
-        a third of the mass. A clip of the ratio stops rare tokens, which carry exploration, and also those that only
-        differ because the sampler rounds otherwise; and it lets likely ones run. DPPO bounds the divergence instead,
-        estimated from the sampled token against all others.
+        0.001 that rises to 0.004 has ratio 4 and moves almost no mass; one that falls from 0.9 to 0.6 has ratio 0.67
+        and moves 0.3 of the mass. Clipping the ratio stops rare tokens, which carry exploration, even if they differ
+        only because the sampler rounds differently, and lets likely tokens run away. DPPO bounds the divergence
+        instead, estimated from the sampled token against all others.
 
     Equation:
         With p = exp(live ``logprobs``), q the probability of the token under the anchor, r = p / q, A the advantage:
@@ -82,8 +82,8 @@ class DPPO(TokenObjective):
 
     Surprises:
         The region is wide: from 0.5 a token may go to 0.65, from 0.01 to 0.16. With the anchor 'rollout' the ratio is
-        DPPO's own, so ``old_logprobs`` do not matter to it: ``old_logprobs: rollout`` spares their forward pass. A
-        sampler that differs from the trainer is corrected already, up to the cap.
+        DPPO's own, so ``old_logprobs`` do not matter: ``old_logprobs: rollout`` saves their forward pass. The mismatch
+        between sampler and trainer is already corrected, up to the cap.
 
     Example:
         A rewarded and a punished response, both of tokens sampled with probability 0.5 and 0.01. From 0.5 they moved by

@@ -23,9 +23,9 @@ class DRPO(TokenObjective):
     """Weaken a token's gradient by the probability it has moved in its own direction, and reverse it beyond ``delta``.
 
     Problem:
-        DPPO stops a token whose probability has moved too far, and a token that is stopped stays where it is: nothing
-        leads back, and the gradient jumps at the edge of the region. DRPO puts a quadratic penalty on the move in place
-        of the mask. The pull fades with the distance, is zero at the edge, and points back beyond it.
+        DPPO stops a token whose probability has moved too far, and a stopped token stays where it is: nothing brings it
+        back, and the gradient jumps at the edge of the region. DRPO replaces the mask by a quadratic penalty on the
+        move. The pull fades with the distance, is zero at the edge, and points back beyond it.
 
     Equation:
         With p = exp(live ``logprobs``), q the probability of the token under the anchor, r the ratio, A the advantage:
@@ -63,10 +63,10 @@ class DRPO(TokenObjective):
         - From SPO: the surrogate without the factor q, which its code has as an option, is not offered.
 
     Surprises:
-        The default hardly acts. No probability moves by more than 1, so at ``delta`` 12.5 the gate is between 0.92 and
-        1.08 for any token, and nothing is ever stopped. Below 1 it can stop a token; near 0.15 it is a soft ``dppo``,
-        and then the way back is steep: a token that went from 0.05 to 0.5 has gate -2 and coefficient -20. The gate is
-        bounded and the ratio is not: a rare token may pull with a ratio of thousands.
+        The default has hardly any effect. No probability moves by more than 1, so at ``delta`` 12.5 the gate is between
+        0.92 and 1.08 for any token, and nothing is ever stopped. Below 1 it can stop a token; near 0.15 it is a soft
+        ``dppo``, and then the way back is steep: a token that went from 0.05 to 0.5 has gate -2 and coefficient -20.
+        The gate is bounded and the ratio is not: a rare token may pull with a ratio of thousands.
 
     Example:
         At delta 0.2, tokens sampled with probability 0.5. Rewarded ones now have 0.6, 0.7 and 0.8: gates 0.5, 0 and

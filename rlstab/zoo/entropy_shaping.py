@@ -22,9 +22,9 @@ class EntropyShaping(TokenObjective):
     """Add to each token's advantage a bonus that grows with the entropy at its position.
 
     Problem:
-        The paper finds that tokens at uncertain places are those that connect and turn a chain of thought, that check
-        it, or that do what the base model seldom does. An advantage that is equal on all tokens of a response does not
-        single them out. The bonus does: reward falls on them more, and blame less, so such reasoning grows longer.
+        The paper finds that high-entropy tokens are those that connect or redirect a chain of thought, check it, or do
+        what the base model seldom does. An advantage that is equal on all tokens of a response does not single them
+        out. The bonus does: they get more of the reward and less of the blame, so such reasoning grows longer.
 
     Equation:
         With H_t = ``entropies``, A_t = ``advantages``:
@@ -57,8 +57,8 @@ class EntropyShaping(TokenObjective):
         - From its code: no official code was found.
 
     Surprises:
-        It does not push entropy up, as an entropy bonus does: where a rewarded token was unsure, a larger pull makes
-        the policy surer of it. It lets chains of thought grow. The bonus is never negative, so the advantages of a
+        Unlike an entropy bonus, it does not push entropy up: where the policy was unsure of a rewarded token, a larger
+        pull makes it surer. It makes chains of thought longer. The bonus is never negative, so the advantages of a
         group no longer cancel. Other methods that read the size of the advantage see it without the bonus.
 
     Example:

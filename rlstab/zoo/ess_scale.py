@@ -22,10 +22,10 @@ class ESSScale(TokenObjective):
     """Scale the learning rate of an optimizer step by the effective sample size of its responses (VCPO).
 
     Problem:
-        The staler the policy that sampled, the heavier the tail of the importance weights of whole responses: a few
-        of them carry the step, and its gradient has the variance of a sample of that size. The step should be as
-        small as the sample is. The authors report that a fall of the effective sample size comes before a collapse,
-        and stable training at a lag of 128 steps.
+        The staler the sampling policy, the heavier the tail of the importance weights of whole responses: a few
+        responses carry the step, and its gradient has the variance of a sample of that size. The step should shrink
+        with that sample. The authors report that the effective sample size falls before a collapse, and that training
+        is stable at a lag of 128 steps.
 
     Equation:
         With D_i the sum over response i of ``logprobs`` - ``rollout_logprobs``, and S the number of responses:

@@ -26,8 +26,8 @@ class FIPO(TokenObjective):
 
     Problem:
         One advantage for a whole response gives its turning points no more credit than its filler. Over several
-        optimizer steps on one rollout the policy shows which is which: where it moves towards the continuation of a
-        token, the token led somewhere. FIPO gives it a larger share.
+        optimizer steps on one rollout, the policy shows which is which: where it moves towards what followed a token,
+        that token led somewhere. FIPO gives it more weight.
 
     Equation:
         With d_t = ln r_t, the live log-ratio of the token, 0 where r_t > r_max; over the tokens k of its response:
@@ -72,10 +72,10 @@ class FIPO(TokenObjective):
 
     Surprises:
         With one optimizer step per rollout it does nothing. It assumes that all tokens of a response have one
-        advantage: where they do not, F mixes what was rewarded with what was punished. It asks for the live log-probs
-        of whole responses, also of tokens that are dropped. F grows with the half-life: a drift of 0.01 nats on every
-        token makes it 0.46, and all weights are at their bound. At the default ``low`` it only ever boosts, so the
-        gradient grows with the drift.
+        advantage: where they do not, F mixes what was rewarded with what was punished. It needs the live log-probs of
+        whole responses, including dropped tokens. F grows with the half-life: with a drift of 0.01 nats on every token
+        it is 0.46, and all weights are at their bound. At the default ``low`` it only ever boosts, so the gradient
+        grows with the drift.
 
     Example:
         A correct response with log-ratios 0.1, -0.2, 0.3 and 0: F is 0.1916, 0.0936, 0.3 and 0, and f is 1.2, 1.0981,

@@ -25,9 +25,9 @@ class GMPO(TokenObjective):
     """Replace the token ratios of a response by their geometric mean, after clipping each log-ratio.
 
     Problem:
-        GRPO maximises the arithmetic mean of token ratios, which a few tokens with a huge ratio decide. The geometric
-        mean cannot be pulled far by single tokens. The ratios then stay so near 1 that each token can be given a wider
-        range than PPO's, and exploration goes on.
+        GRPO maximises the arithmetic mean of token ratios, which a few tokens with a huge ratio dominate. Single tokens
+        cannot move the geometric mean far. The ratios then stay so close to 1 that each token can have a wider clip
+        range than PPO's, and exploration continues.
 
     Equation:
         With d_t = ln of the ratio of token t, A its advantage, n the kept tokens of its response:
@@ -66,8 +66,8 @@ class GMPO(TokenObjective):
           log-ratio exactly on a bound keeps its gradient here, and half of it in torch's maximum.
 
     Surprises:
-        The range is in nats: 0.4 is [0.67, 1.49], and PPO's 0.2 would be [0.82, 1.22]. A token that is clipped teaches
-        nothing, and its clipped log-ratio still scales the pull of all others in its response.
+        The range is in nats: 0.4 is [0.67, 1.49], and PPO's 0.2 would be [0.82, 1.22]. A clipped token has no gradient,
+        but its clipped log-ratio still scales the pull of all others in its response.
 
     Example:
         Ratios 1.5 and 0.5, log-ratios 0.405 and -0.693. Rewarded, the first is clipped to 0.4: rho = exp(-0.147) =

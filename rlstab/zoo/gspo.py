@@ -23,10 +23,10 @@ class GSPO(TokenObjective):
     """Replace the token ratios of a response by their geometric mean, so that responses are clipped as a whole.
 
     Problem:
-        A reward is for a response, and the ratio of one token is one sample of its position: it corrects nothing and
-        adds noise that grows with the length. In mixture-of-experts models much of it is noise, because the experts
-        chosen for a token change between sampling and training. The mean over a response is steady, and it fits what
-        was rewarded.
+        The reward is for a whole response, while the ratio of one token is a single sample at its position: it corrects
+        nothing and adds noise that grows with the length. In mixture-of-experts models, much of the ratio is noise,
+        because the experts chosen for a token change between sampling and training. The mean over a response is stable,
+        and it matches the unit that is rewarded.
 
     Equation:
         With d_t = ln of the ratio of token t, n the kept tokens of its response:
@@ -64,9 +64,10 @@ class GSPO(TokenObjective):
           `constant_length` with ``length`` 1 in place of `sequence_mean`.
 
     Surprises:
-        ln s is a mean, far smaller than what it averages: with the 0.2 of a token clip no response is ever stopped. At
-        3e-4 many are: the paper reports two orders of magnitude more clipped tokens than GRPO, and learns faster.
-        Log-probs in bfloat16 are off by more than the range. One wild token in a long response goes unseen.
+        ln s is a mean, far smaller than what it averages: with a token-level clip range of 0.2, no response is ever
+        stopped. At 3e-4 many are: the paper reports two orders of magnitude more clipped tokens than GRPO, and faster
+        learning. Log-probs in bfloat16 have errors larger than the range. A single outlier in a long response goes
+        unnoticed.
 
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: s = sqrt(1.125) = 1.0607. The rewarded response is

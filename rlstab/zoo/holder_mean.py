@@ -25,10 +25,10 @@ class HolderMean(TokenObjective):
     """Replace the token ratios of a response by their power mean; the power decides which tokens count most.
 
     Problem:
-        A reward is for a response, so its token ratios have to be averaged, and each way has a fault. A high power lets
-        the tokens that moved most speak, which learns fast from sparse signals and may collapse. A low power spreads
-        the gradient and bounds its variance, and learns slowly. No power is right throughout, so it starts high and
-        falls.
+        The reward is for a whole response, so its token ratios have to be averaged, and each kind of mean has a
+        drawback. A high power favours the tokens that moved most, which learns fast from sparse signals but may
+        collapse. A low power spreads the gradient and bounds its variance, but learns slowly. No single power is right
+        throughout, so it starts high and falls.
 
     Equation:
         With r_t the ratio of token t, A its advantage, n the kept tokens of its response, k the optimizer step from 0:
@@ -71,8 +71,8 @@ class HolderMean(TokenObjective):
           except for its range.
 
     Surprises:
-        At positive powers one wild token is most of the mean and takes most of the gradient; at negative ones the token
-        that fell furthest does. At power 0 it is `gspo`, for which a clip at 0.2 is idle: look at
+        At positive powers, a single outlier dominates the mean and takes most of the gradient; at negative ones, the
+        token that fell furthest does. At power 0 it is `gspo`, for which a clip at 0.2 is idle: look at
         ``ratio/clipped_high`` as the power passes 0. A run that is shorter than ``steps`` never sees the end of the
         schedule.
 

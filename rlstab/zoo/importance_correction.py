@@ -26,11 +26,11 @@ class ImportanceCorrection(TokenObjective):
     """Reweight or reject tokens by the importance sampling ratio of the old policy to the sampler (TIS).
 
     Problem:
-        The engine that samples is not the trainer: other kernels, lower precision, other experts of a mixture, older
-        weights. The two differ in the log-prob of a token, by 0.01 nats or by several, and the gradient is estimated on
-        samples of another policy. An old policy that the trainer recomputes keeps the trust region sound. What lies
-        between it and the sampler is corrected by importance weights, truncated for their variance, or by dropping what
-        is too far off to be repaired.
+        The engine that samples is not the trainer: it has different kernels, lower precision, different routing of
+        experts, older weights. The two differ in the log-prob of a token by 0.01 nats or by several, so the gradient is
+        estimated on samples from a different policy. Recomputing the old log-probs in the trainer keeps the trust
+        region sound. The remaining mismatch with the sampler is corrected by importance weights, truncated to limit
+        their variance, or by dropping what is too far off to correct.
 
     Equation:
         With d_t = ``old_logprobs`` - ``rollout_logprobs``, all tokens of a response having one z but for level 'token':
@@ -101,10 +101,10 @@ class ImportanceCorrection(TokenObjective):
 
     Surprises:
         Under ``old_logprobs: rollout`` the old policy is the sampler, every weight is 1, and the ratio of the trust
-        region carries the mismatch; a surrogate that is anchored at the sampler carries it too, and correcting it
-        again counts it twice. A sampler that reports log-probs before its temperature or top-p gives ratios of another
-        distribution. Truncation makes the mean weight less than 1, so the gradient is smaller than without.
-        Penalties are not weighed: they are means over what the sampler drew.
+        region carries the mismatch; a surrogate that is anchored at the sampler carries it too, and correcting it again
+        counts it twice. A sampler that reports log-probs before applying its temperature or top-p gives the ratios of a
+        different distribution. Truncation makes the mean weight less than 1, so the gradient is smaller than without
+        it. Penalties are not weighted: they are means over what the sampler drew.
 
     Example:
         Ratios 0.75, 1, 1.5 and 8 of the old policy over the sampler. TIS truncates the last one at 2; IcePop gives it

@@ -24,9 +24,9 @@ class KLPenalty(TokenObjective):
     """Penalise divergence from a frozen reference policy on every token.
 
     Problem:
-        Nothing in a policy gradient remembers the model that training started from: whatever the reward does not
+        Nothing in a policy gradient refers to the model that training started from: whatever the reward does not
         measure may drift. A penalty on the divergence from that model limits the drift. Newer recipes (DAPO, JustRL,
-        STAPO, STARE, Lp-Reg) leave it out.
+        STAPO, STARE, Lp-Reg) omit it.
 
     Equation:
         With d_t = ``ref_logprobs`` - live ``logprobs`` on the sampled token, beta = ``coefficient``:

@@ -24,10 +24,10 @@ class KLCov(TokenObjective):
     """Penalise the drift of the few tokens whose log-prob and advantage covary the most.
 
     Problem:
-        Entropy falls where probable tokens are rewarded and improbable ones punished. To first order its change is
-        minus the covariance of log-prob and advantage, and the paper finds that very few tokens make up most of it:
-        their covariance is hundreds of times the mean. Holding just those to the old policy keeps entropy up and leaves
-        the rest free.
+        Entropy falls where probable tokens are rewarded and improbable ones punished. To first order, its change is
+        minus the covariance of log-prob and advantage, and the paper finds that very few tokens account for most of it:
+        their covariance is hundreds of times the mean. Keeping only those close to the old policy keeps entropy up and
+        leaves the others unconstrained.
 
     Equation:
         With lp_t = ``logprobs``, A_t = ``advantages``, means over all tokens of the optimizer step, N of them:

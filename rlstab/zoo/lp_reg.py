@@ -27,9 +27,9 @@ class LpReg(TokenObjective):
     """Pull plausible low-probability tokens of punished responses towards a min-p filtered copy of the policy.
 
     Problem:
-        A wrong response punishes all its tokens, including rare ones that open a useful line of thought. Pushed down
-        again and again they vanish, and exploration with them. The policy itself shows which rare tokens are worth
-        keeping: a token that survives a min-p filter is plausible, what the filter removes is noise. Lp-Reg regularises
+        A wrong response punishes all its tokens, including rare ones that open a useful line of reasoning. Pushed down
+        again and again, they vanish, and exploration with them. The policy itself shows which rare tokens are worth
+        keeping: a token that survives a min-p filter is plausible; what the filter removes is noise. Lp-Reg regularises
         the plausible ones.
 
     Equation:

@@ -22,10 +22,10 @@ class M2PO(TokenObjective):
     """Set the weight of the tokens furthest from the sampler to 0, until the mean square of the rest is small.
 
     Problem:
-        With data that is hundreds of updates old, a clip stops tokens that carry the most information; without one,
-        training does well for a while and then collapses. The mean of a log-ratio hides what happens, for its signs
-        cancel; the mean of its square does not, and it bounds the variance of the importance weights. M2PO holds this
-        second moment to a budget and drops no more tokens than it takes, largest first.
+        With data that is hundreds of updates old, a clip stops the tokens that carry the most information; without one,
+        training does well for a while and then collapses. The mean log-ratio hides what happens, because signs cancel;
+        the mean square does not, and it bounds the variance of the importance weights. M2PO keeps this second moment
+        within a budget and drops no more tokens than necessary, largest first.
 
     Equation:
         With d_t = ``logprobs`` - ``rollout_logprobs``, A_t = ``advantages``:
@@ -71,9 +71,9 @@ class M2PO(TokenObjective):
     Surprises:
         It compares with the sampler, because there is nothing else to compare with: ``old_logprobs`` that were
         recomputed for this rollout are ``logprobs`` up to its first update, and against them no token would ever move.
-        In a run with several optimizer steps per rollout set ``refresh: step``; else every step decides by the policy
-        before the first. What moves within the optimizer step is not bounded. The budget is a mean over X alone, so a
-        few far tokens are dropped easily when X is small.
+        In a run with several optimizer steps per rollout, set ``refresh: step``; otherwise every step decides by the
+        policy before the first one. Movement within the optimizer step is not bounded. The budget is a mean over X
+        alone, so a few far tokens are dropped easily when X is small.
 
     Example:
         A rewarded response. Three tokens rose, by 0.1, 0.2 and 0.6 nats: squares 0.01, 0.04 and 0.36, mean 0.137 >

@@ -25,8 +25,9 @@ class MASPO(TokenObjective):
 
     Problem:
         A clip at a fixed ratio gives a token of probability 0.5 a hundred times the room, in probability, of one of
-        0.005; it stops all gradient at an edge; and it trusts a lucky guess as much as a clear one. MASPO bounds softly
-        and only what moves away, and gives rare tokens and large positive advantages more room, negative ones less.
+        0.005; it cuts off the gradient at a hard edge; and it trusts a lucky guess as much as a clear success. MASPO
+        uses a soft bound that acts only on tokens moving away, and gives rare tokens and large positive advantages more
+        room, negative ones less.
 
     Equation:
         With r the ratio of the token, q = exp(``old_logprobs``), A its advantage:
@@ -68,10 +69,10 @@ class MASPO(TokenObjective):
         - From its code: ``cap`` is not there.
 
     Surprises:
-        At the defaults it is nearly no bound: a certain token with twice its old probability keeps 61 % of its pull,
-        one of probability 0.01 keeps 97 %. A punished token whose ratio grows has no bound at all without ``cap``. It
-        reads the size of the advantage, not only its sign, so a bonus or another estimator of advantages moves the
-        width.
+        At the defaults it hardly bounds anything: a certain token with twice its old probability keeps 61 % of its
+        pull, one of probability 0.01 keeps 97 %. A punished token whose ratio grows has no bound at all without
+        ``cap``. It reads the size of the advantage, not only its sign, so a bonus or another estimator of advantages
+        moves the width.
 
     Example:
         Two tokens of old probability 0.4, now 0.8 and 0.2, so ratios 2 and 0.5; base = 0.4^-0.3 = 1.3163. Rewarded, the

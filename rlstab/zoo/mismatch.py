@@ -25,10 +25,10 @@ class Mismatch(TokenObjective):
     """Report how far apart two policies are, by their log-probs of the sampled tokens; change nothing.
 
     Problem:
-        Three policies should be close, and nobody sees whether they are: the one that sampled, the one that the ratio
-        divides by, and the one at the start of the optimizer step. A gap between sampler and trainer is reported to
-        come before a collapse; so is a fall of the effective sample size. These numbers cost next to nothing, whatever
-        is done about them.
+        Three policies should be close to each other, but usually nobody checks: the sampler, the old policy that the
+        ratio divides by, and the policy at the start of the optimizer step. A gap between sampler and trainer is
+        reported to precede a collapse, and so is a fall in the effective sample size. These numbers cost next to
+        nothing.
 
     Equation:
         With d_t = log-prob of the token under ``of`` - log-prob under ``to``, D_i its sum and n_i the number of tokens
@@ -73,10 +73,10 @@ class Mismatch(TokenObjective):
         - From TRL: it reports mean and largest absolute difference per token, and the ratios that it corrects by.
 
     Surprises:
-        The effective sample size is that of whole responses. Random gaps of 0.02 nats on each of 4000 tokens bring
-        it to 0.2, and no other number shows them. k1 may be negative by chance. List the method twice for two
-        pairs of policies: their metrics are then under ``mismatch_1`` and ``mismatch_2``, in the order in which a
-        printed composition shows them.
+        The effective sample size is that of whole responses. Random gaps of 0.02 nats on each of 4000 tokens reduce it
+        to 0.2, and no other number shows them. k1 may be negative by chance. List the method twice for two pairs of
+        policies: their metrics are then under ``mismatch_1`` and ``mismatch_2``, in the order in which a printed
+        composition shows them.
 
     Example:
         Two responses of two tokens; the trainer finds one token half as likely as the sampler said, and one twice. The

@@ -24,10 +24,10 @@ class OffPolicyMask(TokenObjective):
     """Remove punished responses from the gradient once the live policy has moved away from them.
 
     Problem:
-        A punished response that the live policy would hardly sample any more teaches nothing that it needs to know,
-        and pushing it further down moves mass to wherever it may go. Rewarded responses do no such harm: what the
-        policy gave up may be worth having back. The paper ties both staleness and the mismatch of sampler and trainer
-        to instability of this kind, and drops such responses as a whole.
+        A punished response that the live policy would hardly sample any more has nothing left to teach, and pushing it
+        further down moves probability mass to arbitrary places. Rewarded responses do no such harm: what the policy
+        gave up may be worth recovering. The paper attributes instability of this kind to both staleness and the
+        mismatch between sampler and trainer, and drops such responses as a whole.
 
     Equation:
         With q the policy that sampled, p the live one, and n_i the tokens of response i:
@@ -69,8 +69,8 @@ class OffPolicyMask(TokenObjective):
         The two published thresholds are four orders of magnitude apart. A mean gap of 0.5 nats is a response that the
         policy has all but forgotten; one of 0.0001 is below the noise of a single response, so that about half of the
         punished ones are stopped by chance. Look at ``off_policy_mask/stopped`` before you trust a value. The gap of
-        one response may be negative. The live policy is that of the loss, so responses are stopped one optimizer step
-        after another, and with one optimizer step per rollout only mismatch is left to be seen.
+        one response may be negative. The live policy is that of the loss, so responses are stopped one by one as the
+        optimizer steps proceed; with one optimizer step per rollout, the gap shows only the mismatch.
 
     Example:
         Two punished responses and a rewarded one. The first fell by ln 3 and ln 1: 0.5493 nats per token, above 0.5.

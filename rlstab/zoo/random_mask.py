@@ -27,9 +27,9 @@ class RandomMask(TokenObjective):
     """Drop rewarded tokens at random: the control for a mask that selects them.
 
     Problem:
-        A mask does two things: it removes some tokens, and it chooses which. If a run with it does better, the choice
-        need not be the reason: with fewer rewarded tokens the policy is pushed less. This mask removes as many
-        tokens at random. What another mask gains over it is due to the choice.
+        A mask does two things: it removes some tokens, and it selects which. If a run with it does better, the
+        selection need not be the reason: with fewer rewarded tokens, the policy is pushed less. This mask removes as
+        many tokens at random. What another mask gains over it is due to the selection.
 
     Equation:
         With A_t = ``advantages`` and u_t uniform in [0, 1) by (``seed``, sequence id, position):

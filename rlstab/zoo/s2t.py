@@ -26,9 +26,9 @@ class S2TMask(TokenObjective):
     Problem:
         A correct response gives all its tokens the same positive advantage, including the few that were sampled almost
         by accident where the policy was confident of another token. Such a token has nearly the largest gradient that a
-        token can have and carries no reasoning. The paper calls it spurious, finds about 0.01 % of the tokens to be so,
-        and ties late collapse to them; it reports that most are digits and symbols. S2T removes them from the policy
-        term.
+        token can have, yet carries no reasoning. The paper calls it spurious, finds that about 0.01 % of tokens are
+        spurious, and links late collapse to them; it reports that most are digits and symbols. S2T removes them from
+        the policy term.
 
     Equation:
         With p_t = exp(``logprobs``), H_t = ``entropies``, A_t = ``advantages``:
@@ -78,8 +78,8 @@ class S2TMask(TokenObjective):
 
     Surprises:
         It is not a gradient clip: for a rare token, entropy moves the norm of the logit gradient by a factor of at most
-        sqrt(2). Once more than a share q of the pool has exactly the threshold's entropy (0, after a collapse), nothing
-        is below it and nothing happens.
+        sqrt(2). Once more than a share q of the pool has exactly the threshold's entropy (0, after a collapse), no
+        token is below it and none is dropped.
 
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at

@@ -23,10 +23,10 @@ class SAPO(TokenObjective):
     """Weaken a token's gradient smoothly as its ratio moves away from 1, and sooner where it is punished.
 
     Problem:
-        A clip is an edge: just inside a token pulls in full, just outside not at all. A tight range throws signal away,
-        a wide one lets noise in. And an update that punishes a token raises many others that were never sampled, so it
-        does more harm far from the data than one that rewards. SAPO turns the edge into a slope, steeper for punished
-        tokens.
+        A clip is a hard edge: just inside it a token pulls in full, just outside not at all. A tight range discards
+        signal; a wide one lets noise in. Moreover, an update that punishes a token raises many others that were never
+        sampled, so far from the data it does more harm than one that rewards. SAPO turns the edge into a slope, which
+        is steeper for punished tokens.
 
     Equation:
         With r the ratio of the token, A its advantage, tau = tau_pos where A > 0, else tau_neg:

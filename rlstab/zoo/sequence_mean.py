@@ -22,9 +22,9 @@ class SequenceMean(TokenObjective):
     """Average over the tokens of each response, then over responses: every response has the same weight.
 
     Problem:
-        In a token mean a few very long responses outvote the others. Here every response has one vote, whatever its
-        length. The cost is a bias: in a long response each token counts for less, so wrong answers are punished less
-        for being long.
+        In a token mean, a few very long responses outvote the others. Here every response has one vote, whatever its
+        length. The cost is a bias: each token of a long response counts for less, so long wrong answers are punished
+        less per token.
 
     Equation:
         With S the number of responses that have a kept token, n_i the kept tokens of response i:
@@ -55,8 +55,8 @@ class SequenceMean(TokenObjective):
           have as many responses.
 
     Surprises:
-        Next to ``token_mean`` single tokens weigh differently by a factor of their length, so learning rates do not
-        carry over.
+        Compared with ``token_mean``, the weight of a token depends on the length of its response, so learning rates do
+        not carry over.
 
     Example:
         A correct response of three tokens and a wrong one of one token: (-1 + 1) / 2 = 0; the tokens weigh 1 / 6 and 1

@@ -69,8 +69,9 @@ class SignWeights(TokenObjective):
         - From its code: a reward that is neither 0 nor 1 stays as it is there. Here the sign of the advantage decides.
 
     Surprises:
-        The estimators of rlstab's own trainer all have a group baseline. For the published methods pass advantages of 1
-        and -1 in your own. Punishment alone for long is reported to cost format and, late, accuracy.
+        The estimators of rlstab's own trainer all have a group baseline. For the published methods, pass advantages of
+        1 and -1 in your own loop. Punishment alone is reported to harm the format if kept up for long and, later,
+        accuracy.
 
     Example:
         A correct and a wrong response of one token each, advantages 1 and -1. W-REINFORCE weighs them 0.1 and 1, NSR 0

@@ -24,11 +24,11 @@ class STARE(TokenObjective):
     """Give rewarded rare tokens more weight (and, in C2, punished ones less) while mean entropy is below a target.
 
     Problem:
-        Under GRPO the entropy of the policy tends to fall until exploration stops. To first order a token
-        with advantage A changes the entropy at its place by -A times a function of its probability that is never
-        positive for a token rarer than the entropy (surprisal >= H): rewarding rare tokens raises entropy, rewarding
-        common ones lowers it. The balance is nearly critical, so a small extra weight on the rewarded rare tokens tips
-        it; a gate keeps the extra weight from turning collapse into explosion.
+        Under GRPO the entropy of the policy tends to fall until exploration stops. To first order a token with
+        advantage A changes the entropy at its place by -A times a function of its probability that is never positive
+        for a token rarer than the entropy (surprisal >= H): rewarding rare tokens raises entropy, rewarding common ones
+        lowers it. The balance is nearly critical, so a small extra weight on rewarded rare tokens tips it; a gate keeps
+        that weight from turning collapse into explosion.
 
     Equation:
         With s_t = -``logprobs``, A_t = ``advantages``, N = all kept tokens of the optimizer step:

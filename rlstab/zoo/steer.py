@@ -28,9 +28,9 @@ class STEER(TokenObjective):
     """Weigh a token less the more its update is estimated to change the entropy at its position.
 
     Problem:
-        What a token does to entropy depends on its clip, its advantage, its probability and the entropy at its place
-        together. Methods that look at one or two of these damp tokens that change nothing, and let others through.
-        STEER estimates the change itself, to first order, and damps a token the more the larger it is.
+        The effect of a token on entropy depends jointly on its clip, its advantage, its probability and the entropy at
+        its position. Methods that look at one or two of these damp tokens that change nothing, and miss others. STEER
+        estimates the change itself, to first order, and damps a token more the larger it is.
 
     Equation:
         With p_t = exp(``logprobs``), q_t = exp(``old_logprobs``), H_t = ``entropies``, A_t = ``advantages``:
@@ -75,8 +75,8 @@ class STEER(TokenObjective):
           least e^-20, and a token rarer than 1e-8 keeps its ln p.
 
     Surprises:
-        It damps what would raise entropy as well as what would lower it. A minimum and a maximum are the affair of one
-        token each: with one extreme token in the step, such as one far off-policy, all others weigh nearly 1
+        It damps what would raise entropy as well as what would lower it. The minimum and the maximum each depend on a
+        single token: with one extreme token in the step, such as one far off-policy, all others weigh nearly 1
         (exponential) or ``high`` (linear). Look at the reported ``largest``. The linear form scales the whole gradient
         up, by almost ``high`` where most changes are small. Through the logit of the token alone, the first-order
         change of entropy has one more factor p than Omega: as published, rare tokens count for more.

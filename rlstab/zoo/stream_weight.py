@@ -24,10 +24,10 @@ class StreamWeight(TokenObjective):
     """Average the tokens of branches separately from those of responses that start at the prompt.
 
     Problem:
-        Where failed answers are sampled again from a place inside, the optimizer step holds two kinds of responses.
-        There may be many times more of the new ends than of answers from the prompt, and their number changes with how
-        much fails. In one mean they outvote what is sampled as it will be sampled in use, by an amount that nobody
-        chose. Two means keep their proportion.
+        Where failed responses are resampled from a pivot, the optimizer step contains two kinds of responses. There may
+        be many times more branches than responses from the prompt, and their number depends on how many responses fail.
+        In a single mean, the branches outvote the responses that are sampled as in actual use, by an amount that nobody
+        chose. Two separate means fix the proportion.
 
     Equation:
         Over the optimizer step N tokens, N_main of answers from the prompt and N_branch sampled in branches:
@@ -65,8 +65,8 @@ class StreamWeight(TokenObjective):
           tokens.
 
     Surprises:
-        The policy term grows: its weights add up to (1 + lambda) N where both streams are there. An optimizer step
-        without answers from the prompt has the weight lambda everywhere, for the mean over nothing is 0.
+        The policy term grows: its weights add up to (1 + lambda) N when both streams are present. In an optimizer step
+        without responses from the prompt, every token has the weight lambda, because the mean over nothing is 0.
 
     Example:
         An answer of three tokens and a branch of one: 4 / 3 on each of the three, 4 on the one, divided by four.

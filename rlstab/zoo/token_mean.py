@@ -20,9 +20,9 @@ class TokenMean(TokenObjective):
     """Average over all tokens of the optimizer step: the default, made explicit.
 
     Problem:
-        Averaging inside each response first gives a token of a long response less weight than one of a short response,
-        so long chains of thought are learned from less, and bad long ones are punished less. Here every token weighs
-        the same.
+        Averaging within each response first gives a token of a long response less weight than one of a short response,
+        so the policy learns less from long chains of thought, and bad long ones are punished less. Here every token
+        weighs the same.
 
     Equation:
         With N the number of kept tokens of the optimizer step and N_0 that of all its tokens:
@@ -52,7 +52,7 @@ class TokenMean(TokenObjective):
           ``bnpo`` likewise. The code of Lp-Reg adds 1e-8 to N.
 
     Surprises:
-        A mask that leaves the divisor, such as ``top_entropy``, raises the weight of the tokens that are left. Long
+        A mask that shrinks the divisor, such as ``top_entropy``, raises the weight of the remaining tokens. Long
         responses count for more, also in a penalty such as that of ``kl``.
 
     Example:

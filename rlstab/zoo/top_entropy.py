@@ -21,9 +21,9 @@ class TopEntropyMask(TokenObjective):
 
     Problem:
         Most tokens of a chain of thought are nearly determined by what came before; a few are forks where the reasoning
-        takes a direction. The authors count 10^6 tokens and find half of them below 0.01 nats and the 80th percentile
-        at 0.672. They report that learning from the forks alone is as good or better, more so in larger models, and
-        that learning from the other 80 % alone is far worse.
+        takes a direction. Among 10^6 tokens, the authors find half below 0.01 nats and the 80th percentile at 0.672.
+        They report that learning from the forks alone is as good or better, more so for larger models, and that
+        learning from the other 80 % alone is far worse.
 
     Equation:
         With H_t = ``entropies``, rho = ``share``:
@@ -67,8 +67,8 @@ class TopEntropyMask(TokenObjective):
 
     Surprises:
         Where more than 1 - ``share`` of the entropies are equal (0, after a collapse), the threshold is that value and
-        everything is kept: look at the reported share. TRL's entropy bonus follows its mask of this kind, and its KL
-        does not; here both act on all tokens.
+        everything is kept: look at the reported share. In TRL, this kind of mask also applies to the entropy bonus but
+        not to the KL; here both act on all tokens.
 
     Example:
         Entropies 0.1, 0.2, 1.0, 2.0 and share one half: the median is (0.2 + 1.0) / 2 = 0.6, and the last two are kept.

@@ -20,8 +20,8 @@ class TruncatedMask(TokenObjective):
     """Drop responses that were cut off at the length limit (overlong filtering).
 
     Problem:
-        A response that reaches the limit of its length has no answer yet and is scored as wrong. The verdict is not on
-        its reasoning: with a few hundred tokens more it might have been right. Punishing it teaches the policy that
+        A response that reaches the length limit has no answer yet and is scored as wrong. The score says nothing about
+        its reasoning: with a few hundred more tokens it might have been right. Punishing it teaches the policy that
         sound steps are wrong, and adds noise to the reward of its group. The paper reports steadier training and a
         higher score on AIME24 once the loss of such responses is masked.
 
@@ -55,10 +55,10 @@ class TruncatedMask(TokenObjective):
           a stop text is too. Its means per sequence still count the response, with a loss of 0; here it leaves S.
 
     Surprises:
-        The advantages of the others are untouched: the reward of a truncated response stays in the mean of its group.
-        A response that ends exactly at the limit with EOS is not truncated. Where most responses are cut off hardly
-        anything is left to learn from, and nothing teaches the policy to be brief: look at ``truncated_mask/dropped``,
-        and raise the limit. Penalties ignore masks, so they still reach every token.
+        The advantages of the others do not change: the reward of a truncated response still counts in the mean of its
+        group. A response that ends exactly at the limit with EOS is not truncated. If most responses are truncated,
+        hardly anything is left to learn from, and nothing teaches the policy to be brief: look at
+        ``truncated_mask/dropped``, and raise the limit. Penalties ignore masks, so they still act on every token.
 
     Example:
         Two responses, the second cut off. The mean runs over the three tokens of the first; with 'all' over all five.

@@ -24,10 +24,10 @@ class VESPO(TokenObjective):
     """Replace the token ratio by a bounded, smooth function of the importance weight of the whole response.
 
     Problem:
-        What corrects for stale data is the weight of the whole response, the product of its token ratios, and its
-        variance is hopeless. Clips of single tokens and means over the length replace it by something else. VESPO asks
-        which weight is best for a given variance: the importance weight times a kernel, which fades out for responses
-        that the policy no longer writes and for those that it now writes far more often.
+        The exact correction for stale data is the importance weight of the whole response, the product of its token
+        ratios, but its variance is far too large. Token-level clips and means over the length replace it by something
+        else. VESPO asks which weight is best for a given variance. The answer is the importance weight times a kernel
+        that fades out for responses that the policy no longer writes, and for those that it now writes far more often.
 
     Equation:
         With d_t = ln of the live probability of token t over that of the anchor, A its advantage, l its live log-prob:
@@ -73,9 +73,9 @@ class VESPO(TokenObjective):
         - From other code: TRL adds the rollout weights over padding too, which is harmless where they are 1.
 
     Surprises:
-        W is a product: in a response of a thousand tokens, a mean drift of 0.01 nats makes it e^10 or e^-10, and then
-        it teaches nothing. Look at ``ratio/pull``. phi is not bounded by 1: it reaches 1.21 and 1.24. Responses that
-        the policy has left fade out with both signs, punished ones sooner.
+        W is a product: in a response of a thousand tokens, a mean drift of 0.01 nats makes it e^10 or e^-10, and the
+        response contributes nothing. Look at ``ratio/pull``. phi is not bounded by 1: it reaches 1.21 and 1.24.
+        Responses that the policy has abandoned fade out for either sign, punished ones sooner.
 
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: W = 1.125. Rewarded, phi = 1.125^2 exp(3 (1 -

@@ -22,9 +22,9 @@ class WAPO(TokenObjective):
     """Train only on responses that scored above their group's mean, and average over groups.
 
     Problem:
-        To punish a token is to push mass away from it, no matter where to, and the gradient grows as the token gets
-        rarer. To reward one moves mass to it, and the gradient vanishes as it becomes certain. The paper traces
-        instability to the first, and trains on winners alone.
+        Punishing a token pushes mass away from it, no matter where to, and the gradient grows as the token gets rarer.
+        Rewarding a token moves mass to it, and the gradient vanishes as it becomes certain. The paper traces
+        instability to the former, and trains on winners alone.
 
     Equation:
         With G_g the responses of group g, W the groups of the optimizer step that have a winner, A_t = ``advantages``,
@@ -65,9 +65,9 @@ class WAPO(TokenObjective):
           min(r A, min(r, 10) A).
 
     Surprises:
-        Its advantages are those of the estimator 'dr_grpo': divided by a standard deviation, a group with one winner in
-        many would count for more. A group pulls in proportion to its winners. Entropy still falls where all winners are
-        alike. It needs ``group_ids``: without them every response is a group of its own.
+        It expects the advantages of the estimator 'dr_grpo': divided by a standard deviation, a group with one winner
+        in many would count for more. A group pulls in proportion to its winners. Entropy still falls if all winners are
+        alike. It needs ``group_ids``: without them, every response counts as a separate group.
 
     Example:
         Two groups of two responses with two tokens each; only the first has a winner. With length 4 each of its tokens

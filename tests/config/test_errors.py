@@ -287,15 +287,15 @@ MISTAKES = {
     ),
     "value that its tag does not fit": (
         "objective: s2t\nseed: !!int ''\n",
-        "2: not valid YAML: '' cannot be read as int.",
+        "2: not valid YAML: '' cannot be read as int. Put text in quotes.",
     ),
     "key that its tag does not fit": (
         "objective: s2t\n? !!bool maybe\n: 1\n",
-        "2: not valid YAML: 'maybe' cannot be read as bool.",
+        "2: not valid YAML: 'maybe' cannot be read as bool. Put text in quotes.",
     ),
     "mapping as a key": (
         "objective: s2t\n? {a: b}\n: 1\n",
-        "2: a list or mapping is used as a key. A key is text.",
+        "2: a list or mapping is used as a key. Write text.",
     ),
     "tabs": (
         "objective:\n\t- s2t\n",
@@ -304,17 +304,22 @@ MISTAKES = {
     ),
     "bracket left open": (
         "objective: [s2t\nseed: 1\n",
-        "2: not valid YAML: while parsing a flow sequence, expected ',' or ']', but got ':'.",
+        "2: not valid YAML: while parsing a flow sequence, expected ',' or ']', but got ':'. Close the list with "
+        "`]`.",
     ),
     "two documents": (
         "objective: s2t\n---\nobjective: stare\n",
-        "2: not valid YAML: expected a single document in the stream, but found another document.",
+        "2: not valid YAML: expected a single document in the stream, but found another document. Keep one of "
+        "them, without the line `---`.",
     ),
     "alias without anchor": (
         "objective: *nothing\n",
-        "1: not valid YAML: found undefined alias 'nothing'.",
+        "1: not valid YAML: found undefined alias 'nothing'. Put text that begins with `*` in quotes.",
     ),
-    "control character": ("objective: s2t\nseed: \x00\n", "2: not valid YAML: the character '\\x00' is not allowed."),
+    "control character": (
+        "objective: s2t\nseed: \x00\n",
+        "2: not valid YAML: the character '\\x00' is not allowed. Remove it, or write it as an escape in double quotes.",
+    ),
     "alias that contains itself": (
         "objective: &a [*a]\n",
         " nested deeper than 100 levels. An alias may repeat without end.",
@@ -323,7 +328,7 @@ MISTAKES = {
         "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10) if n else 's2t'}]\n" for n in range(9)),
         " more than 100000 values. An alias may repeat without end.",
     ),
-    "nested without end": (f"objective: {'[' * 5000}", " nested deeper than 100 levels."),
+    "nested without end": (f"objective: {'[' * 5000}", " nested deeper than 100 levels. Write fewer."),
 }  # fmt: skip
 
 
