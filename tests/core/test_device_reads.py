@@ -51,7 +51,7 @@ def test_the_loss_and_its_backward_wait_for_nothing(methods):
     ids=["clip", "clip, S2T, STARE", "dual clip, S2T, STARE"],
 )
 def test_launches_of_a_part(methods, most):
-    """No more than today; a larger number needs a reason. A part has the same, however many tokens it has."""
+    """No more than today; a larger number needs a reason."""
     launches = of_a_part(*methods).launches
     assert launches.keys() == most.keys()
     assert {phase: count for phase, count in launches.items() if count > most[phase]} == {}
