@@ -61,8 +61,8 @@ FIX = re.compile(
     r"\b(Add|Change|Check|Choose|Close|Define|Export|For example|Give|Install|Keep|Known|Leave|List|Log|Lower|"
     r"Make|Mend|Move|Name|Put|Raise|Remove|Rename|Resume|Return|Run|Save|Set|Swap|Take|Use|Wait|Write|Indent|"
     r"Did you mean|Methods|An alias may repeat)\b|expected .+, (not|for example) |: expected |`rlstab |is refused|appears twice|takes what "
-    r"follows|is a mapping with the keys|needs its `name`|it has no default|too few values|\bchange |Each line must be|"
-    r"exclude each other: one|combine freely|list it under|is path/to/file.py|excludes? ",
+    r"follows|is a mapping with the keys|needs its `name`|it has no default|too few values|\bchange |"
+    r"Each line must be|exclude each other: one|combine freely|list it under|is path/to/file.py|excludes? ",
 )
 
 Prepare = Callable[[Path], object]
@@ -896,12 +896,16 @@ def snapshot(folder: Path) -> dict[str, str]:
     return found
 
 
+class Hangs(BaseException):
+    """No exception that a command could take for one of the system, as TimeoutError is."""
+
+
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError in what hangs."""
+    """Raises :class:`Hangs` in what hangs."""
 
     def ring(number: int, frame: object) -> None:
-        raise TimeoutError(f"nothing after {seconds} seconds")
+        raise Hangs(f"nothing after {seconds} seconds")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.alarm(seconds)
