@@ -44,6 +44,8 @@ def read_examples(path: Path, fields: Fields) -> list[Example]:
     examples = []
     if path.is_char_device() or path.is_block_device():
         raise DataError(f"{path}: is a device, which may never end. Set `path` and `eval_path` to files.")
+    if path.is_fifo():
+        raise DataError(f"{path}: is a pipe, which may wait for ever. Set `path` and `eval_path` to files.")
     try:
         # bytes: lines end at \n alone, and a wrong encoding is found in its own line
         with path.open("rb") as file:

@@ -20,6 +20,7 @@ from rlstab.config.renamed import new_record
 from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, kind_of
+from rlstab.paths import is_dir
 from rlstab.train import card, durable
 from rlstab.train.engines import Moments
 from rlstab.train.policy import Policy
@@ -176,7 +177,7 @@ def discard_own(path: Path) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints of a run, oldest first."""
-    found = folder.iterdir() if folder.is_dir() else ()
+    found = folder.iterdir() if is_dir(folder) else ()
     return sorted((one for one in found if _NAME.fullmatch(one.name)), key=number)
 
 

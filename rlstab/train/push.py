@@ -9,6 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.hub import first_line
+from rlstab.paths import is_file
 from rlstab.train import card, checkpoint
 from rlstab.train.manifest import CHECKPOINTS
 
@@ -56,7 +57,7 @@ def has_card(source: str | Path) -> bool:
 
 
 def _model(source: Path) -> Path:
-    there = [source] if (source / checkpoint.INDEX).is_file() else checkpoint.checkpoints(source / CHECKPOINTS)
+    there = [source] if is_file(source / checkpoint.INDEX) else checkpoint.checkpoints(source / CHECKPOINTS)
     if not there:
         raise CheckpointError(f"{source} has no checkpoint. Give the folder of a run that has one, or a checkpoint.")
     try:

@@ -318,7 +318,8 @@ MISTAKES = {
     ),
     "control character": (
         "objective: s2t\nseed: \x00\n",
-        "2: not valid YAML: the character '\\x00' is not allowed. Remove it, or write it as an escape in double quotes.",
+        "2: not valid YAML: the character '\\x00' is not allowed. Remove it, or write it as an escape in double "
+        "quotes.",
     ),
     "alias that contains itself": (
         "objective: &a [*a]\n",
