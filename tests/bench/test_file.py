@@ -153,11 +153,13 @@ ONE = f"{HEAD}methods: {{a: s2t}}\n"
         ("base: {}\n", "b.yaml:1: the setting `name` is missing; it has no default."),
         (
             "name: a/b\nbase: {}\nmethods: {a: s2t}\n",
-            "b.yaml:1: name: 'a/b' cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in front.",
+            "b.yaml:1: name: 'a/b' cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in "
+            "front.",
         ),
         (
             f"{HEAD}methods:\n  ..: s2t\n",
-            "b.yaml:4: methods...: '..' cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in front.",
+            "b.yaml:4: methods...: '..' cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in "
+            "front.",
         ),
         (f"{HEAD}methods: {{1: s2t}}\n", "b.yaml:3: methods: the key 1 is not text. Put it in quotes."),
         (
