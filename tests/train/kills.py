@@ -28,7 +28,7 @@ from rich.console import Console
 from rlstab.config import RunConfig, load_run
 from rlstab.errors import RlstabError
 from rlstab.tasks import Countdown, Example
-from rlstab.train import checkpoint, loop
+from rlstab.train import card, checkpoint, loop
 from rlstab.train.stopping import Stopped
 
 #: Calls that change what is on the disk.
@@ -153,7 +153,10 @@ def end(process: int) -> int:
 
 
 def left(out: Path) -> dict[str, Any]:
-    """Everything in a run folder that does not depend on the clock, the run's id and how often it was started."""
+    """Everything in a run folder that does not depend on the clock, the run's id and how often it was started.
+
+    A model card names the command; one stands wherever the run has ended.
+    """
     found: dict[str, Any] = {}
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
@@ -163,7 +166,7 @@ def left(out: Path) -> dict[str, Any]:
         elif name == "metrics.jsonl":
             records = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{key: one[key] for key in one if not key.startswith("seconds/")} for one in records]
-        elif path.is_file() and name not in ("run.json", "manifest.json", ".lock"):
+        elif path.is_file() and name not in ("run.json", "manifest.json", ".lock") and path.name != card.NAME:
             found[name] = path.read_bytes()
     return found
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from rlstab.cli import main
 from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
-from rlstab.train import asking, checkpoint, durable, loop
+from rlstab.train import asking, card, checkpoint, durable, loop
 from rlstab.train.journal import cut_after, line, read
 from rlstab.train.manifest import Manifest, clear
 from rlstab.train.run_folder import RunFolder
@@ -42,9 +42,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    """What is in a folder, less the model cards, which stand beside a checkpoint and say how it was made."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != card.NAME)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
 def opened(out: Path, **changes: Any) -> RunFolder:
