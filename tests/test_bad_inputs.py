@@ -60,8 +60,8 @@ out: out
 FIX = re.compile(
     r"\b(Add|Change|Check|Choose|Close|Define|Export|For example|Give|Install|Keep|Known|Leave|List|Log|Lower|"
     r"Make|Mend|Move|Name|Put|Raise|Remove|Rename|Resume|Return|Run|Save|Set|Swap|Take|Use|Wait|Write|Indent|"
-    r"Did you mean|Methods|An alias may repeat)\b|expected .+, (not|for example) |: expected |`rlstab |is refused|appears twice|takes what "
-    r"follows|is a mapping with the keys|needs its `name`|has no default|too few values|"
+    r"Did you mean|Methods|An alias may repeat)\b|expected .+, (not|for example) |: expected |"
+    r"`rlstab |is refused|appears twice|takes what follows|is a mapping with the keys|needs its `name`|has no default|too few values|"
     r"\bchange |Each line must be|exclude each other: one|combine freely|list it under|is path/to/file.py|excludes? ",
 )
 
