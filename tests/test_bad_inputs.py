@@ -359,7 +359,13 @@ row(
     files={"f.yaml": RUN, "out/config.yaml": RUN, "out/metrics.jsonl": "", "out/manifest.json": "{}"},
 )
 for kind, text in {"manifest.json": "[" * 10000, "config.yaml": LAUGHS, "run.json": "\0"}.items():
-    files = {"config.yaml": RUN, "metrics.jsonl": "", "manifest.json": "{}", "run.json": "{}", kind: text}
+    files: dict[str, str | bytes] = {
+        "config.yaml": RUN,
+        "metrics.jsonl": "",
+        "manifest.json": "{}",
+        "run.json": "{}",
+        kind: text,
+    }
     row(
         "train f.yaml --resume",
         f"--resume with a damaged {kind}",
