@@ -431,6 +431,7 @@ def test_a_wrong_command_line_ends_with_code_2_and_the_usage(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: rlstab")
 
 
+@pytest.mark.slow  # several fresh interpreters
 def test_python_without_docstrings_says_the_same(tmp_path):
     """``-OO`` drops docstrings and assertions; what the commands print must not depend on either."""
     (tmp_path / "f.yaml").write_text("[s2t, stare, {name: kl, coefficient: 0.0}]")

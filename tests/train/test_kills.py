@@ -9,7 +9,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [10, pytest.param(1000, marks=pytest.mark.slow)])
 def test_after_any_kill_a_run_continues_bit_for_bit(kills: int) -> None:
     command = [sys.executable, "-m", "tests.train.kills", str(kills), "0"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -48,7 +48,13 @@ def by_length(completion: str) -> float:
     return (len(completion) % 5) / 4
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+#: One of each kind: plain, masked, penalised, another ratio, off-policy, with stages. The others are slow tests.
+OFTEN = {"dapo", "stapo", "lp_reg", "gspo", "cispo", "vcpo", "icepop", "recommended", "stack", "stack_stale"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if one in OFTEN else [pytest.mark.slow]) for one in sorted(PRESETS)]
+)
 def test_every_preset_trains(name: str, tmp_path: Path, scorer: Any) -> None:
     scorer(by_length)
     run = small(tmp_path / "run", {"preset": name}, optimisation__mini_batches=2, optimisation__epochs=2)
