@@ -163,7 +163,7 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
 def test_a_rollout_that_was_not_traced_is_an_error_that_names_those_that_were(tmp_path: Path) -> None:
     found = read_tokens(write(tmp_path / "t.jsonl", line(0), line(1, rollout=50)))
     assert [one.rollout for one in choose(found, 50, 10).samples] == [50]
-    with pytest.raises(ReportError, match=r"rollout 7 was not traced\. Traced: 1, 50"):
+    with pytest.raises(ReportError, match=r"rollout 7 was not traced\. Give one of 1, 50"):
         choose(found, 7, 10)
     with pytest.raises(ReportError, match="--limit 0"):
         choose(found, None, 0)

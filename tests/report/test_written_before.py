@@ -49,7 +49,7 @@ def test_its_trace_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(RUN), "--terminal", "--rollout", "2"]) == 0
     assert "rollout 2, optimizer step 4  response 4" in capsys.readouterr().out
     assert main(["view", str(RUN), "--terminal", "--rollout", "3"]) == 2
-    assert "rollout 3 was not traced. Traced: 2." in capsys.readouterr().err
+    assert "rollout 3 was not traced. Give one of 2." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "baseline"), [("stability", "grpo")])
