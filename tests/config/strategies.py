@@ -200,6 +200,6 @@ SECTIONS = part(
         ]
     ),
     evaluation=part(every=st.integers(0, 99), samples=st.integers(8, 16), pass_at=st.lists(st.integers(1, 8))),
-    tracking=part(out=TEXTS, trackers=st.lists(st.sampled_from(["wandb", "tensorboard"])), samples=COUNTS),
+    tracking=part(out=TEXTS.filter(bool), trackers=st.lists(st.sampled_from(["wandb", "tensorboard"])), samples=COUNTS),
     seed=st.integers(0, 2**32 - 1),
 ).map(lambda run: {**run, "evaluation": {"samples": 8, **run.get("evaluation", {})}})
