@@ -54,7 +54,7 @@ def test_the_lines_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.Mon
     theirs["dataset"] = theirs["Dataset"].from_dict({"prompt": ["Q1+2=", "Q3+4="] * 4})
     first, watching = re.findall(r"```python.*?\n(.*?)```", page, flags=re.DOTALL)
     exec(first, theirs)
-    assert list(theirs["trainer"].objective.keyed) == ["clip_higher", "token_mean", "s2t"]
+    assert set(theirs["trainer"].objective.keyed) == {"clip_higher", "token_mean", "s2t"}
     theirs["trainer"] = GRPOTrainer(
         model=theirs["model"], reward_funcs=theirs["reward"], args=config, train_dataset=theirs["dataset"],
         processing_class=theirs["AutoTokenizer"].from_pretrained(theirs["model"], padding_side="left"),
