@@ -236,7 +236,7 @@ class Instead(MetaPathFinder):
         if fullname != self.name:
             return None
         loader = SourceFileLoader(fullname, self.path)
-        loader.get_code = lambda _: self.code  # type: ignore[method-assign]
+        loader.get_code = lambda _: self.code  # type: ignore[method-assign]  # the source as changed
         return spec_from_file_location(fullname, self.path, loader=loader)
 
 

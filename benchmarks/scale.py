@@ -115,7 +115,7 @@ def measure(size: str, engine: str) -> dict[str, Any]:
         tokens = 8 + TOKENS
         shape = shape_of(run, tokens)
         name = engine.partition(",")[0]
-        said = footprint(shape, run, name, processes, reference=False, tokens=tokens)  # type: ignore[arg-type]
+        said = footprint(shape, run, name, processes, reference=False, tokens=tokens)  # type: ignore[arg-type]  # a key of ENGINES
     return {
         "size": size, "engine": engine, "parameters": shape.parameters, "processes": len(took),
         "measured_mib": max(took) / MIB, "said_mib": said.peak / MIB, "bytes_per_parameter_said": said.per_parameter,

@@ -90,7 +90,7 @@ def character_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
     """
     vocabulary = {token: i for i, token in enumerate([PAD, *alphabet])}
     # WordLevel without an unknown token: a foreign character is an error, not a silent gap
-    tokenizer = Tokenizer(models.WordLevel(vocabulary))  # type: ignore[call-arg]
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))  # type: ignore[call-arg]  # the stubs lack it
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

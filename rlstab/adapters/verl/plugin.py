@@ -70,7 +70,7 @@ def _load_then(loader: Loader) -> None:
         load(module)
         _put_into(module)
 
-    loader.exec_module = exec_module  # type: ignore[method-assign]
+    loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
 
 
 install()
