@@ -14,7 +14,7 @@ from rlstab.cli import main
 from rlstab.config import RunConfig, load_run
 from rlstab.config.runs import AdapterSettings
 from rlstab.errors import ConfigError
-from rlstab.train.footprint import Shape, footprint, shape
+from rlstab.train.footprint import BACKWARD, Engine, Footprint, Numbers, Shape, footprint, shape
 from rlstab.train.footprint_table import bytes_of, in_words
 from rlstab.train.policy import SHIPPED
 
@@ -63,16 +63,20 @@ def test_parameters_are_those_of_the_model_and_tied_ones_count_once() -> None:
     for config in CONFIGS:
         model = AutoModelForCausalLM.from_config(config)
         found = shape(config, 8)
-        assert found.parameters == found.trained == sum(one.numel() for one in model.parameters())
-        assert found.root + 3 * found.layer == found.parameters
+        count = sum(one.numel() for one in model.parameters())
+        assert found.whole == Numbers(count, count)
+        assert found.root.weights + 3 * found.layer.weights == count
+        assert found.root.trained + 3 * found.layer.trained == count
+        assert found.largest == max(one.numel() for one in model.parameters())
 
 
 def test_an_adapter_trains_its_own_matrices_alone() -> None:
     config = AutoConfig.from_pretrained(SHIPPED["countdown-tiny"])
     whole = shape(config, 8)
     found = shape(config, 8, adapter=AdapterSettings(r=4, targets=("q_proj", "v_proj")))
-    assert found.trained == 3 * 2 * 4 * (96 + 96)
-    assert found.parameters == whole.parameters + found.trained
+    assert found.whole.trained == 3 * found.layer.trained == 3 * 2 * 4 * (96 + 96)
+    assert found.whole.weights == whole.whole.weights + found.whole.trained
+    assert (found.root, found.largest) == (Numbers(whole.root.weights, 0), 4 * 96)
 
 
 def test_checkpointing_keeps_less() -> None:
@@ -81,12 +85,20 @@ def test_checkpointing_keeps_less() -> None:
 
 
 #: A model of a million parameters, in ten layers.
-MILLION = Shape(1_000_000, 1_000_000, 90_000, 100_000, kept=10_000, cached=1_000, vocabulary=100)
+MILLION = Shape(
+    whole=Numbers(1_000_000, 1_000_000),
+    layer=Numbers(90_000, 90_000),
+    root=Numbers(100_000, 100_000),
+    largest=50_000,
+    kept=10_000,
+    cached=1_000,
+    vocabulary=100,
+)
 
 
-def of(name: str, processes: int, **settings: Any) -> Any:
+def of(name: Engine, processes: int, *, reference: bool = False, device: Any = "cpu", **settings: Any) -> Footprint:
     run: RunConfig = load_run({"objective": "clip_higher", **settings})
-    return footprint(MILLION, run, name, processes, reference=False, tokens=32)  # type: ignore[arg-type]
+    return footprint(MILLION, run, name, processes, reference=reference, device=device)
 
 
 def test_float32_weights_gradients_and_two_moments_are_sixteen_bytes_a_parameter() -> None:
@@ -95,12 +107,16 @@ def test_float32_weights_gradients_and_two_moments_are_sixteen_bytes_a_parameter
     assert of("fsdp2", 4).standing == {"weights": 1_000_000, "moments": 2_000_000}
     # at the fullest moment all weights are gathered, to sample
     assert of("fsdp2", 4).per_parameter == 4 + 12 / 4
+    assert of("fsdp2", 4, reference=True).per_parameter == 4 + 4 + 16 / 4
+    # on a GPU the square roots of second moments are found in one call
+    assert of("one process", 1, device="cuda").per_parameter == 20.0
+    assert of("ddp", 2).standing["gradients"] == 4_000_000
 
 
 def test_offloaded_shards_are_not_on_the_device() -> None:
     found = of("fsdp2", 2, engine={"name": "fsdp2", "offload": True})
     assert sum(found.standing.values()) == 0
-    assert found.step["gradients"] == 0
+    assert found.phases[BACKWARD]["gradients"] == 0
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
@@ -109,8 +125,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
     most = found.micro_batch_size(memory)
     assert most > 16
     for size, fits in ((most, True), (most + 1, False)):
-        whole = sum(found.standing.values()) + sum(found.step.values()) + (size - 16) * found.per_response
-        assert (whole <= memory) == fits
+        assert (found.held_in(BACKWARD) + (size - 16) * found.per_response <= memory) == fits
     assert found.micro_batch_size(1000) == 0
 
 
@@ -135,7 +150,7 @@ def test_check_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file.write_text("objective: [clip_higher]\nrollout: {prompts: 4, group: 4}\n")
     assert main(["check", str(file), "--memory", "1GB", "--processes", "2"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "memory of each process (ddp, 2 in all)" in out
+    assert "(ddp, 2 in all)" in out
     assert "micro_batch_size 128 fits. The largest that fits is" in out
     assert main(["check", str(file), "--memory", "2MB"]) == 0
     assert "too little for" in " ".join(capsys.readouterr().out.split())
