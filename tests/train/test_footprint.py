@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from rlstab.cli import main
 from rlstab.config import RunConfig, load_run
 from rlstab.config.runs import AdapterSettings
+from rlstab.core.comm import LocalComm
 from rlstab.errors import ConfigError
+from rlstab.train import lora
+from rlstab.train.engines.ddp import Ddp
+from rlstab.train.engines.fsdp2 import Fsdp2
+from rlstab.train.engines.module import PolicyModule, nothing
+from rlstab.train.engines.one_process import OneProcess
 from rlstab.train.footprint import BACKWARD, Engine, Footprint, Numbers, Shape, footprint, shape
 from rlstab.train.footprint_table import bytes_of, in_words
-from rlstab.train.policy import SHIPPED
+from rlstab.train.policy import SHIPPED, load_policy
 
 SMALL: Mapping[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4, "vocab_size": 50}
 CONFIGS = [
@@ -33,9 +45,11 @@ CONFIGS = [
 ]
 
 
-def really_kept(config: PretrainedConfig, tokens: int) -> int:
+def really_kept(config: PretrainedConfig, tokens: int, adapter: AdapterSettings | None = None) -> int:
     """What autograd keeps of a forward over a real model, row with padding."""
     model = AutoModelForCausalLM.from_config(config).eval()
+    if adapter is not None:
+        lora.put_on(model, "it", adapter)
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
     found: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -57,6 +71,12 @@ def really_kept(config: PretrainedConfig, tokens: int) -> int:
 @pytest.mark.parametrize("tokens", [24, 96])
 def test_activations_are_those_that_autograd_keeps(config: PretrainedConfig, tokens: int) -> None:
     assert shape(config, tokens).kept == pytest.approx(really_kept(config, tokens), rel=0.02)
+
+
+def test_activations_beside_an_adapter_are_those_that_autograd_keeps() -> None:
+    pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+    adapter = AdapterSettings(r=4)
+    assert shape(CONFIGS[0], 24, adapter=adapter).kept == pytest.approx(really_kept(CONFIGS[0], 24, adapter), rel=0.02)
 
 
 def test_parameters_are_those_of_the_model_and_tied_ones_count_once() -> None:
@@ -111,6 +131,71 @@ def test_float32_weights_gradients_and_two_moments_are_sixteen_bytes_a_parameter
     # on a GPU the square roots of second moments are found in one call
     assert of("one process", 1, device="cuda").per_parameter == 20.0
     assert of("ddp", 2).standing["gradients"] == 4_000_000
+
+
+@contextmanager
+def group(name: Engine) -> Iterator[None]:
+    """For fsdp2 the first of two processes, to which the other sends nothing; else one process."""
+    if name == "fsdp2":
+        dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    else:
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def held(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of the storages in this process."""
+    own = [one.to_local() if isinstance(one, DTensor) else one for one in tensors if one is not None]
+    storages = [one.untyped_storage() for one in own]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(r=4)], ids=["all", "adapter"])
+@pytest.mark.parametrize("name", ["one process", "ddp", "fsdp2"])
+def test_an_engine_holds_what_is_said(name: Engine, adapter: AdapterSettings | None) -> None:
+    if adapter is not None:
+        pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+    alike = partial(pytest.approx, rel=1e-3, abs=0)  # a shard of the embeddings is filled up to even rows
+    with group(name):
+        policy = load_policy("countdown-tiny", adapter=adapter)
+        run = load_run({"objective": "clip_higher"})
+        found = shape(AutoConfig.from_pretrained(SHIPPED["countdown-tiny"]), 8, adapter=adapter)
+        said = footprint(found, run, name, 1 if name == "one process" else 2, reference=False)
+        engine: OneProcess | Ddp | Fsdp2
+        if name == "fsdp2":
+            settings: Any = {"device": torch.device("cpu"), "gather": None, "offload": False, "checkpointing": False}
+            engine = Fsdp2(policy, **settings, comm=LocalComm(), processes=2)
+        else:
+            engine = Ddp(policy, 2) if name == "ddp" else OneProcess(policy)
+        optimizer = torch.optim.AdamW(engine.weights.values())
+        for _ in engine.rounds([1, 2]):
+            engine.backward(None if name == "fsdp2" else nothing(policy, PolicyModule(policy)))
+        assert held(engine.weights.values()) == alike(said.standing["weights"])
+        gradients = {**said.standing, **said.phases[BACKWARD]}["gradients"]
+        assert held(one.grad for one in engine.weights.values()) == alike(gradients)
+        optimizer.step()
+        moments = [one for kept in optimizer.state.values() for key, one in kept.items() if key != "step"]
+        assert held(moments) == alike(said.standing["moments"])
+        if name == "fsdp2":
+            with engine.whole() as whole:
+                assert held(whole.model.parameters()) == alike(said.phases["sampling"]["gathered weights"])
+            assert held(engine.policy.model.parameters()) == 0
+
+
+def test_under_ddp_gradients_stay_in_the_buckets() -> None:
+    places = set()
+    with group("ddp"):
+        engine = Ddp(load_policy("countdown-tiny"), 1)
+        for _ in range(2):
+            for _ in engine.rounds([1, 2, 3]):
+                engine.backward(nothing(engine.policy, engine._module))
+                places.add(tuple(one.grad.data_ptr() for one in engine.weights.values() if one.grad is not None))
+            for one in engine.weights.values():
+                one.grad = None
+    assert len(places) == 1
 
 
 def test_offloaded_shards_are_not_on_the_device() -> None:
