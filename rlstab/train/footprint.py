@@ -22,6 +22,7 @@ from rlstab.extras import require_package
 from rlstab.signals import COLUMNS, ROWS
 from rlstab.train import lora
 from rlstab.train.policy import load_part
+from rlstab.train.shared_prompts import can_share
 
 #: Bytes of a float32.
 WIDE = 4
@@ -59,6 +60,7 @@ class Shape:
         kept: bytes that autograd keeps of a forward over one response with its prompt.
         cached: bytes of the key-value cache of one response with its prompt, at its end.
         vocabulary: tokens that the head knows.
+        shares_prompts: whether the prompt of a group can be forwarded once.
     """
 
     whole: Numbers
@@ -68,6 +70,7 @@ class Shape:
     kept: int
     cached: int
     vocabulary: int
+    shares_prompts: bool
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ def shape(
             kept=kept,
             cached=_cached(config, tokens, precision),
             vocabulary=int(config.get_text_config().vocab_size),
+            shares_prompts=can_share(config),
         )
 
 
@@ -200,10 +204,12 @@ def footprint(
     }
     at_once = min(run.rollout.batch_size, _per_rank(run, processes))
     sampling = {"key-value cache": at_once * shape.cached, "logits": 3 * at_once * shape.vocabulary * WIDE}
-    # Square roots of second moments: on a GPU torch's AdamW finds those of all weights in one call. On a CPU, and of
-    # shards, it takes one weight at a time, of which it also holds the root divided by a number.
-    at_a_time = trained if device == "cuda" and engine != "fsdp2" else 2 * shape.largest * WIDE
-    update = gradients | {"square roots": math.ceil(at_a_time * own)}
+    # Of second moments. On a GPU torch's AdamW finds those of all weights in one call; on a CPU, and of shards, it
+    # takes one weight at a time, of which it also holds the root divided by a number.
+    if device == "cuda" and engine != "fsdp2":
+        update = gradients | {"square roots": trained}
+    else:
+        update = gradients | {"square roots of one weight": math.ceil(2 * shape.largest * WIDE * own)}
     phases = {BACKWARD: backward, "update of the weights": update, "sampling": sampling}
     if engine == "fsdp2":
         # The root is gathered from forward to backward. Of the layers there are the one that runs and the next, which
@@ -211,18 +217,28 @@ def footprint(
         gather = 2 if run.engine.gather == "bf16" else WIDE
         backward["gathered layers"] = (shape.root.weights + 2 * shape.layer.weights) * gather
         whole = (shape.root.trained + shape.layer.trained) * gather
-        backward["gradients on their way"] = whole + shape.layer.trained * WIDE
+        backward["gradients of one layer"] = whole + shape.layer.trained * WIDE
         sampling["gathered weights"] = weights
         if reference:  # it is asked while the policy is whole
             sampling["gathered reference"] = weights
         phases["writing a checkpoint"] = {"gathered weights": weights, "moment of one weight": shape.largest * WIDE}
-    else:  # a gradient is whole before it is added to those of other micro-batches
-        backward["gradients on their way"] = shape.largest * WIDE
+    else:
+        # A gradient is whole before it is added to those of other micro-batches. Where prompts are forwarded once, a
+        # weight is used twice, and autograd keeps its first gradient until there is the second: all of them.
+        twice = _twice(shape, run, engine, processes)
+        backward |= {"gradients of prompts": trained} if twice else {"gradient of one weight": shape.largest * WIDE}
 
-    growing = {*standing, "gradients", "gathered weights", "gathered reference"}
-    growing |= {"square roots"} if at_a_time == trained else set()
+    growing = {*standing, "gradients", "gradients of prompts", "square roots", "gathered weights", "gathered reference"}
     added = [sum(size for what, size in (standing | one).items() if what in growing) for one in phases.values()]
     return Footprint(standing, phases, shape.kept, max(added) / shape.whole.weights)
+
+
+def _twice(shape: Shape, run: RunConfig, engine: Engine, processes: int) -> bool:
+    """Whether gradients of shared prompts may stand beside those that are there already."""
+    settings, rows = run.optimisation, math.ceil(_per_rank(run, processes) / run.optimisation.mini_batches)
+    several = engine == "ddp" or rows > settings.micro_batch_size
+    at_once = min(rows, settings.micro_batch_size, run.rollout.group)
+    return several and at_once > 1 and shape.shares_prompts and not settings.gradient_checkpointing
 
 
 def _numbers(weights: Iterable[Tensor]) -> Numbers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ MILLION = Shape(
     kept=10_000,
     cached=1_000,
     vocabulary=100,
+    shares_prompts=False,
 )
 
 
@@ -196,6 +198,25 @@ def test_under_ddp_gradients_stay_in_the_buckets() -> None:
             for one in engine.weights.values():
                 one.grad = None
     assert len(places) == 1
+
+
+def test_gradients_of_shared_prompts_stand_beside_those_of_other_micro_batches() -> None:
+    """As autograd keeps them, until those of the responses are there."""
+    can = replace(MILLION, shares_prompts=True)
+
+    def on_their_way(engine: Engine, processes: int = 1, **optimisation: Any) -> int:
+        settings: dict[str, Any] = {"objective": "clip_higher", "optimisation": optimisation}
+        run = load_run({**settings, "rollout": {"prompts": 4, "group": 4}})
+        said = footprint(can, run, engine, processes, reference=False)
+        found = said.phases[BACKWARD].items()
+        (size,) = (size for what, size in found if what.startswith(("gradient of", "gradients of")))
+        return size
+
+    assert on_their_way("one process", micro_batch_size=8) == on_their_way("ddp", 2, micro_batch_size=8) == 4_000_000
+    # nothing is there to stand beside, keys and values are not kept, and fsdp2 forwards prompts with each response
+    assert on_their_way("one process", micro_batch_size=16) == 200_000
+    assert on_their_way("one process", micro_batch_size=8, gradient_checkpointing=True) == 200_000
+    assert on_their_way("fsdp2", 2, micro_batch_size=8) == (100_000 + 2 * 90_000) * 4
 
 
 def test_offloaded_shards_are_not_on_the_device() -> None:
