@@ -57,6 +57,7 @@ class Shape:
         layer: the largest of its layers.
         root: what is outside the layers: embeddings, head, last norm.
         largest: numbers in the largest weight that is trained.
+        tokens: in a response with its prompt.
         kept: bytes that autograd keeps of a forward over one response with its prompt.
         cached: bytes of the key-value cache of one response with its prompt, at its end.
         vocabulary: tokens that the head knows.
@@ -67,6 +68,7 @@ class Shape:
     layer: Numbers
     root: Numbers
     largest: int
+    tokens: int
     kept: int
     cached: int
     vocabulary: int
@@ -158,6 +160,7 @@ def shape(
             layer=max(sizes, key=lambda one: one.weights, default=Numbers(0, 0)),
             root=_numbers(one for key, one in whole.items() if key not in inside),
             largest=max((one.numel() for one in whole.values() if one.requires_grad), default=0),
+            tokens=tokens,
             kept=kept,
             cached=_cached(config, tokens, precision),
             vocabulary=int(config.get_text_config().vocab_size),
@@ -223,22 +226,24 @@ def footprint(
             sampling["gathered reference"] = weights
         phases["writing a checkpoint"] = {"gathered weights": weights, "moment of one weight": shape.largest * WIDE}
     else:
-        # A gradient is whole before it is added to those of other micro-batches. Where prompts are forwarded once, a
-        # weight is used twice, and autograd keeps its first gradient until there is the second: all of them.
-        twice = _twice(shape, run, engine, processes)
-        backward |= {"gradients of prompts": trained} if twice else {"gradient of one weight": shape.largest * WIDE}
+        backward["gradient of one weight"] = shape.largest * WIDE  # before it is added to those of other micro-batches
+        rows = math.ceil(_per_rank(run, processes) / run.optimisation.mini_batches)
+        at_once = min(rows, run.optimisation.micro_batch_size)
+        several = engine == "ddp" or rows > at_once
+        prompts = math.ceil(at_once / run.rollout.group)
+        if several and prompts < at_once and shape.shares_prompts and not run.optimisation.gradient_checkpointing:
+            # Weights are used twice, for prompts and then for responses. When those have been through their backward,
+            # autograd keeps all their gradients until there are those of the prompts.
+            width = shape.tokens - run.rollout.max_new_tokens
+            phases["backward of shared prompts"] = gradients | {
+                "activations of prompts": prompts * shape.kept * width // shape.tokens,
+                "gradients of responses": trained,
+            }
 
-    growing = {*standing, "gradients", "gradients of prompts", "square roots", "gathered weights", "gathered reference"}
+    gathered = "gathered weights", "gathered reference"
+    growing = {*standing, "gradients", "gradients of responses", "square roots", *gathered}
     added = [sum(size for what, size in (standing | one).items() if what in growing) for one in phases.values()]
     return Footprint(standing, phases, shape.kept, max(added) / shape.whole.weights)
-
-
-def _twice(shape: Shape, run: RunConfig, engine: Engine, processes: int) -> bool:
-    """Whether gradients of shared prompts may stand beside those that are there already."""
-    settings, rows = run.optimisation, math.ceil(_per_rank(run, processes) / run.optimisation.mini_batches)
-    several = engine == "ddp" or rows > settings.micro_batch_size
-    at_once = min(rows, settings.micro_batch_size, run.rollout.group)
-    return several and at_once > 1 and shape.shares_prompts and not settings.gradient_checkpointing
 
 
 def _numbers(weights: Iterable[Tensor]) -> Numbers:

@@ -37,7 +37,7 @@ def test_large_models_have_freed_memory_given_back(told: list[tuple[int, int]]) 
     assert not allocator.free_at_once(allocator.PARAMETERS - 1)
     assert told == []
     assert allocator.free_at_once(allocator.PARAMETERS)
-    assert told == [(-3, 256 * 1024)], "M_MMAP_THRESHOLD in malloc.h"
+    assert told == [(-3, 128 * 1024)], "M_MMAP_THRESHOLD in malloc.h"
 
 
 @pytest.mark.parametrize("name", ["MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"])

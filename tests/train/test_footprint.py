@@ -111,6 +111,7 @@ MILLION = Shape(
     layer=Numbers(90_000, 90_000),
     root=Numbers(100_000, 100_000),
     largest=50_000,
+    tokens=32,
     kept=10_000,
     cached=1_000,
     vocabulary=100,
@@ -200,23 +201,22 @@ def test_under_ddp_gradients_stay_in_the_buckets() -> None:
     assert len(places) == 1
 
 
-def test_gradients_of_shared_prompts_stand_beside_those_of_other_micro_batches() -> None:
-    """As autograd keeps them, until those of the responses are there."""
+def test_gradients_of_responses_wait_for_those_of_shared_prompts() -> None:
     can = replace(MILLION, shares_prompts=True)
 
-    def on_their_way(engine: Engine, processes: int = 1, **optimisation: Any) -> int:
-        settings: dict[str, Any] = {"objective": "clip_higher", "optimisation": optimisation}
-        run = load_run({**settings, "rollout": {"prompts": 4, "group": 4}})
-        said = footprint(can, run, engine, processes, reference=False)
-        found = said.phases[BACKWARD].items()
-        (size,) = (size for what, size in found if what.startswith(("gradient of", "gradients of")))
-        return size
+    def waiting(engine: Engine, processes: int = 1, **optimisation: Any) -> Mapping[str, int]:
+        rollout = {"prompts": 4, "group": 4, "max_new_tokens": 24}
+        run = load_run({"objective": "clip_higher", "optimisation": optimisation, "rollout": rollout})
+        return footprint(can, run, engine, processes, reference=False).phases.get("backward of shared prompts", {})
 
-    assert on_their_way("one process", micro_batch_size=8) == on_their_way("ddp", 2, micro_batch_size=8) == 4_000_000
-    # nothing is there to stand beside, keys and values are not kept, and fsdp2 forwards prompts with each response
-    assert on_their_way("one process", micro_batch_size=16) == 200_000
-    assert on_their_way("one process", micro_batch_size=8, gradient_checkpointing=True) == 200_000
-    assert on_their_way("fsdp2", 2, micro_batch_size=8) == (100_000 + 2 * 90_000) * 4
+    found = waiting("one process", micro_batch_size=8)
+    # two prompts, of 8 of the 32 tokens of which autograd keeps 10,000 bytes
+    assert found == {"gradients": 4_000_000, "gradients of responses": 4_000_000, "activations of prompts": 5_000}
+    assert waiting("ddp", 2, micro_batch_size=8) == {key: found[key] for key in found if key != "gradients"}
+    # no others are there, keys and values are not kept, and fsdp2 forwards prompts with each response
+    assert not waiting("one process", micro_batch_size=16)
+    assert not waiting("one process", micro_batch_size=8, gradient_checkpointing=True)
+    assert not waiting("fsdp2", 2, micro_batch_size=8)
 
 
 def test_offloaded_shards_are_not_on_the_device() -> None:
