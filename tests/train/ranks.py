@@ -21,6 +21,7 @@ from rlstab.stages.advantages import dr_grpo
 from rlstab.train import Responses, loop, train
 from rlstab.train.policy import Policy
 from rlstab.train.processes import leave
+from tests.train.counting import counted  # noqa: F401  # a scenario too
 
 
 @final
@@ -172,7 +173,7 @@ def refused(file: Path) -> None:
     """
     step, signals, now, shares = loop.Learner._step, Policy.signals, {"step": 0}, list[int]()
 
-    def counted(self: Any, experience: Any, rows: Tensor, *arguments: Any, **options: Any) -> None:
+    def noted(self: Any, experience: Any, rows: Tensor, *arguments: Any, **options: Any) -> None:
         now["step"] = self.optimizer_steps
         shares.append(len(rows))
         step(self, experience, rows, *arguments, **options)
@@ -183,7 +184,7 @@ def refused(file: Path) -> None:
             return dataclasses.replace(found, logprobs=found.logprobs * torch.nan)
         return found
 
-    loop.Learner._step, Policy.signals = counted, poisoned
+    loop.Learner._step, Policy.signals = noted, poisoned
     train(load_run(file))
     print("responses in each step:", *shares)
 
