@@ -145,11 +145,13 @@ def test_accelerate_launch_as_printed_starts_two(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_accelerate_launch_with_fsdp_shards(tmp_path: Path) -> None:
-    """Accelerate itself ignores it on a CPU."""
-    line = command(file_of(small(tmp_path / "run"), tmp_path), line="accelerate")
+    """Accelerate itself ignores it on a CPU; transformers does not."""
+    go(small(tmp_path / "one", optimisation__lr=1e-4))
+    line = command(file_of(small(tmp_path / "run", optimisation__lr=1e-4), tmp_path), line="accelerate")
     ran([*line[:2], "--use_fsdp", "--fsdp_version", "2", *line[3:]])
     assert counted(tmp_path / "run") == 2
     assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == "fsdp2, 2 processes"
+    trained_alike(tmp_path / "one", tmp_path / "run")
 
 
 @pytest.mark.slow
