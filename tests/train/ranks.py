@@ -21,7 +21,8 @@ from rlstab.stages.advantages import dr_grpo
 from rlstab.train import Responses, loop, train
 from rlstab.train.policy import Policy
 from rlstab.train.processes import leave
-from tests.train.counting import counted  # noqa: F401  # a scenario too
+from tests.train.counting import counted  # noqa: F401  # scenarios too
+from tests.train.experts import listed  # noqa: F401
 
 
 @final
