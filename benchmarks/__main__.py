@@ -15,6 +15,7 @@ NAMES = {
     "modules": "the methods of the zoo on top of the head, against a plain GRPO loss",
     "quantile": "exact quantiles of a whole step against torch.quantile",
     "e2e": "forward and backward of a whole model of 134.5M parameters",
+    "prompts": "forward and backward over responses that share their prompts, against whole rows",
     "throughput": "whole training steps against TRL's GRPOTrainer",
     "trl_adapter": "an objective inside TRL's trainer against its own loss",
     "verl_adapter": "an objective inside verl's actor against its own loss",

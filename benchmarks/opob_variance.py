@@ -52,7 +52,8 @@ from rlstab.stages.stage import AdvantageEstimator
 from rlstab.tasks import Countdown
 from rlstab.train.engines import OneProcess
 from rlstab.train.metrics import Metrics
-from rlstab.train.policy import Policy, Sequences, load_policy
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy, load_policy
 from rlstab.train.reward import score
 from rlstab.train.sampling import Sampled, grouped, sample
 from rlstab.train.sequence_gradients import squared_gradients

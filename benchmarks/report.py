@@ -99,6 +99,20 @@ def head_rows(records: list[Record]) -> list[Row]:
     return rows
 
 
+def prompt_rows(records: list[Record]) -> list[Row]:
+    """Of the newest run over each model and shape, what shared prompts save."""
+    newest = {
+        (one["model"], *one["shape"]): one
+        for one in records
+        if one["benchmark"] == "prompts" and one["case"] == "shared prompts"
+    }
+    rows = []
+    for (model, groups, group, prompt, response), one in newest.items():
+        times = one["ratio_to"]["whole rows"]
+        rows.append((model, f"{groups} x {group}", f"{prompt} + {response}", f"{one['tokens']:.0%}", f"{times:.2f}"))
+    return rows
+
+
 def runs_used(records: list[Record]) -> list[str]:
     """What the newest run of each benchmark was measured with, a line each."""
     newest = {one["benchmark"]: one for one in records if one.get("preset") not in SMALL}
@@ -137,6 +151,8 @@ def write(page: Path, goals: list[Goal], records: list[Record]) -> None:
     titles = ("shape", "dtype", "head", "CPU s", "G", "peak MiB", "handicap")
     heads = head_rows(records)
     text = fill(text, "heads", markdown(titles, heads) if heads else "Not measured yet.")
+    titles = ("model", "groups x responses", "prompt + response, tokens", "tokens forwarded", "times faster")
+    text = fill(text, "prompts", markdown(titles, prompt_rows(records)))
     text = fill(text, "runs", "\n".join(runs_used(records)) or "None yet.")
     page.write_text(text, encoding="utf-8")
 

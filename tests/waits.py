@@ -130,7 +130,7 @@ class _Calls(TorchFunctionMode):
         if name in MADE and isinstance(found, Tensor):
             if kwargs.get("device") is None:
                 self.waits.keep(found)
-            elif name in ("tensor", "as_tensor") and not isinstance(first, Tensor):
+            elif name in ("tensor", "as_tensor") and not isinstance(first, Tensor) and found.numel():
                 self.waits.wait("sent")
         return found
 

@@ -62,11 +62,12 @@ def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterabl
         raise Conflict(document.text(("advantage",), text))
     try:
         own += [short] if explicit else []
-        stages = own + _brought(recipes, own)
+        stages = own + _brought(recipes, own, short)
         if not any(isinstance(one, AdvantageEstimator) for one in stages):
             stages.append(short)
         pipeline = Pipeline.of(*stages)
         check_exclusions(stages, dict.fromkeys(methods, "method"))
+        _refuse_unused(document, pipeline.estimator)
     except Conflict as error:
         raise Conflict(
             document.text(("stages",) if "stages" in document.data else ("objective",), str(error))
@@ -119,8 +120,21 @@ def _short(document: Document) -> tuple[AdvantageEstimator, bool]:
     return stage, "estimator" in data
 
 
-def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
-    """What the presets bring, less what the run says itself: a stage of that name, or of a kind that a run has once."""
+def _refuse_unused(document: Document, estimator: AdvantageEstimator) -> None:
+    """Settings of ``grpo`` under ``advantage`` would do nothing where another stage makes the advantages."""
+    unused = [key for key in document.data.get("advantage", {}) if key != "estimator"]
+    if unused and estimator.name != "grpo":
+        raise document.error(
+            ("advantage", unused[0]),
+            f"a setting of grpo, but '{estimator.name}' estimates the advantages. Remove it, or use grpo.",
+        )
+
+
+def _brought(recipes: Sequence[Preset], own: Sequence[Stage], short: AdvantageEstimator) -> list[Stage]:
+    """What the presets bring, less what the run says itself: a stage of that name, or of a kind that a run has once.
+
+    An estimator that the presets bring by its name has the settings of ``short``, if that is the same one.
+    """
     taken = {one.name for one in own}
     once = tuple(kind for kind in (PromptSelector, AdvantageEstimator) if any(isinstance(one, kind) for one in own))
     estimators = sorted({recipe.estimator for recipe in recipes})
@@ -132,7 +146,7 @@ def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
     brought: dict[str, Stage] = {}
     for one in (
         *(stage for recipe in recipes for stage in recipe.stages),
-        *(STAGES.get(name)() for name in estimators),
+        *(short if name == short.name else STAGES.get(name)() for name in estimators),
     ):
         if one.name in taken or isinstance(one, once):
             continue

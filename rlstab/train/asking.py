@@ -20,7 +20,8 @@ from rlstab.tasks.rewards import Rewards
 from rlstab.train.blocks import block_evidence, told_blocks
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
 from rlstab.train.reward import Scores, score, without_lost
 from rlstab.train.sampling import Sampled, sample
 

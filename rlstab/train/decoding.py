@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from rlstab.errors import ModelError
-from rlstab.train.policy import Policy, position_ids
+from rlstab.train.padded_rows import position_ids
+from rlstab.train.policy import Policy
 
 #: Log-probs agree to this share of the largest logit. Sound caches miss by roundings, others by about the logits.
 AGREEMENT = 0.003

@@ -28,7 +28,8 @@ from rlstab.train.asking import TRUE, Asked, Asking, Identities, joined, reward_
 from rlstab.train.blocks import require_blocks
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
 from rlstab.train.providers import Providers, Responses
 from rlstab.train.rollout import BRANCHES, Rollout, Standing
 from rlstab.train.stage_evidence import BLOCKS

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
@@ -25,6 +24,8 @@ from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Message, Prompt, in_words
 from rlstab.train import lora
+from rlstab.train.padded_rows import Sequences, position_ids
+from rlstab.train.shared_prompts import SharedPrompts, can_share, forward_shared
 
 #: Models that ship with the package.
 SHIPPED = {
@@ -32,59 +33,6 @@ SHIPPED = {
     "countdown-tiny": Path(__file__).parent.parent / "data" / "countdown-tiny",
     "littered-tiny": Path(__file__).parent.parent / "data" / "littered-tiny",
 }
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Rows of prompt and response, padded to the longest: prompts on the left, responses on the right.
-
-    Attributes:
-        prompt_ids, prompt_mask: ``(R, P)`` int64 and bool.
-        response_ids, response_mask: ``(R, T)`` int64 and bool, the mask True up to and including the end.
-    """
-
-    prompt_ids: Tensor
-    prompt_mask: Tensor
-    response_ids: Tensor
-    response_mask: Tensor
-
-    def rows(self, index: Tensor) -> Sequences:
-        """Some of the rows, cut to their own longest prompt and response."""
-        prompt_mask, response_mask = self.prompt_mask[index], self.response_mask[index]
-        width, length = 0, 0
-        if index.numel():  # one wait for the device
-            width, length = torch.stack([prompt_mask.sum(-1).max(), response_mask.sum(-1).max()]).tolist()
-        start = self.prompt_ids.shape[1] - width
-        return Sequences(
-            self.prompt_ids[index][:, start:],
-            prompt_mask[:, start:],
-            self.response_ids[index][:, :length],
-            response_mask[:, :length],
-        )
-
-    @classmethod
-    def joined(cls, parts: Iterable[Sequences], pad_id: int) -> Sequences:
-        """The rows of all parts, padded to the longest of them."""
-        parts = list(parts)
-        width = max(one.prompt_ids.shape[1] for one in parts)
-        length = max(one.response_ids.shape[1] for one in parts)
-
-        def left(values: list[Tensor], fill: int) -> Tensor:
-            return torch.cat([pad(one, (width - one.shape[1], 0), value=fill) for one in values])
-
-        def right(values: list[Tensor], fill: int) -> Tensor:
-            return torch.cat([pad(one, (0, length - one.shape[1]), value=fill) for one in values])
-
-        return cls(
-            left([one.prompt_ids for one in parts], pad_id),
-            left([one.prompt_mask for one in parts], 0),
-            right([one.response_ids for one in parts], pad_id),
-            right([one.response_mask for one in parts], 0),
-        )
-
-    def cut(self, length: int) -> Sequences:
-        """The first ``length`` tokens of each response: what comes later cannot change their signals."""
-        return replace(self, response_ids=self.response_ids[:, :length], response_mask=self.response_mask[:, :length])
 
 
 @dataclass(frozen=True)
@@ -200,20 +148,14 @@ class Policy:
         needs: Set[str],
         options: Mapping[str, float],
         rows: Mapping[str, Tensor] | None = None,
+        shared: SharedPrompts | None = None,
     ) -> TokenSignals:
         """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows.
 
         From the hidden states where :attr:`head` is known, so that no logits are held and tokens without gradient cost
-        no backward through the vocabulary; else from the model's logits.
+        no backward through the vocabulary; else from the model's logits. Prompts that are ``shared`` are forwarded once
+        each; see :meth:`shared_prompts`.
         """
-        mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
-        length = sequences.response_ids.shape[1]
-        inputs = {
-            "input_ids": torch.cat([sequences.prompt_ids, sequences.response_ids], dim=1),
-            "attention_mask": mask.long(),
-            "position_ids": position_ids(mask),
-            "use_cache": False,
-        }
         ids = sequences.response_ids.reshape(-1)[index]
         asked: dict[str, Any] = {
             "temperature": temperature,
@@ -222,15 +164,41 @@ class Policy:
             "rows": rows,
             "check_ids": not self._embeds_the_vocabulary,
         }
-        with self.autocast():
-            if self.head is None:
-                with self._checkpointed():
-                    logits = self.model(**inputs, **self._keep(length + 1)).logits[:, -length - 1 : -1]
-                return token_signals_from_logits(logits.reshape(-1, logits.shape[-1])[index], ids, **asked)
-            with self._checkpointed():
-                hidden = self.model.base_model(**inputs).last_hidden_state[:, -length - 1 : -1]
-        hidden = hidden.reshape(-1, hidden.shape[-1])[index]
-        return self.head.signals(hidden, ids, torch.bfloat16 if self.precision == "bf16" else None, **asked)
+        with self.autocast(), self._checkpointed():
+            found = self._before_each_token(sequences, shared)
+        found = found.reshape(-1, found.shape[-1])[index]
+        if self.head is None:
+            return token_signals_from_logits(found, ids, **asked)
+        return self.head.signals(found, ids, torch.bfloat16 if self.precision == "bf16" else None, **asked)
+
+    def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:
+        """``(R, T, ...)`` hidden states where :attr:`head` is known, else logits, which predict the response tokens."""
+        length = sequences.response_ids.shape[1]
+
+        def forward(**inputs: Any) -> Tensor:
+            if self.head is not None:
+                hidden: Tensor = self.model.base_model(**inputs).last_hidden_state
+                return hidden
+            logits: Tensor = self.model(**inputs, **self._keep(length + 1)).logits
+            return logits
+
+        if shared is not None:
+            return forward_shared(forward, self.model.config, sequences, shared)
+        mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
+        ids = torch.cat([sequences.prompt_ids, sequences.response_ids], dim=1)
+        found = forward(input_ids=ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False)
+        return found[:, -length - 1 : -1]
+
+    def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
+        """What of the prompts of some sequences is worth forwarding once; None where nothing is, or cannot be.
+
+        Gradient checkpointing keeps no keys and values. It reads the device.
+        """
+        return SharedPrompts.among(sequences) if self._shares_prompts and not self._checkpointing() else None
+
+    @cached_property
+    def _shares_prompts(self) -> bool:
+        return can_share(self.model.config)
 
     def checkpoint_gradients(self) -> None:
         """Make the layers' activations again in the backward instead of keeping them.
@@ -305,11 +273,6 @@ def _in_eval(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(run, *arguments)
 
     return checkpointed
-
-
-def position_ids(mask: Tensor) -> Tensor:
-    """``(R, L)`` positions that count tokens and not padding."""
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from rlstab.core.method import State
 from rlstab.stages.response_batch import PADDING, ResponseBatch
-from rlstab.train.policy import Sequences
+from rlstab.train.padded_rows import Sequences
 
 #: Where the ids of branches begin; those of responses to prompts count from 0.
 BRANCHES = 2**50

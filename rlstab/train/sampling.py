@@ -14,7 +14,8 @@ from rlstab.config.runs import RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Prompt
-from rlstab.train.policy import Policy, Sequences, position_ids
+from rlstab.train.padded_rows import Sequences, position_ids
+from rlstab.train.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,10 @@ def sample(
         span = slice(start, start + settings.batch_size)
         part = draws.batch(ids, mask, prompt[span], sequence_ids[span], room[span])
         parts.append(part)
-        kept = zip(begun[span], part.tokens.cpu(), part.mask.cpu(), strict=True)
+        lengths = part.mask.sum(-1).tolist()
         fresh = [
-            policy.decode([*first, *row[keep].tolist()], skip_special_tokens=skip_special_tokens)
-            for first, row, keep in kept
+            policy.decode([*first, *row[:length]], skip_special_tokens=skip_special_tokens)
+            for first, row, length in zip(begun[span], part.tokens.tolist(), lengths, strict=True)
         ]
         texts += fresh
         if on_texts is not None:
@@ -225,8 +226,9 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     Sums of blocks find the block, then the tokens of that block alone are summed one by one.
     """
     vocab = probabilities.shape[-1]
-    padded = torch.nn.functional.pad(probabilities, (0, -vocab % BLOCK))
-    blocks = rearrange(padded, "r (b w) -> r b w", w=BLOCK)
+    width = min(BLOCK, vocab)
+    padded = torch.nn.functional.pad(probabilities, (0, -vocab % width))
+    blocks = rearrange(padded, "r (b w) -> r b w", w=width)
     edges = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     target = draw.unsqueeze(-1) * edges[:, -1:]
     block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
@@ -235,7 +237,7 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     # the sum of a block may round below its edge: then its last token of positive probability is meant
     last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
     token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
-    return (block * BLOCK + token).squeeze(-1).clamp(max=vocab - 1)
+    return (block * width + token).squeeze(-1).clamp(max=vocab - 1)
 
 
 def _stopped(policy: Policy, tokens: Tensor, stop: str) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
 
 
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:

@@ -24,7 +24,10 @@ from rlstab.trace.writer import Tracer
 from rlstab.train.engines import Engine
 from rlstab.train.learning_rate import learning_rate
 from rlstab.train.metrics import Metrics
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
+from rlstab.train.row_order import in_parts
+from rlstab.train.shared_prompts import SharedPrompts
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,9 @@ class Learner:
                 _compare_sampler(experience, signals, rows, metrics)
         # without a forward over all tokens by these very weights, only the live ones can be compared
         compare_live = first and self.settings.refresh == "rollout" and old != "recompute"
-        rows = _fullest_together(experience, rows)
+        rows = in_parts(
+            experience.sequences, experience.advantages, experience.group_ids, rows, self.settings.micro_batch_size
+        )
         parts = [self._part(experience, signals, one) for one in rows.split(self.settings.micro_batch_size) if len(one)]
         plan = make_plan(
             self.objective, [batch for _, batch in parts], self.state, self.comm, scope=self.settings.scope
@@ -179,7 +184,7 @@ class Learner:
         reports: list[Mapping[str, Mean]] = []  # a step that is refused reports nothing: it may hold NaN
         gaps: list[Tensor] = []
         # all sizes are read before the first forward: later each read would wait for the kernels of a whole part
-        ready = [(sequences, batch, _Needed.by(plan, batch, sequences)) for sequences, batch in parts]
+        ready = [(sequences, batch, _Needed.by(plan, batch, sequences, self.engine)) for sequences, batch in parts]
         for part in self.engine.rounds(ready):
             if part is None:
                 self.engine.backward(None)
@@ -244,6 +249,7 @@ class Learner:
             needs=where.keys(),
             options=self.objective.signal_options,
             rows={name: one[place] for name, one in where.items() if name != "logprobs"},
+            shared=needed.shared,
         )
         return PolicyOutputs(
             **{name: values.index_copy(0, place, getattr(signals, name)) for name, values in filler.items()}
@@ -297,6 +303,7 @@ class _Needed:
         place: ``(m,)`` int64, the tokens where that is so.
         sequences: those that have such a token, as far as the last of them; None where there is none.
         index: ``(m,)`` int64, the tokens in the flattened responses of these sequences.
+        shared: prompts that these sequences share.
     """
 
     where: Mapping[str, Tensor]
@@ -304,9 +311,10 @@ class _Needed:
     place: Tensor
     sequences: Sequences | None
     index: Tensor
+    shared: SharedPrompts | None = None
 
     @classmethod
-    def by(cls, plan: Plan, batch: TokenBatch, sequences: Sequences) -> _Needed:
+    def by(cls, plan: Plan, batch: TokenBatch, sequences: Sequences, engine: Engine) -> _Needed:
         """What a plan needs of one of its parts; it reads the device."""
         where = plan.live_rows(batch)
         wanted = torch.stack(list(where.values())).any(0)
@@ -317,18 +325,8 @@ class _Needed:
         chosen, row = batch.sequence[place].unique(return_inverse=True)
         column = batch.index[place] % sequences.response_ids.shape[1]
         some = sequences.rows(chosen).cut(int(column.max()) + 1)
-        return cls(where, wanted, place, some, row * some.response_ids.shape[1] + column)
-
-
-def _fullest_together(experience: Experience, rows: Tensor) -> Tensor:
-    """Rows without an advantage last, which often need no forward; within each kind long ones with long ones."""
-    length = experience.sequences.prompt_mask.sum(-1) + experience.sequences.response_mask.sum(-1)
-    longest = length.cpu()[rows].argsort(descending=True, stable=True)
-    rows = rows[longest]
-    none = experience.advantages[rows] == 0
-    if none.ndim == 2:
-        none = (none | ~experience.sequences.response_mask.cpu()[rows]).all(-1)
-    return rows[none.long().argsort(stable=True)]
+        index = row * some.response_ids.shape[1] + column
+        return cls(where, wanted, place, some, index, engine.shared_prompts(some))
 
 
 def _compare_sampler(experience: Experience, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:
@@ -357,7 +355,8 @@ def forward_signals(
     with torch.no_grad():
         part = sequences.rows(rows.to(sequences.prompt_ids.device))
         index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
-        signals = policy.signals(part, index, temperature=temperature, needs=needs, options=options)
+        shared = policy.shared_prompts(part)
+        signals = policy.signals(part, index, temperature=temperature, needs=needs, options=options, shared=shared)
         padded = {}
         for name in needs:
             values = getattr(signals, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from rlstab.config import Document, dump_objective, dump_run, load_run, objectiv
 from rlstab.errors import ConfigError, Conflict
 from rlstab.presets import PRESETS
 from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.grpo import GRPO
 from tests.config.strategies import SECTIONS, objectives, quick
 
 ORDER = [("a", 1), ("b", 2)]
@@ -108,10 +111,25 @@ def test_a_preset_sets_the_advantage_estimator(name):
     assert load_run({"objective": {"preset": name}}).pipeline.estimator.name == PRESETS[name].estimator
 
 
-@pytest.mark.parametrize("advantage", [{}, {"std": False}])
-def test_other_settings_of_the_advantage_keep_the_estimator_of_the_preset(advantage):
-    loaded = load_run({"objective": {"preset": "dr_grpo"}, "advantage": advantage})
-    assert loaded.pipeline.estimator == DrGRPO()
+def test_settings_of_the_advantage_are_those_of_the_estimator_of_the_preset():
+    assert load_run({"objective": {"preset": "dr_grpo"}, "advantage": {}}).pipeline.estimator == DrGRPO()
+    loaded = load_run({"objective": {"preset": "dapo"}, "advantage": {"std": False}})
+    assert loaded.pipeline.estimator == GRPO(std=False)
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ({"objective": {"preset": "dr_grpo"}, "advantage": {"std": False}}, "dr_grpo"),
+        ({"objective": "clip_higher", "advantage": {"estimator": "rloo", "std": False}}, "rloo"),
+        ({"objective": "clip_higher", "stages": ["opo"], "advantage": {"std": False}}, "opo"),
+    ],
+    ids=["a preset's", "named", "a stage"],
+)
+def test_settings_of_an_advantage_that_nobody_reads_are_an_error(run, name):
+    text = f"advantage.std: a setting of grpo, but '{name}' estimates the advantages. Remove it, or use grpo"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        load_run(run)
 
 
 def test_the_estimator_of_the_file_stands_above_that_of_the_preset():

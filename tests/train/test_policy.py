@@ -18,7 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from rlstab.config.runs import RolloutSettings
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.tasks import Countdown, Example, Message
-from rlstab.train.policy import SHIPPED, Policy, Sequences, load_policy, position_ids
+from rlstab.train.padded_rows import Sequences, position_ids
+from rlstab.train.policy import SHIPPED, Policy, load_policy
 from rlstab.train.prompts import require_prompts
 from tests.tolerances import depth, rounding
 

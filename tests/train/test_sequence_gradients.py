@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlstab.train.policy import Policy, Sequences, load_policy
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy, load_policy
 from rlstab.train.sequence_gradients import squared_gradients
 from tests.tolerances import depth, rounding
 

@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from rlstab.signals.vocabulary_head import find_head
-from rlstab.train.policy import Policy, Sequences, load_policy
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy, load_policy
 from tests.tolerances import rounding
 
 SIZE = {

@@ -16,7 +16,8 @@ from rlstab.core.plan import make_plan
 from rlstab.trace.writer import Tracer
 from rlstab.train.engines import OneProcess
 from rlstab.train.metrics import Metrics
-from rlstab.train.policy import Sequences, load_policy
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import load_policy
 from rlstab.train.step import Experience, Learner
 from tests.train.runs import small
 from tests.waits import Waits
@@ -32,10 +33,12 @@ def experience(vocabulary: int, waits: Waits) -> Experience:
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocabulary, (ROWS, PROMPT + LENGTH), generator=draw)
     there = torch.ones(ROWS, PROMPT, dtype=torch.bool)
-    there[:, 0] = torch.arange(ROWS) % 2 == 0
+    group = torch.arange(ROWS) // 4
+    ids[:, :PROMPT] = ids[group * 4, :PROMPT]
+    there[:, 0] = group == 0
     logprobs = -torch.rand(ROWS, LENGTH, generator=draw)
     names = ("rollout_logprobs", "logprobs", "old_logprobs", "entropies", "ref_logprobs", "max_logprobs")
-    host = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 1.0, -1.0, 0.0]), torch.arange(ROWS), torch.arange(ROWS) // 4
+    host = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 1.0, -1.0, 0.0]), torch.arange(ROWS), group
     waits.keep(*host)
     return Experience(
         Sequences(ids[:, :PROMPT], there, ids[:, PROMPT:], torch.arange(LENGTH) < torch.tensor(LENGTHS)),
@@ -92,15 +95,16 @@ def waits_of(objective: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> Wait
 
 #: In two parts, so most are two.
 BEFORE = {
-    "step.py _fullest_together: cpu": 1,  # the lengths, to sort by
+    "row_order.py in_parts: cpu": 1,  # the lengths, to sort by
     "step.py _part: sent": 4,  # rows and advantages, which the host makes
     "batch.py ids: sent": 4,  # of sequences and groups
-    "policy.py rows: tolist": 4,  # the width of a part, and of the rows of it that need a forward
+    "padded_rows.py rows: tolist": 4,  # the width of a part, and of the rows of it that need a forward
     "batch.py from_padded: nonzero": 2,  # its tokens
     "batch.py _require_in_range: tolist": 2,  # an index out of range would end the process later
     "step.py by: nonzero": 2,  # the tokens that need a forward,
     "step.py by: _unique2": 2,  # their sequences
     "step.py by: _local_scalar_dense": 2,  # and how long these are
+    "shared_prompts.py among: unique_dim": 2,  # how many different prompts they have
 }
 PLAN = {
     "plan.py _refuse_nonfinite: _local_scalar_dense": 2,
@@ -141,7 +145,7 @@ def test_all_waits_of_an_optimizer_step(
 ) -> None:
     """From the forward of a part to the end of its backward there are those that nobody can know before."""
     waits = waits_of(objective, tmp_path, monkeypatch)
-    # twice for a part: may the mask of padded rows be left out, which allows a faster kernel?
+    # in each forward of a part, over prompts and responses: may the mask be left out, which allows a faster kernel?
     assert waits.seen["part"].pop("transformers: _local_scalar_dense", 0) <= 4
     assert waits.seen == {
         "before": Counter(BEFORE),

@@ -16,7 +16,9 @@ from rlstab.signals import TokenSignals
 from rlstab.train.engines.engine import Part
 from rlstab.train.engines.module import PolicyModule, nothing, signals_by
 from rlstab.train.engines.whole_weights import WholeWeights
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
+from rlstab.train.shared_prompts import SharedPrompts
 
 #: The argument that says whether rank 0 sends its buffers with each forward. Newer versions of torch call it otherwise.
 _NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -70,8 +72,9 @@ class Ddp(WholeWeights):
         needs: Set[str],
         options: Mapping[str, float],
         rows: Mapping[str, Tensor] | None = None,
+        shared: SharedPrompts | None = None,
     ) -> TokenSignals:
-        asked = {"temperature": temperature, "needs": needs, "options": options, "rows": rows}
+        asked = {"temperature": temperature, "needs": needs, "options": options, "rows": rows, "shared": shared}
         return signals_by(self._module, sequences, index, asked)
 
     def backward(self, loss: Tensor | None) -> None:

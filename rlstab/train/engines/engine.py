@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rlstab.signals import TokenSignals
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
+from rlstab.train.shared_prompts import SharedPrompts
 
 Part = TypeVar("Part")
 
@@ -57,6 +59,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
+        """:meth:`Policy.shared_prompts` for :meth:`signals`, asked before any of :meth:`rounds`."""
+
+    @abstractmethod
     def signals(
         self,
         sequences: Sequences,
@@ -66,6 +72,7 @@ class Engine(ABC):
         needs: Set[str],
         options: Mapping[str, float],
         rows: Mapping[str, Tensor] | None = None,
+        shared: SharedPrompts | None = None,
     ) -> TokenSignals:
         """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`rounds`."""
 

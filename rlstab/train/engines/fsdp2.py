@@ -32,7 +32,9 @@ from rlstab.errors import ModelError
 from rlstab.signals import TokenSignals
 from rlstab.train.engines.engine import Engine, Moments, Part
 from rlstab.train.engines.module import PolicyModule, nothing, signals_by
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
+from rlstab.train.shared_prompts import SharedPrompts
 
 
 class Shards:
@@ -148,6 +150,10 @@ class Fsdp2(Engine):
         yield from parts
         yield from [None] * (most - len(parts))
 
+    def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
+        """None: a second forward would gather the weights of every layer, and reduce its gradients, once more."""
+        return None
+
     def signals(
         self,
         sequences: Sequences,
@@ -157,8 +163,9 @@ class Fsdp2(Engine):
         needs: Set[str],
         options: Mapping[str, float],
         rows: Mapping[str, Tensor] | None = None,
+        shared: SharedPrompts | None = None,
     ) -> TokenSignals:
-        asked = {"temperature": temperature, "needs": needs, "options": options, "rows": rows}
+        asked = {"temperature": temperature, "needs": needs, "options": options, "rows": rows, "shared": shared}
         return signals_by(self._shards.module, sequences, index, asked)
 
     def backward(self, loss: Tensor | None) -> None:

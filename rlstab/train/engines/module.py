@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rlstab.signals import TokenSignals
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.policy import Policy
 
 
 class PolicyModule(nn.Module):

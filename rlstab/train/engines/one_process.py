@@ -10,7 +10,8 @@ from torch import Tensor
 from rlstab.signals import TokenSignals
 from rlstab.train.engines.engine import Part
 from rlstab.train.engines.whole_weights import WholeWeights
-from rlstab.train.policy import Sequences
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.shared_prompts import SharedPrompts
 
 
 @final
@@ -33,8 +34,11 @@ class OneProcess(WholeWeights):
         needs: Set[str],
         options: Mapping[str, float],
         rows: Mapping[str, Tensor] | None = None,
+        shared: SharedPrompts | None = None,
     ) -> TokenSignals:
-        return self.policy.signals(sequences, index, temperature=temperature, needs=needs, options=options, rows=rows)
+        return self.policy.signals(
+            sequences, index, temperature=temperature, needs=needs, options=options, rows=rows, shared=shared
+        )
 
     def backward(self, loss: Tensor | None) -> None:
         if loss is not None:

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from rlstab.train.engines.engine import Engine, Moments
+from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import Policy
+from rlstab.train.shared_prompts import SharedPrompts
 
 
 class WholeWeights(Engine):
@@ -28,6 +30,9 @@ class WholeWeights(Engine):
     def frozen(self, policy: Policy) -> Callable[[], AbstractContextManager[Policy]]:
         policy.model.requires_grad_(False)
         return lambda: nullcontext(policy)
+
+    def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
+        return self.policy.shared_prompts(sequences)
 
     def clip(self, largest: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), largest))

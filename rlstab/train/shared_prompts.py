@@ -1,0 +1,89 @@
+"""Responses to one prompt forward its tokens once together, and each its own.
+
+The keys and values of a prompt do not depend on what answers it. So a group of ``G`` responses needs one forward over
+the prompt instead of ``G``, and its backward adds up what comes back from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PretrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+from rlstab.train.padded_rows import Sequences, position_ids
+
+#: Share of the tokens that has to be saved: a second forward has a price of its own.
+WORTH = 0.1
+
+
+@dataclass(frozen=True)
+class SharedPrompts:
+    """Which rows have the same prompt.
+
+    Attributes:
+        rows: ``(U,)`` int64, the first row with each of the different prompts.
+        of: ``(R,)`` int64, which of these each row has.
+    """
+
+    rows: Tensor
+    of: Tensor
+
+    @classmethod
+    def among(cls, sequences: Sequences) -> SharedPrompts | None:
+        """Those of ``R`` sequences; None where too few tokens would be saved. It reads the device."""
+        ids = torch.where(sequences.prompt_mask, sequences.prompt_ids, -1)
+        different, of = ids.unique(dim=0, return_inverse=True)
+        if not worthwhile(len(ids), len(different), ids.shape[1], sequences.response_ids.shape[1]):
+            return None
+        rows = torch.arange(len(ids), device=ids.device)
+        return cls(of.new_full((len(different),), len(ids)).scatter_reduce(0, of, rows, "amin"), of)
+
+
+def worthwhile(rows: int, prompts: int, width: int, length: int) -> bool:
+    """Whether so many rows should share their different prompts, of ``width`` tokens, for responses of ``length``."""
+    return (rows - prompts) * width > WORTH * rows * (width + length)
+
+
+def can_share(config: PretrainedConfig) -> bool:
+    """Whether all that a model of this configuration keeps of a prompt are keys and values of each of its tokens.
+
+    Sliding windows drop some, and recurrent states are written in place, which a backward cannot go through.
+    """
+    layers = DynamicCache(config=config).layers
+    return bool(layers) and all(type(one) is DynamicLayer for one in layers)
+
+
+def forward_shared(
+    forward: Callable[..., Tensor], config: PretrainedConfig, sequences: Sequences, shared: SharedPrompts
+) -> Tensor:
+    """``(R, T, ...)`` outputs of a model at the position before each response token.
+
+    Args:
+        forward: the model, which takes its keyword arguments and gives an output for each token.
+        config: of the model.
+        sequences: ``R`` prompts and responses of ``T`` tokens.
+        shared: which of them have the same prompt.
+    """
+    cache = DynamicCache(config=config)
+    once = sequences.prompt_mask[shared.rows]
+    prompts = forward(
+        input_ids=sequences.prompt_ids[shared.rows],
+        attention_mask=once.long(),
+        position_ids=position_ids(once),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    cache.reorder_cache(shared.of)  # type: ignore[arg-type]  # it asks for the LongTensor of old
+    mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
+    responses = forward(
+        input_ids=sequences.response_ids,
+        attention_mask=mask.long(),
+        position_ids=position_ids(mask)[:, sequences.prompt_ids.shape[1] :],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return torch.cat([prompts[shared.of][:, -1:], responses[:, :-1]], dim=1)
