@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import time
@@ -16,11 +17,13 @@ from torch import Tensor
 
 import rlstab
 from rlstab.config import RunConfig, load_run
+from rlstab.core.comm import TorchComm
 from rlstab.core.stats import Mean
 from rlstab.stages.advantages import dr_grpo
 from rlstab.train import Responses, loop, train
-from rlstab.train.policy import Policy
-from rlstab.train.processes import leave
+from rlstab.train.engines import build_engine
+from rlstab.train.policy import Policy, load_policy
+from rlstab.train.processes import count, leave, meet
 from tests.train.counting import counted  # noqa: F401  # scenarios too
 from tests.train.experts import listed  # noqa: F401
 
@@ -188,6 +191,18 @@ def refused(file: Path) -> None:
     loop.Learner._step, Policy.signals = noted, poisoned
     train(load_run(file))
     print("responses in each step:", *shares)
+
+
+def waiting(file: Path) -> None:
+    """One optimizer step; says where the host waited for the device in it, and how many processes there were."""
+    from tests.train.test_waits import waits_of
+
+    run = load_run(file)
+    accelerator = meet(file.parent, [])
+    comm = TorchComm(device=accelerator.device)
+    engine = build_engine(run.engine.name, run, load_policy("countdown-tiny"), accelerator, comm)
+    waits = waits_of(run, engine, accelerator, comm)
+    print("waited:", json.dumps({"processes": count(""), "seen": waits.seen}))
 
 
 if __name__ == "__main__":
