@@ -63,8 +63,8 @@ class ListedModel(MixtralForCausalLM):
 
 def register() -> None:
     """Let transformers load it."""
-    AutoConfig.register("listed_experts", ListedConfig)
-    AutoModelForCausalLM.register(ListedConfig, ListedModel)
+    AutoConfig.register("listed_experts", ListedConfig, exist_ok=True)
+    AutoModelForCausalLM.register(ListedConfig, ListedModel, exist_ok=True)
 
 
 def save(folder: Path, listed: bool) -> Path:

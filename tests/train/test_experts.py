@@ -1,4 +1,4 @@
-"""Mixtures of experts in several processes: weights that the tokens of a process do not reach."""
+"""Mixtures of experts: weights that the tokens of a step, or of a process in it, do not reach."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ import pytest
 
 from tests.train import experts
 from tests.train.crews import Crew
-from tests.train.runs import about, file_of, largest_difference, small, weights
+from tests.train.runs import about, file_of, go, largest_difference, small, weights
 from tests.train.test_engines import ALIKE, SIX, STACK
 
-pytestmark = pytest.mark.slow
+
+def test_padding_that_reaches_an_expert_changes_nothing(tmp_path: Path) -> None:
+    """How much of it there is depends on the micro-batches, and whether an expert has no gradient or zeros on it."""
+    experts.register()
+    model = experts.save(tmp_path / "model", listed=True)
+    for size in (2, 3):
+        go(small(tmp_path / str(size), STACK, **{**settings(model), "optimisation__micro_batch_size": size}))
+    assert largest_difference(tmp_path / "2", tmp_path / "3") <= ALIKE
 
 
 def settings(model: Path) -> dict[str, object]:
     return {**SIX, "model__name": str(model), "optimisation__micro_batch_size": 2}
 
 
+@pytest.mark.slow
 def test_those_of_transformers_train_as_in_one_process(crew: Crew, tmp_path: Path) -> None:
     model = experts.save(tmp_path / "model", listed=False)
     crew.does(file_of(small(tmp_path / "one", STACK, **settings(model))), 1, "refused")
@@ -30,6 +38,7 @@ def test_those_of_transformers_train_as_in_one_process(crew: Crew, tmp_path: Pat
             assert largest_difference(tmp_path / "one", out) <= ALIKE
 
 
+@pytest.mark.slow
 def test_under_ddp_experts_that_no_token_of_a_process_reaches(crew: Crew, tmp_path: Path) -> None:
     model = experts.save(tmp_path / "model", listed=True)
     crew.does(file_of(small(tmp_path / "one", STACK, **settings(model))), 1, "listed")
@@ -44,6 +53,7 @@ def test_under_ddp_experts_that_no_token_of_a_process_reaches(crew: Crew, tmp_pa
     assert sum(".experts." in name for name in trained) == 2 * 2 * experts.EXPERTS
 
 
+@pytest.mark.slow
 def test_fsdp2_refuses_them(crew: Crew, tmp_path: Path) -> None:
     model = experts.save(tmp_path / "model", listed=True)
     done = crew.tries(file_of(small(tmp_path / "run", **settings(model), engine="fsdp2")), 2, "listed")

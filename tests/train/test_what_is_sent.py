@@ -207,7 +207,7 @@ def test_activations_are_made_again_under_every_engine(engine: str, processes: i
     for one in again:
         for step in one["steps"]:
             assert step["again"] == count * sum(size > 1 for size in step["tokens"] or [2] * step["rounds"])
-    assert largest_difference(tmp_path / "False", tmp_path / "True") == 0
+    assert largest_difference(tmp_path / "False", tmp_path / "True") <= ALIKE
 
 
 def test_shards_in_host_memory_in_one_process(crew: Crew, tmp_path: Path) -> None:
