@@ -112,6 +112,46 @@ def test_an_untied_head_and_an_adapter_train_as_in_one_process(
     assert ("lm_head.weight" in weights(out)) == (kind == "untied")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["all weights", "adapter"])
+@pytest.mark.parametrize("lr", [1e-5, 2e-4, 1e-3])
+def test_with_the_default_eps_rounding_decides_little(lr: float, kind: str, crew: Crew, tmp_path: Path) -> None:
+    """What several processes change is what another size of micro-batches changes in one: the order of sums."""
+    settings: dict[str, Any] = {**SIX, "optimisation__lr": lr}
+    del settings["optimisation__eps"]
+    objective = STACK
+    if kind == "adapter":
+        pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+        settings["model__adapter"], objective = {"r": 4, "alpha": 8}, [*STACK, {"name": "kl", "coefficient": 0.1}]
+    others = [("auto", 1, size) for size in (2, 6)]
+    others += [(engine, processes, 3) for engine in ("ddp", "fsdp2") for processes in (2, 3)]
+    largest, over, compared = dict.fromkeys((1, 2, 3), 0.0), dict.fromkeys((1, 2, 3), 0), 0
+    for seed in (3, 4):
+        settings["seed"] = seed
+        one = tmp_path / f"one{seed}"
+        run = small(one, objective, **settings)
+        assert run.optimisation.eps == 1e-8
+        crew.does(file_of(run), 1, "refused")
+        for engine, processes, size in others:
+            out = tmp_path / f"{engine}{processes}{size}{seed}"
+            run = small(out, objective, **{**settings, "optimisation__micro_batch_size": size}, engine=engine)
+            crew.does(file_of(run), processes, "refused")
+            assert about(out)["processes"] == processes
+            left, right = weights(one), weights(out)
+            apart = torch.cat([(left[name] - right[name]).abs().flatten() for name in left])
+            largest[processes] = max(largest[processes], float(apart.max()))
+            over[processes] += int((apart > ALIKE).sum())
+            compared = max(compared, apart.numel())
+    several = max(largest[2], largest[3])
+    print(
+        f"\n{kind}, lr {lr}: micro-batches {largest[1]:.1e} ({over[1]} over {ALIKE}), processes {several:.1e}", end=" "
+    )
+    print(f"({over[2] + over[3]} over it, in 8 comparisons of {compared} weights)")
+    if lr <= 2e-4:  # those of the examples
+        assert max(largest.values()) <= ALIKE
+    assert sum(over.values()) <= 1e-4 * compared
+
+
 # -- what one left and another goes on from --------------------------------------------------------------------------
 
 #: Rollouts wait in a queue, and the objective has a state.
