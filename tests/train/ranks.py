@@ -193,6 +193,13 @@ def refused(file: Path) -> None:
     print("responses in each step:", *shares)
 
 
+def early(file: Path) -> None:
+    """The run; rank 1 is gone before the processes meet."""
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+    train(load_run(file))
+
+
 def blind(file: Path) -> None:
     """The run, continued; rank 1 sees no folder that another process made."""
     if os.environ["RANK"] == "1":
@@ -225,5 +232,5 @@ def waiting(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"provided": provided, "raises": raises, "trouble": trouble}[sys.argv[1]](Path(sys.argv[2]))
+    {"provided": provided, "raises": raises, "trouble": trouble, "early": early}[sys.argv[1]](Path(sys.argv[2]))
     leave()
