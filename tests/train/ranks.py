@@ -193,6 +193,32 @@ def refused(file: Path) -> None:
     print("responses in each step:", *shares)
 
 
+def early(file: Path) -> None:
+    """The run; rank 1 is gone before the processes meet."""
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+    train(load_run(file))
+
+
+def blind(file: Path) -> None:
+    """The run, continued; rank 1 sees no folder that another process made."""
+    if os.environ["RANK"] == "1":
+        Path.is_dir = lambda self: False
+    train(load_run(file), resume=True)
+
+
+def asked(file: Path) -> None:
+    """The run, with advantages of its own; each process says of how many responses to each prompt, call by call."""
+    calls = list[list[int]]()
+
+    def told(responses: Responses) -> Tensor:
+        calls.append(responses.group_ids.unique(return_counts=True)[1].tolist())
+        return fading(responses)
+
+    train(load_run(file), advantages=told)
+    print("asked:", json.dumps({"processes": count(""), "calls": calls}))
+
+
 def waiting(file: Path) -> None:
     """One optimizer step; says where the host waited for the device in it, and how many processes there were."""
     from tests.train.test_waits import waits_of
@@ -206,5 +232,5 @@ def waiting(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"provided": provided, "raises": raises, "trouble": trouble}[sys.argv[1]](Path(sys.argv[2]))
+    {"provided": provided, "raises": raises, "trouble": trouble, "early": early}[sys.argv[1]](Path(sys.argv[2]))
     leave()
