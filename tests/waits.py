@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -61,11 +62,8 @@ class Waits:
 
     def wait(self, what: str) -> None:
         """Count one, for the innermost line that is neither torch's nor a test's."""
-        frame = sys._getframe(1)
+        frame = _frame()
         path = Path(frame.f_code.co_filename)
-        while frame.f_back is not None and (path.name == "waits.py" or "torch" in path.parts):
-            frame = frame.f_back
-            path = Path(frame.f_code.co_filename)
         where = "transformers" if "transformers" in path.parts else f"{path.name} {frame.f_code.co_name}"
         self.seen.setdefault(self.phase, Counter())[f"{where}: {what}"] += 1
 
@@ -75,6 +73,17 @@ class Waits:
             # on a CPU numpy makes bools, on a device torch does
             patched.setattr(compare, "_compare", lambda compared, values, other: compared(values, other))
             yield self
+
+
+def _frame() -> FrameType:
+    """The innermost that is neither torch's nor one of this file."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.name != "waits.py" and "torch" not in path.parts:
+            break
+        frame = frame.f_back
+    return frame
 
 
 class _Operations(TorchDispatchMode):
@@ -123,6 +132,11 @@ class _Calls(TorchFunctionMode):
             found = func(*args, **kwargs).clone()
             self.waits.keep(found)
             return found
+        if name == "to" and of_device and self._returned():
+            self.waits.wait("returned")
+            found = func(*args, **kwargs).clone()
+            self.waits.keep(found)
+            return found
         if name == "to" and isinstance(first, Tensor) and not of_device and _names_device(args, kwargs):
             self.waits.wait("sent")
             return self.waits.send(func(*args, **kwargs).clone())
@@ -133,6 +147,12 @@ class _Calls(TorchFunctionMode):
             elif name in ("tensor", "as_tensor") and not isinstance(first, Tensor) and found.numel():
                 self.waits.wait("sent")
         return found
+
+    def _returned(self) -> bool:
+        """A collective that was given what the host has gives the host what comes of it."""
+        frame = _frame()
+        given = frame.f_locals.get("values")
+        return Path(frame.f_code.co_filename).name == "comm.py" and given is not None and self.waits.hosts(given)
 
 
 def _names_device(args: Any, kwargs: Any) -> bool:

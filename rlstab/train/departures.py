@@ -110,6 +110,7 @@ class _Connections:
                 reader = one.makefile("rb")  # which keeps what comes with the first line
                 hello = _next_line(reader)
                 if hello.get("token") != token:
+                    reader.close()  # or the connection stays
                     one.close()
                     continue
                 self._keep(int(hello["rank"]), one, reader)

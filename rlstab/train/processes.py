@@ -11,7 +11,12 @@ from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from accelerate.utils import (
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+    disable_fsdp_ram_efficient_loading,
+    gather_object,
+)
 
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.train.tracking import require_installed
@@ -30,12 +35,15 @@ def meet(out: Path, trackers: Sequence[str], timeout: timedelta = TIMEOUT) -> Ac
         ConfigError: a tracker is not installed.
     """
     require_installed(trackers)
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         log_with=list(trackers) or None,
         project_dir=out,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
     )
+    # with --use_fsdp transformers may read weights in the first process alone, and leave the others with zeros
+    disable_fsdp_ram_efficient_loading()
+    return accelerator
 
 
 def count(run: str, engine: str = "") -> int:

@@ -218,6 +218,10 @@ class Learner:
         lr = self._learning_rate(self.optimizer_steps) * plan.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+            for weight in group["params"]:
+                # an expert that no token reached; padding that reached it would make zeros, and AdamW move it
+                if weight.requires_grad and weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.state = plan.state

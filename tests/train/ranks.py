@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import time
@@ -16,11 +17,15 @@ from torch import Tensor
 
 import rlstab
 from rlstab.config import RunConfig, load_run
+from rlstab.core.comm import TorchComm
 from rlstab.core.stats import Mean
 from rlstab.stages.advantages import dr_grpo
 from rlstab.train import Responses, loop, train
-from rlstab.train.policy import Policy
-from rlstab.train.processes import leave
+from rlstab.train.engines import build_engine
+from rlstab.train.policy import Policy, load_policy
+from rlstab.train.processes import count, leave, meet
+from tests.train.counting import counted  # noqa: F401  # scenarios too
+from tests.train.experts import listed  # noqa: F401
 
 
 @final
@@ -172,7 +177,7 @@ def refused(file: Path) -> None:
     """
     step, signals, now, shares = loop.Learner._step, Policy.signals, {"step": 0}, list[int]()
 
-    def counted(self: Any, experience: Any, rows: Tensor, *arguments: Any, **options: Any) -> None:
+    def noted(self: Any, experience: Any, rows: Tensor, *arguments: Any, **options: Any) -> None:
         now["step"] = self.optimizer_steps
         shares.append(len(rows))
         step(self, experience, rows, *arguments, **options)
@@ -183,11 +188,49 @@ def refused(file: Path) -> None:
             return dataclasses.replace(found, logprobs=found.logprobs * torch.nan)
         return found
 
-    loop.Learner._step, Policy.signals = counted, poisoned
+    loop.Learner._step, Policy.signals = noted, poisoned
     train(load_run(file))
     print("responses in each step:", *shares)
 
 
+def early(file: Path) -> None:
+    """The run; rank 1 is gone before the processes meet."""
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+    train(load_run(file))
+
+
+def blind(file: Path) -> None:
+    """The run, continued; rank 1 sees no folder that another process made."""
+    if os.environ["RANK"] == "1":
+        Path.is_dir = lambda self: False
+    train(load_run(file), resume=True)
+
+
+def asked(file: Path) -> None:
+    """The run, with advantages of its own; each process says of how many responses to each prompt, call by call."""
+    calls = list[list[int]]()
+
+    def told(responses: Responses) -> Tensor:
+        calls.append(responses.group_ids.unique(return_counts=True)[1].tolist())
+        return fading(responses)
+
+    train(load_run(file), advantages=told)
+    print("asked:", json.dumps({"processes": count(""), "calls": calls}))
+
+
+def waiting(file: Path) -> None:
+    """One optimizer step; says where the host waited for the device in it, and how many processes there were."""
+    from tests.train.test_waits import waits_of
+
+    run = load_run(file)
+    accelerator = meet(file.parent, [])
+    comm = TorchComm(device=accelerator.device)
+    engine = build_engine(run.engine.name, run, load_policy("countdown-tiny"), accelerator, comm)
+    waits = waits_of(run, engine, accelerator, comm)
+    print("waited:", json.dumps({"processes": count(""), "seen": waits.seen}))
+
+
 if __name__ == "__main__":
-    {"provided": provided, "raises": raises, "trouble": trouble}[sys.argv[1]](Path(sys.argv[2]))
+    {"provided": provided, "raises": raises, "trouble": trouble, "early": early}[sys.argv[1]](Path(sys.argv[2]))
     leave()

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlstab.config import RunConfig, load_run
+from rlstab.config import RunConfig, dump_run, load_run
 from rlstab.train.loop import RunResult, train
 from rlstab.train.policy import load_policy
 from tests.tolerances import depth, drift, rounding
@@ -31,6 +31,15 @@ def small(out: Path, objective: Any = "clip_higher", **changes: Any) -> RunConfi
         "tracking": {"out": str(out), "checkpoint_every": 0},
     }
     return load_run(data, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def file_of(run: RunConfig) -> Path:
+    """The file of a run, beside its folder."""
+    out = Path(run.tracking.out)
+    file = out.with_suffix(".yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(dump_run(run))
+    return file
 
 
 def quiet() -> Console:
@@ -100,7 +109,11 @@ def trained_alike(one: Path, other: Path) -> None:
             assert theirs[name] == pytest.approx(mine[name], rel=wide, abs=close), name
 
 
+def records(out: Path) -> list[dict[str, Any]]:
+    """The metrics of a run."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
 def without_times(out: Path) -> list[dict[str, Any]]:
     """The metrics of a run, less what a clock measured."""
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if not key.startswith("seconds/")} for line in lines]
+    return [{key: one[key] for key in one if not key.startswith("seconds/")} for one in records(out)]

@@ -145,11 +145,13 @@ def test_accelerate_launch_as_printed_starts_two(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_accelerate_launch_with_fsdp_shards(tmp_path: Path) -> None:
-    """Accelerate itself ignores it on a CPU."""
-    line = command(file_of(small(tmp_path / "run"), tmp_path), line="accelerate")
+    """Accelerate itself ignores it on a CPU; transformers does not."""
+    go(small(tmp_path / "one", optimisation__lr=1e-4))
+    line = command(file_of(small(tmp_path / "run", optimisation__lr=1e-4), tmp_path), line="accelerate")
     ran([*line[:2], "--use_fsdp", "--fsdp_version", "2", *line[3:]])
     assert counted(tmp_path / "run") == 2
     assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == "fsdp2, 2 processes"
+    trained_alike(tmp_path / "one", tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -360,7 +362,7 @@ def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_before_they_meet_is_given_up_after_the_timeout(tmp_path: Path) -> None:
-    """Unless a launcher notices: torchrun does at once."""
+    """Unless a launcher notices."""
     file = file_of(small(tmp_path / "run"), tmp_path)
     ranks = by_hand([file, file], "--timeout", "5")
     with cleared(ranks):
@@ -368,6 +370,16 @@ def test_a_rank_that_dies_before_they_meet_is_given_up_after_the_timeout(tmp_pat
         said = end(ranks[0])
     assert ranks[0].returncode == 1
     assert re.search("clients joined|timed? ?out", said, re.IGNORECASE), said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_torchrun_notices_a_rank_that_dies_before_they_meet(tmp_path: Path) -> None:
+    """The other would wait for half an hour."""
+    with start(command(file_of(small(tmp_path / "run"), tmp_path), scenario="early")) as process, cleared([process]):
+        said = end(process)
+    assert process.returncode != 0
+    assert re.search(r"rank +: 1 .*\n +exitcode +: 3 ", said), said
     assert not (tmp_path / "run").exists()
 
 

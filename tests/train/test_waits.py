@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +12,17 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rlstab.core.comm import LocalComm
+from rlstab.config import RunConfig
+from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.plan import make_plan
 from rlstab.trace.writer import Tracer
-from rlstab.train.engines import OneProcess
+from rlstab.train.engines import Engine, OneProcess
 from rlstab.train.metrics import Metrics
 from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import load_policy
 from rlstab.train.step import Experience, Learner
-from tests.train.runs import small
+from tests.train.crews import Crew
+from tests.train.runs import file_of, small
 from tests.waits import Waits
 
 ROWS, PROMPT, LENGTH = 8, 6, 10
@@ -47,13 +50,11 @@ def experience(vocabulary: int, waits: Waits) -> Experience:
     )
 
 
-def waits_of(objective: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> Waits:
+def waits_of(run: RunConfig, engine: Engine, accelerator: Accelerator, comm: Comm) -> Waits:
     """Those of one optimizer step in two parts, by phase.
 
     ``before`` and after the ``plan``, in a ``part``, ``between`` two of them, ``after`` the last backward.
     """
-    run = small(out, objective, optimisation__micro_batch_size=4)
-    engine = OneProcess(load_policy("countdown-tiny"))
     waits = Waits("before")
     rounds, backward = engine.rounds, engine.backward
     backwards = 0
@@ -76,22 +77,25 @@ def waits_of(objective: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> Wait
         waits.phase = "before"
         return found
 
-    monkeypatch.setattr(engine, "rounds", phased)
-    monkeypatch.setattr(engine, "backward", ended)
-    monkeypatch.setattr("rlstab.train.step.make_plan", planned)
-    learner = Learner(engine, run.composition, run.optimisation, 1.0, Accelerator(cpu=True), LocalComm(), run.seed)
+    learner = Learner(engine, run.composition, run.optimisation, 1.0, accelerator, comm, run.seed)
     learner.tracer = Tracer(pytest.fail, run.tracking, 3, str)  # of a rollout that is not traced
-    monkeypatch.setattr(learner.optimizer, "step", lambda: None)  # torch's own, which on a CPU does other things
-    _ = engine.policy.head  # found once in a run
+    with engine.whole() as policy:
+        _ = policy.head  # found once in a run
     given = experience(engine.policy.model.config.vocab_size, waits)
     rows = torch.arange(ROWS)
     waits.keep(rows)
     learner.optimizer_steps = 1
-    with waits():
+    with pytest.MonkeyPatch.context() as patched, waits():
+        patched.setattr(engine, "rounds", phased)
+        patched.setattr(engine, "backward", ended)
+        patched.setattr("rlstab.train.step.make_plan", planned)
+        patched.setattr(learner.optimizer, "step", lambda: None)  # torch's own, which on a CPU does other things
         learner._step(given, rows, Metrics(), first=True)
     assert backwards == 2
     return waits
 
+
+PARTS = {"optimisation__micro_batch_size": 4}
 
 #: In two parts, so most are two.
 BEFORE = {
@@ -141,10 +145,11 @@ POOLS = {"compare.py places: numpy": 4, "select.py <genexpr>: _local_scalar_dens
     ids=["clip", "masks, weights, penalties", "Lp-Reg"],
 )
 def test_all_waits_of_an_optimizer_step(
-    objective: Any, plan: dict[str, int], part: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objective: Any, plan: dict[str, int], part: dict[str, int], tmp_path: Path
 ) -> None:
     """From the forward of a part to the end of its backward there are those that nobody can know before."""
-    waits = waits_of(objective, tmp_path, monkeypatch)
+    run = small(tmp_path, objective, **PARTS)
+    waits = waits_of(run, OneProcess(load_policy("countdown-tiny")), Accelerator(cpu=True), LocalComm())
     # in each forward of a part, over prompts and responses: may the mask be left out, which allows a faster kernel?
     assert waits.seen["part"].pop("transformers: _local_scalar_dense", 0) <= 4
     assert waits.seen == {
@@ -153,3 +158,66 @@ def test_all_waits_of_an_optimizer_step(
         "part": Counter({**PART, **part}),
         "after": Counter(AFTER),
     }
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+#: What a collective of the plan costs: the host has what it is given, and needs what comes of it.
+BOTH_WAYS = ("comm.py sum: sent", "comm.py sum: returned")
+#: A gather, of which the lengths are read first, one for each process.
+GATHER = {"comm.py gather: sent": 1, "comm.py <listcomp>: _local_scalar_dense": 2}
+#: An order statistic over processes takes the largest and the smallest value, two histograms and few values.
+TOGETHER = {
+    **GATHER,
+    "select.py _keys: _local_scalar_dense": 2,
+    "select.py _histogram: bincount": 2,
+    "select.py _histogram: cpu": 2,
+}
+#: By engine: what comes in the place of a wait of one process, or beside it.
+BEFORE_OF = {
+    "ddp": BEFORE,
+    "fsdp2": {
+        **{name: count for name, count in BEFORE.items() if not name.startswith("shared_prompts.py")},
+        **GATHER,  # how many forwards the others have
+        "comm.py gather: returned": 1,
+    },
+}
+AFTER_OF = {
+    "ddp": AFTER | dict.fromkeys(BOTH_WAYS, 1),  # the loss of all
+    "fsdp2": {
+        **{name: count for name, count in AFTER.items() if not name.startswith("whole_weights.py")},
+        **dict.fromkeys(BOTH_WAYS, 2),  # and the norm of all shards,
+        "fsdp2.py clip: cpu": 1,  # of which this is the own one's
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("objective", "plan", "sums"),
+    [
+        ("clip_higher", {}, 2),
+        (
+            [CLIP, "s2t", "stare", "kl", "entropy_bonus", "sequence_mean"],
+            {**POOLS, **TOGETHER, "stats.py _plus: sent": 2, "stats.py settle: cpu": 1},
+            5,
+        ),
+    ],
+    ids=["clip", "masks, weights, penalties"],
+)
+def test_all_waits_of_an_optimizer_step_in_two_processes(
+    engine: str, objective: Any, plan: dict[str, int], sums: int, crew: Crew, tmp_path: Path
+) -> None:
+    """In a part there are those of one process and no others: gradients and shards travel without the host."""
+    done = crew.does(file_of(small(tmp_path / "run", objective, engine=engine, **PARTS)), 2, "waiting")
+    for text in done.said:
+        found = json.loads(text.rpartition("waited: ")[2])
+        assert found["processes"] == 2
+        assert found["seen"]["part"].pop("transformers: _local_scalar_dense", 0) <= 4
+        assert found["seen"] == {
+            "before": BEFORE_OF[engine],
+            "plan": {**PLAN, **plan, **dict.fromkeys(BOTH_WAYS, sums)},
+            "part": PART,
+            "after": AFTER_OF[engine],
+        }

@@ -34,6 +34,15 @@ _REFUSED = {
     "ACCELERATE_USE_SAGEMAKER": "SageMaker's data parallelism",
 }
 
+#: What it says of FSDP and rlstab does another way: the values that agree with that way, and what to do.
+_SHARDED = {
+    "FSDP_RESHARD_AFTER_FORWARD": (("true", "full_shard"), "Each layer is let go after its forward"),
+    "FSDP_AUTO_WRAP_POLICY": (("transformer_based_wrap",), "The layers that the model names are sharded, one by one"),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": ((), "The layers that the model names are sharded, one by one"),
+    "FSDP_IGNORED_MODULES": ((), "All weights are sharded"),
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": (("false",), "Activations stay on the device or are made again"),
+}
+
 #: What it sets where it was asked for nothing.
 _IDLE = {"ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}
 
@@ -78,6 +87,12 @@ def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
             "the launcher asks for offload (FSDP_OFFLOAD_PARAMS), and engine.offload is false. Set engine to "
             "{name: fsdp2, offload: true}, or launch without it."
         )
+    for variable, (agreeing, instead) in _SHARDED.items():
+        found = environment.get(variable, "")
+        if found and found.lower() not in agreeing:
+            raise ConfigError(
+                f"the launcher asks for {found} ({variable}), which rlstab does not do. {instead}: launch without that."
+            )
     checkpointing = run.optimisation.gradient_checkpointing
     if _true(environment, "FSDP_ACTIVATION_CHECKPOINTING") and not checkpointing:
         raise ConfigError(
