@@ -52,8 +52,8 @@ class Ddp(WholeWeights):
         for _ in range(2):
             self.backward(None)
         # Gradients are views of torch's buckets, which stay. Without them, micro-batches before the last one would add
-        # to gradients beside the buckets. Where a weight may be unused, no gradient must stay none: it is not moved.
-        self._buckets = {} if unused else {one: one.grad for one in weights}
+        # to gradients beside the buckets. Experts that were not chosen now have none yet.
+        self._buckets = {one: one.grad for one in weights if one.grad is not None}
         self._module.zero_grad()
 
     @property
@@ -62,7 +62,6 @@ class Ddp(WholeWeights):
 
     def rounds(self, parts: Sequence[Part]) -> Iterator[Part | None]:
         for weight, bucket in self._buckets.items():
-            assert bucket is not None
             weight.grad = bucket.zero_()
         for number, one in enumerate(parts or [None]):
             self._last = number >= len(parts) - 1
