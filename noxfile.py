@@ -111,7 +111,7 @@ def extras(session: nox.Session) -> None:
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def verl(session: nox.Session) -> None:
     """The tests of the adapter for verl, whose pins exclude those of TRL; elsewhere they are skipped."""
-    session.install("-c", "constraints-verl.txt", "torch==2.13.0", "-e", ".[testing,verl]")
+    session.install("-c", "constraints-verl.txt", "torch==2.13.0", "-e", ".[train,testing,verl]")
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_VERL": "1"}
     session.run("rlstab", "doctor", env=env)
     session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env)

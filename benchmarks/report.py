@@ -130,13 +130,13 @@ def markdown(titles: Row, rows: Iterable[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def fill(page: str, name: str, text: str) -> str:
-    """The page with what stands between two comments replaced.
+def fill(page: str, name: str, text: str, by: str = "report") -> str:
+    """The page with what stands between two comments replaced; ``by`` is the command that does it.
 
     Raises:
         ValueError: it has no such place.
     """
-    start, end = f"<!-- {name}: written by `python -m benchmarks report` -->", f"<!-- end of {name} -->"
+    start, end = f"<!-- {name}: written by `python -m benchmarks {by}` -->", f"<!-- end of {name} -->"
     if start not in page or end not in page:
         raise ValueError(f"the page has no place for '{name}': expected the lines {start} and {end}.")
     before, _, rest = page.partition(start)

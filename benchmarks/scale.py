@@ -1,9 +1,12 @@
 """Peak memory of each process of a training run against what `rlstab check` says before it starts.
 
-    python -m benchmarks scale --json benchmarks/results/scale.jsonl
+    python -m benchmarks scale             # measure all, and write the tables of docs/how-to/several-processes.md
+    python -m benchmarks scale --sizes 51M --engines "fsdp2, 2"
+    python -m benchmarks scale --sizes     # write the tables from what was measured before
 
-Llama models with random weights, one rollout of 8 x 2 answers with one optimizer step, in processes of their own.
-Resident memory above what the process had with all libraries loaded; the highest of the processes counts.
+Llama models with random weights on the CPU, over gloo: two rollouts of answers of at most 24 tokens with an optimizer
+step each, and a checkpoint, in processes of their own. Resident memory above what the process had with all libraries
+loaded; the highest of the processes counts. What would not fit is not run.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,52 +25,104 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import MIB, resident
-from rlstab.config import load_run
+from benchmarks.report import fill, markdown
+from rlstab.config import RunConfig, load_run
 from rlstab.train.footprint import footprint, shape_of
+from rlstab.train.footprint_table import bytes_of, in_words, longest_prompt
 from rlstab.train.policy import SHIPPED
+
+RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
+PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "several-processes.md"
 
 #: Width, layers and the inner width of the layers.
 SIZES = {
+    "0.1M": (64, 2, 192),
     "0.9M": (128, 4, 384),
-    "10M": (320, 8, 880),
+    "10M": (320, 8, 896),
     "51M": (640, 10, 1760),
     "134M": (768, 18, 2080),
     "302M": (1024, 24, 2736),
+    "566M": (1536, 20, 4096),
+    "1.7B": (2048, 32, 6144),
 }
-ENGINES = {
+ENGINES: dict[str, tuple[int, dict[str, Any]]] = {
     "one process": (1, {}),
     "one process, checkpointing": (1, {"optimisation.gradient_checkpointing": True}),
     "one process, LoRA": (1, {"model.adapter": {"r": 16}}),
     "ddp, 2": (2, {"engine": "ddp"}),
     "fsdp2, 2": (2, {"engine": "fsdp2"}),
 }  # fmt: skip
+#: Of a response, at most.
 TOKENS = 24
+#: Responses in a micro-batch.
+ROWS = 4
+#: Activations are the difference between micro-batches of :data:`ROWS` and of so many, in a model of this size.
+MORE_ROWS, ACTIVATIONS = 16, "10M"
+#: MiB above what is said, at most: what libraries hold once, and the allocator. The page and a slow test claim it.
+LIBRARIES = 100
+#: Bytes for each parameter are the difference between models of these sizes.
+SMALLER, LARGER = "134M", "302M"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run.
+
+    Attributes:
+        size, engine: keys of the tables above.
+        parameters: of the model, with its adapter.
+        rows: responses in a micro-batch.
+        tokens: in a response with its prompt, at most.
+        processes: that took part, as they counted themselves.
+        measured: MiB of the largest process; None where it would not fit in the memory or on the disk.
+        said: MiB, by :mod:`rlstab.train.footprint`.
+        per_parameter, per_token: bytes, by the same.
+        torch: its version.
+    """
+
+    size: str
+    engine: str
+    parameters: int
+    rows: int
+    tokens: int
+    processes: int
+    measured: float | None
+    said: float
+    per_parameter: float
+    per_token: float
+    torch: str
 
 
 def model(size: str, folder: Path) -> Path:
-    """A model with random weights."""
+    """A configuration and a tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED["countdown-tiny"])
     width, layers, inner = SIZES[size]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=width, num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=width // 64 or 2,
+    LlamaConfig(
+        hidden_size=width, num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=max(2, width // 64),
         vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, max_position_embeddings=128, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    ).save_pretrained(folder)  # fmt: skip
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def settings(name: str, changes: dict[str, Any], out: Path) -> dict[str, Any]:
+def fill_in(folder: Path) -> None:
+    """Give it random weights."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).save_pretrained(folder)
+
+
+def settings(name: str, changes: dict[str, Any], rows: int, out: Path) -> RunConfig:
     """The run file."""
     data: dict[str, Any] = {
         "model": {"name": name},
         "objective": ["clip_higher", "s2t"],
-        "rollout": {"prompts": 8, "group": 2, "max_new_tokens": TOKENS},
+        # several micro-batches in each of two processes
+        "rollout": {"prompts": max(8, 2 * rows), "group": 2, "max_new_tokens": TOKENS},
         # a reward that differs within groups, so that there is something to learn from
         "reward": ["benchmarks/broken_rewards.py:longer"],
-        "optimisation": {"rollouts": 1, "lr": 1e-5, "micro_batch_size": 8},
+        # the second step is the first with moments
+        "optimisation": {"rollouts": 2, "lr": 1e-5, "micro_batch_size": rows},
         "evaluation": {"every": 0},
         "tracking": {"out": str(out), "checkpoint_every": 0},
     }
@@ -76,7 +132,7 @@ def settings(name: str, changes: dict[str, Any], out: Path) -> dict[str, Any]:
         for section in sections:
             place = place[section]
         place[key] = value
-    return data
+    return load_run(data)
 
 
 def worker(asked: dict[str, Any]) -> None:
@@ -96,54 +152,112 @@ def worker(asked: dict[str, Any]) -> None:
     Path(asked["found"], rank).write_text(str(resident("VmHWM") - before))
 
 
-def measure(size: str, engine: str) -> dict[str, Any]:
-    """What the largest process of a run took, and what was said before."""
+def measure(size: str, engine: str, rows: int, memory: int, disk: int) -> Measured:
+    """What the largest process of a run takes, and what is said before."""
     processes, changes = ENGINES[engine]
     with tempfile.TemporaryDirectory() as place:
         folder, found = Path(place), Path(place, "found")
         found.mkdir()
-        data = settings(str(model(size, folder / "model")), changes, folder / "run")
-        asked = json.dumps({"settings": data, "found": str(found)})
-        start = (
-            ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] if processes > 1 else []
-        )
-        subprocess.run([sys.executable, *start, "-m", "benchmarks.scale", "--worker", asked], check=True)
-        took = [int(one.read_text()) for one in found.iterdir()]
-        if len(took) != processes:
-            raise RuntimeError(f"{len(took)} processes told, and not {processes}")
-        run = load_run(data)
-        tokens = 8 + TOKENS
+        run = settings(str(model(size, folder / "model")), changes, rows, folder / "run")
+        tokens = longest_prompt(run) + TOKENS
         shape = shape_of(run, tokens)
-        name = engine.partition(",")[0]
-        said = footprint(shape, run, name, processes, reference=False, tokens=tokens)  # type: ignore[arg-type]  # a key of ENGINES
-    return {
-        "size": size, "engine": engine, "parameters": shape.parameters, "processes": len(took),
-        "measured_mib": max(took) / MIB, "said_mib": said.peak / MIB, "bytes_per_parameter_said": said.per_parameter,
-    }  # fmt: skip
+        name: Any = engine.partition(",")[0]
+        said = footprint(shape, run, name, processes, reference=False)
+        written = 4 * shape.whole.weights + 12 * shape.whole.trained  # the model, and a checkpoint
+        took = None
+        if said.peak * processes <= memory and written <= disk:
+            fill_in(folder / "model")
+            took = _taken(run, processes, found)
+    return Measured(
+        size, engine, shape.whole.weights, rows, tokens, processes, took, said.peak / MIB, said.per_parameter,
+        shape.kept / tokens, torch.__version__,
+    )  # fmt: skip
+
+
+def _taken(run: RunConfig, processes: int, found: Path) -> float:
+    asked = json.dumps({"settings": run.model_dump(mode="json", exclude_unset=True), "found": str(found)})
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] * (processes > 1)
+    subprocess.run([sys.executable, *start, "-m", "benchmarks.scale", "--worker", asked], check=True)
+    took = [int(one.read_text()) for one in found.iterdir()]
+    if len(took) != processes:
+        raise RuntimeError(f"{len(took)} processes told, and not {processes}")
+    return max(took) / MIB
+
+
+def read(path: Path) -> dict[tuple[str, str, int], Measured]:
+    """The newest of each."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {(one.size, one.engine, one.rows): one for one in (Measured(**json.loads(line)) for line in lines)}
+
+
+def peaks(found: dict[tuple[str, str, int], Measured]) -> str:
+    """The table of all sizes."""
+    lines = []
+    for size in SIZES:
+        for engine in ENGINES:
+            one = found.get((size, engine, ROWS))
+            if one is not None:
+                got = ("too large to be run", "", "")
+                if one.measured is not None:
+                    got = f"{one.measured:.0f}", f"{one.measured / one.said:.2f}", f"{one.measured - one.said:+.0f}"
+                lines.append((_count(one.parameters), engine, f"{one.said:.0f}", *got))
+    return markdown(("parameters", "engine", "said, MiB", "measured, MiB", "measured / said", "difference"), lines)
+
+
+def slopes(found: dict[tuple[str, str, int], Measured]) -> str:
+    """The table of bytes for a parameter and for a token."""
+    lines = []
+    for engine in ENGINES:
+        row = [engine]
+        pairs = (
+            (((SMALLER, ROWS), (LARGER, ROWS)), lambda one: one.parameters, lambda change: f"{change:.2f}"),
+            (
+                ((ACTIVATIONS, ROWS), (ACTIVATIONS, MORE_ROWS)),
+                lambda one: one.rows * one.tokens,
+                lambda change: in_words(round(change)),
+            ),
+        )
+        for keys, count, words in pairs:
+            first, second = (found.get((size, engine, rows)) for size, rows in keys)
+            if first is None or second is None or first.measured is None or second.measured is None:
+                row += ["", ""]
+                continue
+            more = count(second) - count(first)
+            for change in (second.said - first.said, second.measured - first.measured):
+                row.append(words(change * MIB / more))
+        lines.append(tuple(row))
+    titles = ("engine", "bytes per parameter: said", "measured", "activations per token: said", "measured")
+    return markdown(titles, lines)
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}M"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--engines", nargs="*", default=list(ENGINES), choices=list(ENGINES))
-    parser.add_argument("--json", type=Path, help="file to append the results to, a line each")
+    parser.add_argument("--memory", type=bytes_of, default=14 * 10**9, help="of all processes together")
+    parser.add_argument("--disk", type=bytes_of, default=10 * 10**9, help="for the model and a checkpoint of it")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file to append the results to, a line each")
+    parser.add_argument("--page", type=Path, default=PAGE, help="to write the tables to")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
         worker(json.loads(options.worker))
         return
-    print("| parameters | engine | measured, MiB | said, MiB | measured / said |\n|---|---|---|---|---|")
     for size in options.sizes:
-        for engine in options.engines:
-            one = measure(size, engine)
-            print(
-                f"| {one['parameters'] / 1e6:.1f}M | {engine} | {one['measured_mib']:.0f} | {one['said_mib']:.0f} | "
-                f"{one['measured_mib'] / one['said_mib']:.2f} |",
-                flush=True,
-            )
-            if options.json is not None:
-                with options.json.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(one) + "\n")
+        for rows in (ROWS, MORE_ROWS) if size == ACTIVATIONS else (ROWS,):
+            for engine in options.engines:
+                one = measure(size, engine, rows, options.memory, options.disk)
+                print(f"{size}, {engine}, {rows} rows: {one.measured or 0:.0f} of {one.said:.0f} MiB", flush=True)
+                with options.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(one)) + "\n")
+    found, text = read(options.results), options.page.read_text(encoding="utf-8")
+    for name, table in (("peaks", peaks(found)), ("slopes", slopes(found))):
+        text = fill(text, name, table, "scale")
+    options.page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlstab.config.renamed import new_record
@@ -24,6 +24,7 @@ from rlstab.paths import is_dir
 from rlstab.train import card, durable
 from rlstab.train.engines import Moments
 from rlstab.train.policy import Policy
+from rlstab.train.tensor_file import write_tensors
 
 #: Later formats keep the name of the index and its own checksum, so that a flipped bit in this number can be told.
 FORMAT = 4
@@ -95,7 +96,9 @@ class Checkpoint:
     run: Identity | None = field(default=None, repr=False)
 
 
-def save(folder: Path, checkpoint: Checkpoint, policy: Policy, moments: Moments) -> Path:
+def save(
+    folder: Path, checkpoint: Checkpoint, policy: Policy, moments: Moments, gathered: Callable[[Tensor], Tensor]
+) -> Path:
     """Write ``folder/rollout-000050``: to a hidden folder, flushed to the disk, and renamed last.
 
     Args:
@@ -103,6 +106,7 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, moments: Moments)
         checkpoint: what is neither weights nor moments.
         policy: with all of its weights.
         moments: of all weights that the optimizer has moved.
+        gathered: makes one of them whole; asked for one after the other, in their order.
 
     Raises:
         CheckpointError: it cannot be written; those before it are untouched.
@@ -116,13 +120,11 @@ def save(folder: Path, checkpoint: Checkpoint, policy: Policy, moments: Moments)
             writing.mkdir()
             policy.save(writing)
             tensors = {
-                f"optimizer/{name}/{key}": value.detach().contiguous()
-                for name, values in moments.items()
-                for key, value in values.items()
+                f"optimizer/{name}/{key}": value for name, values in moments.items() for key, value in values.items()
             }
             kept, own = dump_state({"state": checkpoint.state, "standing": checkpoint.standing})
             tensors |= own
-            save_file(tensors, writing / _TENSORS)
+            write_tensors(writing / _TENSORS, tensors, gathered)
             files = sorted(path for path in writing.rglob("*") if path.is_file())
             record = {
                 "format": FORMAT,

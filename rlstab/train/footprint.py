@@ -7,10 +7,10 @@ what autograd would keep. The rest is arithmetic over parameters: what each engi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,30 @@ from rlstab.extras import require_package
 from rlstab.signals import COLUMNS, ROWS
 from rlstab.train import lora
 from rlstab.train.policy import load_part
+from rlstab.train.shared_prompts import can_share
 
 #: Bytes of a float32.
 WIDE = 4
 #: Of AdamW, beside the weight and its gradient: two moments.
 MOMENTS = 2
+#: The phase in which the activations of a micro-batch are held.
+BACKWARD = "forward and backward"
+
+
+Engine: TypeAlias = Literal["one process", "ddp", "fsdp2"]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How many numbers there are in the weights of a part of a model.
+
+    Attributes:
+        weights: in all.
+        trained: of these, with a gradient.
+    """
+
+    weights: int
+    trained: int
 
 
 @dataclass(frozen=True)
@@ -34,22 +53,26 @@ class Shape:
     """What of a model decides about memory.
 
     Attributes:
-        parameters: numbers in its weights.
-        trained: of these, numbers that have a gradient.
-        layer: numbers in the largest of its layers.
-        root: numbers outside the layers: embeddings, head, last norm.
+        whole: all of it.
+        layer: the largest of its layers.
+        root: what is outside the layers: embeddings, head, last norm.
+        largest: numbers in the largest weight that is trained.
+        tokens: in a response with its prompt.
         kept: bytes that autograd keeps of a forward over one response with its prompt.
         cached: bytes of the key-value cache of one response with its prompt, at its end.
         vocabulary: tokens that the head knows.
+        shares_prompts: whether the prompt of a group can be forwarded once.
     """
 
-    parameters: int
-    trained: int
-    layer: int
-    root: int
+    whole: Numbers
+    layer: Numbers
+    root: Numbers
+    largest: int
+    tokens: int
     kept: int
     cached: int
     vocabulary: int
+    shares_prompts: bool
 
 
 @dataclass(frozen=True)
@@ -58,34 +81,41 @@ class Footprint:
 
     Attributes:
         standing: held all through the run.
-        step: on top, at the fullest moment of an optimizer step, with the micro-batch size of the run.
-        sampling: on top, at the fullest moment of sampling.
-        per_response: of :attr:`step`, what one more response in a micro-batch adds.
-        per_parameter: bytes that one more parameter adds to the larger of the two moments.
+        phases: on top, in each phase of the run at its fullest: :data:`BACKWARD`, with the micro-batch size of the run,
+            and others.
+        per_response: in :data:`BACKWARD`, what one more response in a micro-batch adds.
+        per_parameter: bytes that one more parameter adds to the phase to which it adds most.
     """
 
     standing: Mapping[str, int]
-    step: Mapping[str, int]
-    sampling: Mapping[str, int]
+    phases: Mapping[str, Mapping[str, int]]
     per_response: int
     per_parameter: float
 
     @property
     def peak(self) -> int:
-        """The fullest moment of the run."""
-        return sum(self.standing.values()) + max(sum(self.step.values()), sum(self.sampling.values()))
+        """In the fullest phase of the run."""
+        return max(map(self.held_in, self.phases))
+
+    def held_in(self, phase: str) -> int:
+        """Bytes in a phase."""
+        return sum(self.standing.values()) + sum(self.phases[phase].values())
+
+    def too_much(self, memory: int) -> str:
+        """A phase that needs more than so many bytes whatever the micro-batch size; empty where all have room."""
+        return next((one for one in self.phases if one != BACKWARD and self.held_in(one) > memory), "")
 
     def micro_batch_size(self, memory: int) -> int:
         """The largest that fits in so many bytes; 0 where none does."""
-        resting = sum(self.standing.values())
-        if memory < resting + sum(self.sampling.values()):
+        if self.too_much(memory):
             return 0
-        fixed = sum(self.step.values()) - self.step["activations"]
-        return max(0, int((memory - resting - fixed) // self.per_response))
+        fixed = self.held_in(BACKWARD) - self.phases[BACKWARD]["activations"]
+        return max(0, int((memory - fixed) // self.per_response))
 
     def parameters(self, memory: int) -> int:
         """About how many a model may have in so many bytes, with the activations that one response has in this one."""
-        return max(0, int((memory - self.per_response - self.step["signals"]) / self.per_parameter))
+        fixed = self.per_response + self.phases[BACKWARD]["signals"]
+        return max(0, int((memory - fixed) / self.per_parameter))
 
 
 def shape_of(run: RunConfig, tokens: int) -> Shape:
@@ -120,32 +150,34 @@ def shape(
         layers = [one for one in model.modules() if type(one).__name__ in names]
         inside = {id(weight) for one in layers for weight in one.parameters()}
         kept = _kept(model, tokens, precision)
-        sizes = [sum(one.numel() for one in layer.parameters()) for layer in layers]
+        sizes = [_numbers(layer.parameters()) for layer in layers]
         whole = {id(one): one for one in model.parameters()}
         if checkpointing and layers:  # what goes into each layer, and all of one layer at a time
             width = int(getattr(config.get_text_config(), "hidden_size", 0))
             kept = kept // len(layers) + len(layers) * tokens * width * WIDE
         return Shape(
-            parameters=sum(one.numel() for one in whole.values()),
-            trained=sum(one.numel() for one in whole.values() if one.requires_grad),
-            layer=max(sizes, default=0),
-            root=sum(one.numel() for key, one in whole.items() if key not in inside),
+            whole=_numbers(whole.values()),
+            layer=max(sizes, key=lambda one: one.weights, default=Numbers(0, 0)),
+            root=_numbers(one for key, one in whole.items() if key not in inside),
+            largest=max((one.numel() for one in whole.values() if one.requires_grad), default=0),
+            tokens=tokens,
             kept=kept,
             cached=_cached(config, tokens, precision),
             vocabulary=int(config.get_text_config().vocab_size),
+            shares_prompts=can_share(config),
         )
 
 
 def footprint(
     shape: Shape,
     run: RunConfig,
-    engine: Literal["one process", "ddp", "fsdp2"],
+    engine: Engine,
     processes: int,
     *,
     reference: bool,
-    tokens: int,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> Footprint:
-    """Bytes in one process.
+    """Bytes in one process, without what Python, torch and other libraries take.
 
     Args:
         shape: of the model.
@@ -153,42 +185,70 @@ def footprint(
         engine: see :mod:`rlstab.train.engines`.
         processes: of the run.
         reference: whether a second model stands beside the policy.
-        tokens: in a response with its prompt.
+        device: on which weights are.
     """
+    weights, trained = shape.whole.weights * WIDE, shape.whole.trained * WIDE
     shards = processes if engine == "fsdp2" else 1
     offload = engine == "fsdp2" and run.engine.offload
-    gathered = WIDE / 2 if run.engine.gather == "bf16" else WIDE
-    standing = {
-        "weights": math.ceil(shape.parameters * WIDE / shards),
-        "moments": math.ceil(shape.trained * MOMENTS * WIDE / shards),
-    }
+    own = 0 if offload else 1 / shards  # shards that are offloaded are in the host's memory
+    standing = {"weights": math.ceil(weights * own), "moments": math.ceil(MOMENTS * trained * own)}
     if reference:
         standing["reference model"] = standing["weights"]
-    if offload:
-        standing = dict.fromkeys(standing, 0)  # in the host's memory
     if run.rollout.precision is not None:
-        standing["sampler's weights"] = shape.parameters * WIDE
+        standing["sampler's weights"] = weights
+    gradients = {"gradients": math.ceil(trained * own)}
+    if engine == "ddp":  # its buckets, which gradients are views of
+        standing |= gradients
+        gradients = {}
 
-    rows = min(run.optimisation.micro_batch_size, _per_rank(run, processes))
-    step = {
-        "gradients": 0 if offload else math.ceil(shape.trained * WIDE / shards),
-        "activations": rows * shape.kept,
+    backward = gradients | {
+        "activations": min(run.optimisation.micro_batch_size, _per_rank(run, processes)) * shape.kept,
         "signals": 2 * ROWS * min(COLUMNS, shape.vocabulary) * WIDE,
     }
-    sampling = {
-        "key-value cache": (at_once := min(run.rollout.batch_size, _per_rank(run, processes))) * shape.cached,
-        "logits": 3 * at_once * shape.vocabulary * WIDE,
-    }
-    per_parameter = (shape.parameters * WIDE + shape.trained * (1 + MOMENTS) * WIDE) / shape.parameters / shards
+    at_once = min(run.rollout.batch_size, _per_rank(run, processes))
+    sampling = {"key-value cache": at_once * shape.cached, "logits": 3 * at_once * shape.vocabulary * WIDE}
+    # Of second moments. On a GPU torch's AdamW finds those of all weights in one call; on a CPU, and of shards, it
+    # takes one weight at a time, of which it also holds the root divided by a number.
+    if device == "cuda" and engine != "fsdp2":
+        update = gradients | {"square roots": trained}
+    else:
+        update = gradients | {"square roots of one weight": math.ceil(2 * shape.largest * WIDE * own)}
+    phases = {BACKWARD: backward, "update of the weights": update, "sampling": sampling}
     if engine == "fsdp2":
-        # the root stays gathered from forward to backward; of the layers the one that runs and the next
-        step["gathered weights"] = math.ceil((shape.root + 2 * shape.layer) * gathered + shape.layer * WIDE)
-        sampling["gathered weights"] = shape.parameters * WIDE
-        moment = (standing["moments"] + standing["weights"]) / shape.parameters + WIDE
-        per_parameter = max(0.0 if offload else per_parameter, moment)
-    if reference:
-        per_parameter += 0 if offload else WIDE / shards
-    return Footprint(standing, step, sampling, shape.kept, per_parameter)
+        # The root is gathered from forward to backward. Of the layers there are the one that runs and the next, which
+        # is in a buffer; of gradients those of the root, of the layer, and a buffer in which the last ones were sent.
+        gather = 2 if run.engine.gather == "bf16" else WIDE
+        backward["gathered layers"] = (shape.root.weights + 2 * shape.layer.weights) * gather
+        whole = (shape.root.trained + shape.layer.trained) * gather
+        backward["gradients of one layer"] = whole + shape.layer.trained * WIDE
+        sampling["gathered weights"] = weights
+        if reference:  # it is asked while the policy is whole
+            sampling["gathered reference"] = weights
+        phases["writing a checkpoint"] = {"gathered weights": weights, "moment of one weight": shape.largest * WIDE}
+    else:
+        backward["gradient of one weight"] = shape.largest * WIDE  # before it is added to those of other micro-batches
+        rows = math.ceil(_per_rank(run, processes) / run.optimisation.mini_batches)
+        at_once = min(rows, run.optimisation.micro_batch_size)
+        several = engine == "ddp" or rows > at_once
+        prompts = math.ceil(at_once / run.rollout.group)
+        if several and prompts < at_once and shape.shares_prompts and not run.optimisation.gradient_checkpointing:
+            # Weights are used twice, for prompts and then for responses. When those have been through their backward,
+            # autograd keeps all their gradients until there are those of the prompts.
+            width = shape.tokens - run.rollout.max_new_tokens
+            phases["backward of shared prompts"] = gradients | {
+                "activations of prompts": prompts * shape.kept * width // shape.tokens,
+                "gradients of responses": trained,
+            }
+
+    gathered = "gathered weights", "gathered reference"
+    growing = {*standing, "gradients", "gradients of responses", "square roots", *gathered}
+    added = [sum(size for what, size in (standing | one).items() if what in growing) for one in phases.values()]
+    return Footprint(standing, phases, shape.kept, max(added) / shape.whole.weights)
+
+
+def _numbers(weights: Iterable[Tensor]) -> Numbers:
+    found = [(one.numel(), one.requires_grad) for one in weights]
+    return Numbers(sum(size for size, _ in found), sum(size for size, trained in found if trained))
 
 
 def _per_rank(run: RunConfig, processes: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -15,11 +16,13 @@ from transformers import AutoTokenizer
 from rlstab.config.runs import RunConfig
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.tasks.from_settings import build_task
-from rlstab.train.footprint import Footprint, footprint, shape_of
+from rlstab.train.footprint import BACKWARD, Engine, Footprint, footprint, shape_of
 from rlstab.train.policy import load_part
 
 #: So many of the first prompts are measured; a longer one may follow.
 MEASURED = 64
+#: As ``python -m benchmarks scale`` finds it.
+LIBRARIES = "about 0.5 GiB on a CPU"
 _UNITS = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -44,30 +47,35 @@ def describe_memory(run: RunConfig, processes: int = 1, memory: int | None = Non
         memory: bytes that each of them has, None where nothing is asked about that.
     """
     try:
-        longest = _longest_prompt(run)
+        longest = longest_prompt(run)
         tokens = longest + run.rollout.max_new_tokens
         shape = shape_of(run, tokens)
     except (RlstabError, ImportError, AttributeError, TypeError, NotImplementedError) as error:
         return f"memory: not known: {escape(str(error).partition(chr(10))[0])}"
-    engine: Literal["one process", "ddp", "fsdp2"] = "ddp" if processes > 1 else "one process"
+    engine: Engine = "ddp" if processes > 1 else "one process"
     if run.engine.name != "auto" and (run.engine.name == "fsdp2" or processes > 1):
         engine = run.engine.name
     second = "ref_logprobs" in run.composition.needs and (run.model.adapter is None or run.model.reference is not None)
-    found = footprint(shape, run, engine, processes, reference=second, tokens=tokens)
-    table = Table(title_justify="left", title=f"memory of each process ({engine}, {processes} in all)")
+    device: Any = "cuda" if torch.cuda.is_available() else "cpu"
+    found = footprint(shape, run, engine, processes, reference=second, device=device)
+    where = "GPU" if device == "cuda" else "CPU"
+    table = Table(title_justify="left", title=f"memory of each process on a {where} ({engine}, {processes} in all)")
     table.add_column("when")
     table.add_column("what")
     table.add_column("size", justify="right")
-    for when, parts in (("always", found.standing), ("optimizer step", found.step), ("sampling", found.sampling)):
+    for when, parts in (("always", found.standing), *found.phases.items()):
         for what, size in parts.items():
             table.add_row(when, what, in_words(size))
             when = ""
-    table.add_row("[bold]at most[/]", "with the larger of the two", f"[bold]{in_words(found.peak)}[/]")
-    trained = "" if shape.trained == shape.parameters else f", {_short(shape.trained)} of them trained"
+    fullest = max(found.phases, key=found.held_in)
+    table.add_row("[bold]at most[/]", f"in {fullest}", f"[bold]{in_words(found.peak)}[/]")
+    whole = shape.whole
+    trained = "" if whole.trained == whole.weights else f", {_short(whole.trained)} of them trained"
     lines = [
-        f"{_short(shape.parameters)} parameters{trained}; {in_words(found.per_response)} of activations for each "
-        f"response in a micro-batch, at {longest} tokens of prompt and {run.rollout.max_new_tokens} of answer. Not in "
-        f"it: Python, torch and its libraries, and what the allocator wastes."
+        f"{_short(whole.weights)} parameters{trained}, {found.per_parameter:.3g} bytes for each; "
+        f"{in_words(found.per_response)} of activations for each response in a micro-batch, at {longest} tokens of "
+        f"prompt and {run.rollout.max_new_tokens} of answer, {in_words(found.per_response // tokens)} for each token. "
+        f"Not in it: Python, torch and other libraries ({LIBRARIES}), and what the allocator wastes."
     ]
     if memory is not None:
         lines.append(_fits(found, run, memory))
@@ -87,10 +95,7 @@ def _fits(found: Footprint, run: RunConfig, memory: int) -> str:
     most = _short(found.parameters(memory))
     model = f"at one response at a time there is room for about {most} parameters, if activations stay as they are"
     if not size:
-        resting = sum(found.standing.values())
-        cause = (
-            "sampling alone" if memory < resting + sum(found.sampling.values()) else "an optimizer step on one response"
-        )
+        cause = found.too_much(memory) or f"{BACKWARD} of one response"
         return f"{in_words(memory)}: too little for {cause}; {model}. Lower rollout.batch_size, or set engine: fsdp2."
     verdict = "fits" if memory >= found.peak else f"does not fit: set optimisation.micro_batch_size to at most {size}"
     return f"{in_words(memory)}: micro_batch_size {wanted} {verdict}. The largest that fits is {size}; {model}."
@@ -103,7 +108,7 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _longest_prompt(run: RunConfig) -> int:
+def longest_prompt(run: RunConfig) -> int:
     """Tokens of the longest of the first training prompts."""
     tokenizer: Any = load_part("tokenizer", run.model.name, AutoTokenizer.from_pretrained)
     task = build_task(run.task)

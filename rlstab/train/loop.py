@@ -35,6 +35,7 @@ from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import card, checkpoint, durable, lora
 from rlstab.train.about import about
+from rlstab.train.allocator import free_at_once
 from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
 from rlstab.train.departures import noticing_departures
@@ -177,6 +178,7 @@ class _Loop:
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=latest
         )
         lora.require_trainable(policy.model, run.model.name)
+        free_at_once(sum(one.numel() for one in policy.model.parameters()))
         self.engine = engine = build_engine(name, run, policy, accelerator, comm)
         with engine.whole() as policy:
             require_decoding(policy, run.model.name)
@@ -414,14 +416,18 @@ class _Loop:
             folder.append("samples.jsonl", lines)
 
     def _save(self, *, planned: bool) -> None:
-        learner, standing = self.learner, self.standing.saved()
-        moments = self.engine.moments(learner.optimizer)
-        with self.engine.whole() as policy:
+        learner, engine, standing = self.learner, self.engine, self.standing.saved()
+        moments = engine.moments(learner.optimizer)
+        with engine.whole() as policy:
             if self.folder is not None:
                 about = objective_hash(self.run.composition), standing, self.folder.identity()
                 kept = checkpoint.Checkpoint(self.done, learner.optimizer_steps, learner.state, *about)
-                self.latest = self.folder.save(kept, policy, moments, planned=planned)
+                self.latest = self.folder.save(kept, policy, moments, engine.gathered, planned=planned)
                 self._tell(self.folder)
+            else:  # the first process asks for them as it writes
+                for values in moments.values():
+                    for one in values.values():
+                        engine.gathered(one)
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> RunResult:

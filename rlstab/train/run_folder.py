@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import filelock
 from accelerate import Accelerator
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
+from torch import Tensor
 
 from rlstab.config.own_code import changed, files, short
 from rlstab.config.renamed import old_settings, with_stages
@@ -386,7 +387,15 @@ class RunFolder:
         """Those of ``metrics.jsonl``."""
         return journal.read(self.path / JOURNALS[0])[0]
 
-    def save(self, found: Checkpoint, policy: Policy, moments: Moments, *, planned: bool) -> Path:
+    def save(
+        self,
+        found: Checkpoint,
+        policy: Policy,
+        moments: Moments,
+        gathered: Callable[[Tensor], Tensor],
+        *,
+        planned: bool,
+    ) -> Path:
         """Write a checkpoint and remove the oldest; if it was planned, also the run that this one replaces.
 
         Raises:
@@ -396,7 +405,7 @@ class RunFolder:
             one.flush()
         folder, manifest = self.path / CHECKPOINTS, self._manifest
         assert manifest is not None
-        saved = checkpoint.save(folder, found, policy, moments)
+        saved = checkpoint.save(folder, found, policy, moments, gathered)
         with durable.saying(folder, CheckpointError):
             self._prune(manifest, found.rollout)
             if planned:

@@ -141,7 +141,6 @@ def build_engine(name: Name, run: RunConfig, policy: Policy, accelerator: Accele
         checkpointing=checkpointing,
         comm=comm,
         processes=accelerator.num_processes,
-        rank=accelerator.process_index,
     )
 
 

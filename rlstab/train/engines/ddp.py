@@ -40,17 +40,20 @@ class Ddp(WholeWeights):
         module = PolicyModule(policy)
         weights = [one for one in policy.model.parameters() if one.requires_grad]
         # experts that no token chose: torch then has to look for them in every graph
-        reached = torch.autograd.grad(nothing(policy, module), weights, allow_unused=True)
+        unused = any(one is None for one in torch.autograd.grad(nothing(policy, module), weights, allow_unused=True))
         self._module = DistributedDataParallel(
             module,
             gradient_as_bucket_view=True,
-            find_unused_parameters=any(one is None for one in reached),
+            find_unused_parameters=unused,
             **{_BUFFERS: False},  # type: ignore[arg-type]  # constants; sending them needs equal numbers of forwards
         )
         self._module.register_comm_hook(None, lambda state, bucket: _summed(bucket))
         # torch orders its buckets by the first backward: now, so that a run that is continued adds in the same order
         for _ in range(2):
             self.backward(None)
+        # Gradients are views of torch's buckets, which stay. Without them, micro-batches before the last one would add
+        # to gradients beside the buckets. Where a weight may be unused, no gradient must stay none: it is not moved.
+        self._buckets = {} if unused else {one: one.grad for one in weights}
         self._module.zero_grad()
 
     @property
@@ -58,6 +61,9 @@ class Ddp(WholeWeights):
         return f"ddp, {self.processes} processes"
 
     def rounds(self, parts: Sequence[Part]) -> Iterator[Part | None]:
+        for weight, bucket in self._buckets.items():
+            assert bucket is not None
+            weight.grad = bucket.zero_()
         for number, one in enumerate(parts or [None]):
             self._last = number >= len(parts) - 1
             with nullcontext() if self._last else self._module.no_sync():

@@ -17,7 +17,7 @@ from rlstab.train.shared_prompts import SharedPrompts
 
 Part = TypeVar("Part")
 
-#: What an optimizer keeps of each weight, whole, by the weight's name.
+#: What an optimizer keeps of each weight, by the weight's name.
 Moments: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -84,10 +84,15 @@ class Engine(ABC):
     def clip(self, largest: float) -> float:
         """Scale the gradient down to a norm of at most ``largest``; its norm before, the same in all processes."""
 
-    @abstractmethod
     def moments(self, optimizer: torch.optim.Optimizer) -> Moments:
-        """What the optimizer keeps of each weight it has moved; every process asks, and the first is answered."""
+        """What the optimizer keeps of each weight it has moved, whole or in shards that have the shape of the whole."""
+        kept = {name: optimizer.state.get(one) for name, one in self.weights.items()}
+        return {name: values for name, values in kept.items() if values}
+
+    @abstractmethod
+    def gathered(self, one: Tensor) -> Tensor:
+        """All of a tensor of :meth:`moments`, and any other as it is; every process asks for the same one."""
 
     @abstractmethod
     def restore(self, optimizer: torch.optim.Optimizer, moments: Moments) -> None:
-        """Let the optimizer go on from what another kept, under any engine and in any number of processes."""
+        """Let the optimizer go on from what another kept, whole, under any engine and in any number of processes."""

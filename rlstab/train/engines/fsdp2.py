@@ -96,7 +96,6 @@ class Fsdp2(Engine):
         checkpointing: make activations again in the backward.
         comm: over all processes.
         processes: how many there are.
-        rank: of this one.
     """
 
     def __init__(
@@ -109,9 +108,8 @@ class Fsdp2(Engine):
         checkpointing: bool,
         comm: Comm,
         processes: int,
-        rank: int,
     ) -> None:
-        self.comm, self.processes, self.rank = comm, processes, rank
+        self.comm, self.processes = comm, processes
         self._settings = device, gather, offload
         self._shards = Shards(policy, *self._settings)
         self.policy = self._shards.policy
@@ -184,13 +182,8 @@ class Fsdp2(Engine):
         return norm
 
     @torch.no_grad()
-    def moments(self, optimizer: torch.optim.Optimizer) -> Moments:
-        found: dict[str, dict[str, Tensor]] = {}
-        for name, weight in self.weights.items():
-            whole = {key: full(one, self.policy.device).cpu() for key, one in optimizer.state.get(weight, {}).items()}
-            if whole and self.rank == 0:
-                found[name] = whole
-        return found
+    def gathered(self, one: Tensor) -> Tensor:
+        return full(one, self.policy.device)
 
     @torch.no_grad()
     def restore(self, optimizer: torch.optim.Optimizer, moments: Moments) -> None:

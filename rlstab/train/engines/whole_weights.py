@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlstab.train.engines.engine import Engine, Moments
 from rlstab.train.padded_rows import Sequences
@@ -37,9 +37,8 @@ class WholeWeights(Engine):
     def clip(self, largest: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), largest))
 
-    def moments(self, optimizer: torch.optim.Optimizer) -> Moments:
-        kept = {name: optimizer.state.get(one) for name, one in self.weights.items()}
-        return {name: values for name, values in kept.items() if values}
+    def gathered(self, one: Tensor) -> Tensor:
+        return one
 
     def restore(self, optimizer: torch.optim.Optimizer, moments: Moments) -> None:
         weights = self.weights
