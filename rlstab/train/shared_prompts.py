@@ -1,13 +1,15 @@
 """Responses to one prompt forward its tokens once together, and each its own.
 
 The keys and values of a prompt do not depend on what answers it. So a group of ``G`` responses needs one forward over
-the prompt instead of ``G``, and its backward adds up what comes back from them.
+the prompt instead of ``G``, and one backward of the sum of what comes back from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +64,8 @@ def forward_shared(
 ) -> Tensor:
     """``(R, T, ...)`` outputs of a model at the position before each response token.
 
+    Gradients by ``backward`` alone: ``torch.autograd.grad`` would not see those that go through the prompts.
+
     Args:
         forward: the model, which takes its keyword arguments and gives an output for each token.
         config: of the model.
@@ -77,6 +81,10 @@ def forward_shared(
         past_key_values=cache,
         use_cache=True,
     )
+    layers: Any = cache.layers  # all of one kind; see can_share
+    *kept, last = _apart([*(one for layer in layers for one in (layer.keys, layer.values)), prompts[:, -1:]])
+    for layer, keys, values in zip(layers, kept[::2], kept[1::2], strict=True):
+        layer.keys, layer.values = keys, values
     cache.reorder_cache(shared.of)  # type: ignore[arg-type]  # it asks for the LongTensor of old
     mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
     responses = forward(
@@ -86,4 +94,29 @@ def forward_shared(
         past_key_values=cache,
         use_cache=True,
     )
-    return torch.cat([prompts[shared.of][:, -1:], responses[:, :-1]], dim=1)
+    return torch.cat([last[shared.of], responses[:, :-1]], dim=1)
+
+
+def _apart(found: list[Tensor]) -> list[Tensor]:
+    """What was found of the prompts, with a backward of its own that runs when that of the responses is through.
+
+    In one graph, autograd would keep the gradient that the responses give to each weight until the prompts have given
+    theirs: 4 bytes more for each trained parameter.
+    """
+    if not any(one.requires_grad for one in found):
+        return found
+    start = torch.ones((), device=found[0].device, requires_grad=True)  # something has to want a gradient
+    return list(_Apart.apply(start, found))  # type: ignore[no-untyped-call]
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, found: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.found = found
+        return tuple(one.detach() for one in found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        wanted = [one.requires_grad for one in ctx.found]
+        torch.autograd.backward(list(compress(ctx.found, wanted)), list(compress(gradients, wanted)))
+        return None, None

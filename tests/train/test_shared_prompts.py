@@ -85,7 +85,9 @@ def test_signals_and_gradients_are_those_of_whole_rows(name: str, head: str, tok
         signals = policy.signals(sequences, index, **asked, shared=shared)
         both = torch.stack([one for one in (signals.logprobs, signals.entropies) if one is not None])
         loss = (both * torch.linspace(-1, 2, both.numel()).view_as(both)).sum()
-        return both.detach(), list(torch.autograd.grad(loss, list(model.parameters())))
+        model.zero_grad()
+        loss.backward()
+        return both.detach(), [one.grad for one in model.parameters() if one.grad is not None]
 
     whole, gradients = found(None)
     once, same = found(shared)
@@ -145,15 +147,40 @@ def test_models_that_keep_more_than_keys_and_values_forward_whole_rows(kind: str
 def test_bfloat16_is_as_exact_as_with_whole_rows(tokens: Policy) -> None:
     sequences = groups()
     index = sequences.response_mask.reshape(-1).nonzero().squeeze(-1)
-    asked: dict[str, Any] = {"temperature": 1.0, "needs": {"logprobs"}, "options": {}}
     narrow, shared = replace(tokens, precision="bf16"), tokens.shared_prompts(sequences)
-    with torch.no_grad():
-        exact = tokens.signals(sequences, index, **asked).logprobs
-        whole, once = (narrow.signals(sequences, index, **asked, shared=one).logprobs for one in (None, shared))
-    assert exact is not None
-    assert whole is not None
-    assert once is not None
-    assert 0 < (once - exact).abs().mean() < 1.5 * (whole - exact).abs().mean()
+
+    def found(policy: Policy, shared: SharedPrompts | None) -> tuple[Tensor, Tensor]:
+        asked: dict[str, Any] = {"temperature": 1.0, "needs": {"logprobs"}, "options": {}}
+        policy.model.zero_grad()
+        logprobs = policy.signals(sequences, index, **asked, shared=shared).logprobs
+        assert logprobs is not None
+        logprobs.mean().backward()
+        gradient = torch.cat([one.grad.flatten() for one in policy.model.parameters() if one.grad is not None])
+        policy.model.zero_grad()
+        return logprobs.detach(), gradient
+
+    exact, whole, once = found(tokens, None), found(narrow, None), found(narrow, shared)
+    for one, other, reference in zip(once, whole, exact, strict=True):
+        assert 0 < (one - reference).norm() < 1.5 * (other - reference).norm()
+
+
+def test_no_gradient_waits_for_that_of_the_prompts(tokens: Policy) -> None:
+    """In one graph autograd would add up what responses and prompts give to a weight, beside the gradient it has."""
+    sequences = groups()
+    index = sequences.response_mask.reshape(-1).nonzero().squeeze(-1)
+    asked: dict[str, Any] = {"temperature": 1.0, "needs": {"logprobs"}, "options": {}}
+    layer = dict(tokens.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
+    times: list[Tensor] = []
+    handle = layer.register_post_accumulate_grad_hook(lambda weight: times.append(weight.grad.clone()))
+    for shared in (None, tokens.shared_prompts(sequences)):
+        logprobs = tokens.signals(sequences, index, **asked, shared=shared).logprobs
+        assert logprobs is not None
+        tokens.model.zero_grad()
+        logprobs.sum().backward()
+    handle.remove()
+    tokens.model.zero_grad()
+    assert len(times) == 1 + 2
+    assert not torch.equal(times[1], times[2])
 
 
 def test_a_run_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

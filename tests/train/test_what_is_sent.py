@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -94,6 +95,8 @@ def test_beside_that_processes_share_the_statistics_of_a_step(engine: str, plain
             assert others
             assert max(few[2] for few in others) <= 4096, "a pool that is gathered, or a histogram"
             assert {few[3] for few in others} <= {"float64", "int64"}
+            kinds = "".join("p" if few in passes(step) else "s" for few in step["sent"])
+            assert re.fullmatch("s+p+s{1,2}", kinds), "before the first pass, and loss and norm after the last"
 
 
 def test_fsdp2_sends_layers_before_each_pass_and_gradients_after_each_backward(

@@ -79,6 +79,8 @@ class Ddp(WholeWeights):
         rows: Mapping[str, Tensor] | None = None,
         shared: SharedPrompts | None = None,
     ) -> TokenSignals:
+        if self._last:  # prompts have a backward of their own, and torch sends a gradient after the first that it sees
+            shared = None
         asked = {"temperature": temperature, "needs": needs, "options": options, "rows": rows, "shared": shared}
         return signals_by(self._module, sequences, index, asked)
 
