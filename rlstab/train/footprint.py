@@ -22,7 +22,6 @@ from rlstab.extras import require_package
 from rlstab.signals import COLUMNS, ROWS
 from rlstab.train import lora
 from rlstab.train.policy import load_part
-from rlstab.train.shared_prompts import can_share
 
 #: Bytes of a float32.
 WIDE = 4
@@ -57,22 +56,18 @@ class Shape:
         layer: the largest of its layers.
         root: what is outside the layers: embeddings, head, last norm.
         largest: numbers in the largest weight that is trained.
-        tokens: in a response with its prompt.
         kept: bytes that autograd keeps of a forward over one response with its prompt.
         cached: bytes of the key-value cache of one response with its prompt, at its end.
         vocabulary: tokens that the head knows.
-        shares_prompts: whether the prompt of a group can be forwarded once.
     """
 
     whole: Numbers
     layer: Numbers
     root: Numbers
     largest: int
-    tokens: int
     kept: int
     cached: int
     vocabulary: int
-    shares_prompts: bool
 
 
 @dataclass(frozen=True)
@@ -160,11 +155,9 @@ def shape(
             layer=max(sizes, key=lambda one: one.weights, default=Numbers(0, 0)),
             root=_numbers(one for key, one in whole.items() if key not in inside),
             largest=max((one.numel() for one in whole.values() if one.requires_grad), default=0),
-            tokens=tokens,
             kept=kept,
             cached=_cached(config, tokens, precision),
             vocabulary=int(config.get_text_config().vocab_size),
-            shares_prompts=can_share(config),
         )
 
 
@@ -227,21 +220,8 @@ def footprint(
         phases["writing a checkpoint"] = {"gathered weights": weights, "moment of one weight": shape.largest * WIDE}
     else:
         backward["gradient of one weight"] = shape.largest * WIDE  # before it is added to those of other micro-batches
-        rows = math.ceil(_per_rank(run, processes) / run.optimisation.mini_batches)
-        at_once = min(rows, run.optimisation.micro_batch_size)
-        several = engine == "ddp" or rows > at_once
-        prompts = math.ceil(at_once / run.rollout.group)
-        if several and prompts < at_once and shape.shares_prompts and not run.optimisation.gradient_checkpointing:
-            # Weights are used twice, for prompts and then for responses. When those have been through their backward,
-            # autograd keeps all their gradients until there are those of the prompts.
-            width = shape.tokens - run.rollout.max_new_tokens
-            phases["backward of shared prompts"] = gradients | {
-                "activations of prompts": prompts * shape.kept * width // shape.tokens,
-                "gradients of responses": trained,
-            }
 
-    gathered = "gathered weights", "gathered reference"
-    growing = {*standing, "gradients", "gradients of responses", "square roots", *gathered}
+    growing = {*standing, "gradients", "square roots", "gathered weights", "gathered reference"}
     added = [sum(size for what, size in (standing | one).items() if what in growing) for one in phases.values()]
     return Footprint(standing, phases, shape.kept, max(added) / shape.whole.weights)
 

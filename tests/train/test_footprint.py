@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,11 +110,9 @@ MILLION = Shape(
     layer=Numbers(90_000, 90_000),
     root=Numbers(100_000, 100_000),
     largest=50_000,
-    tokens=32,
     kept=10_000,
     cached=1_000,
     vocabulary=100,
-    shares_prompts=False,
 )
 
 
@@ -199,24 +196,6 @@ def test_under_ddp_gradients_stay_in_the_buckets() -> None:
             for one in engine.weights.values():
                 one.grad = None
     assert len(places) == 1
-
-
-def test_gradients_of_responses_wait_for_those_of_shared_prompts() -> None:
-    can = replace(MILLION, shares_prompts=True)
-
-    def waiting(engine: Engine, processes: int = 1, **optimisation: Any) -> Mapping[str, int]:
-        rollout = {"prompts": 4, "group": 4, "max_new_tokens": 24}
-        run = load_run({"objective": "clip_higher", "optimisation": optimisation, "rollout": rollout})
-        return footprint(can, run, engine, processes, reference=False).phases.get("backward of shared prompts", {})
-
-    found = waiting("one process", micro_batch_size=8)
-    # two prompts, of 8 of the 32 tokens of which autograd keeps 10,000 bytes
-    assert found == {"gradients": 4_000_000, "gradients of responses": 4_000_000, "activations of prompts": 5_000}
-    assert waiting("ddp", 2, micro_batch_size=8) == {key: found[key] for key in found if key != "gradients"}
-    # no others are there, keys and values are not kept, and fsdp2 forwards prompts with each response
-    assert not waiting("one process", micro_batch_size=16)
-    assert not waiting("one process", micro_batch_size=8, gradient_checkpointing=True)
-    assert not waiting("fsdp2", 2, micro_batch_size=8)
 
 
 def test_offloaded_shards_are_not_on_the_device() -> None:
