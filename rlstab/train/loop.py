@@ -178,7 +178,8 @@ class _Loop:
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=latest
         )
         lora.require_trainable(policy.model, run.model.name)
-        free_at_once(sum(one.numel() for one in policy.model.parameters()))
+        if name == "fsdp2" or run.model.adapter is not None:  # chosen to save memory
+            free_at_once(sum(one.numel() for one in policy.model.parameters()))
         self.engine = engine = build_engine(name, run, policy, accelerator, comm)
         with engine.whole() as policy:
             require_decoding(policy, run.model.name)
