@@ -1079,7 +1079,11 @@ ELSEWHERE = {
         "test_a_second_signal_ends_a_run_at_once",
         "test_a_start_that_fails_leaves_nothing",
     ),
-    "tests.train.test_launchers": ("test_what_is_refused_by_name", "test_a_launcher_and_a_file_that_disagree"),
+    "tests.train.test_launchers": (
+        "test_options_of_accelerate_launch_are_refused_by_name",
+        "test_what_else_is_refused_by_name",
+        "test_a_launcher_and_a_file_that_disagree",
+    ),
     "tests.train.test_own_rewards": ("test_a_reward_that_cannot_be_used_ends_the_run_at_its_start",),
     "tests.train.test_lora": ("test_a_kind_of_adapter_that_is_not_trained", "test_an_adapter_of_another_model"),
     "tests.train.test_policy": ("test_a_hub_that_does_not_answer_is_asked_once", "test_weights_of_another_size"),

@@ -80,11 +80,11 @@ def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp
     scorer(by_length)
     whole, cut = (
         small(tmp_path / str(size), STACK, optimisation__micro_batch_size=size, optimisation__lr=1e-4, **options)
-        for size in (16, 3)
+        for size in (16, 5)  # at 3, a token of `recompute` stands on the threshold of lp_reg, and rounding decides
     )
     go(whole)
     go(cut)
-    trained_alike(tmp_path / "16", tmp_path / "3")
+    trained_alike(tmp_path / "16", tmp_path / "5")
 
 
 def test_live_means_a_ratio_of_exactly_one(tmp_path: Path, scorer: Any) -> None:
