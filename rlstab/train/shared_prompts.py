@@ -81,8 +81,8 @@ def forward_shared(
         past_key_values=cache,
         use_cache=True,
     )
-    # all of one kind, see can_share; a layer that reads the keys of another one stays empty
-    layers: list[Any] = [one for one in cache.layers if one.is_initialized]
+    every: list[Any] = cache.layers  # of one kind, see can_share
+    layers = [one for one in every if one.is_initialized]  # one that reads the keys of another stays empty
     *kept, last = _apart([*(one for layer in layers for one in (layer.keys, layer.values)), prompts[:, -1:]])
     for layer, keys, values in zip(layers, kept[::2], kept[1::2], strict=True):
         layer.keys, layer.values = keys, values
