@@ -1306,9 +1306,6 @@ def test_what_the_data_level_cannot_say() -> None:
     )
     lines = hosts(compose(S2TMask()))
     assert "- the data level, through `rlstab.adapters.data`: yes." in lines
-    assert any(
-        "`rlstab.adapters.slime` (a contract with slime's documented fields; never run" in line for line in lines
-    )
 
 
 def test_what_the_task_alone_knows_is_not_the_trainers() -> None:

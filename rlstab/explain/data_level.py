@@ -1,6 +1,6 @@
 """What of an objective reaches a loss that cannot be changed, through its mask and its advantages: facts.
 
-``rlstab check --host data`` and the adapters :mod:`rlstab.adapters.data` and :mod:`rlstab.adapters.slime` read them,
+``rlstab check --host data`` and the adapter :mod:`rlstab.adapters.data` read them,
 and the tables of docs/hosts/data.md are printed from them.
 """
 

@@ -127,23 +127,6 @@ HOSTS: tuple[Host, ...] = (
         adapter="rlstab.adapters.data",
         data_level=True,
     ),
-    Host(
-        "slime",
-        "`--rollout-data-postprocess-path`",
-        frozenset({"entropies", "rollout_logprobs", "truncated"}),
-        step=True,
-        key="slime",
-        adapter="rlstab.adapters.slime",
-        package="slime",
-        oldest="0.3",
-        how={
-            "entropies": "set --use-rollout-entropy",
-            "rollout_logprobs": "let the rollout return log-probs, as slime's own does",
-        },
-        data_level=True,
-        tried="a contract with slime's documented fields; never run in slime",
-        install="slime is installed from its repository, THUDM/slime",
-    ),
     Host("verl", "`register_policy_loss`", frozenset(), read=False),
     Host(
         "verl",
