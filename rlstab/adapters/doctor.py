@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from rlstab.explain.hosts import HOSTS, Host
+from rlstab.extras import how_to_install
 
 #: What every host stands on.
 BELOW = ("torch", "transformers", "accelerate")
@@ -32,7 +33,7 @@ def doctor(hosts: Sequence[Host] = HOSTS) -> tuple[list[str], bool]:
 def _examined(host: Host) -> tuple[str, bool]:
     found = _version(host.package)
     if found is None:
-        cure = f"{host.install}." if host.install else f"Run: pip install 'rlstab[{host.key}]'"
+        cure = f"{host.install}." if host.install else how_to_install(host.key)
         return f"{host.name}: not installed. {cure}", True
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore")
