@@ -13,7 +13,7 @@ from rlstab.errors import MissingPackage
 #: The names by which the packages of an extra are imported. Not wandb, of `train`: only a run that tracks by it needs
 #: it. Of `verl`, the host itself.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock", "matplotlib"),
+    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "matplotlib", "plotly", "jinja2"),
     "tasks": ("reasoning_gym", "math_verify"),
     "lora": ("peft",),
