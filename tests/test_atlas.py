@@ -12,6 +12,15 @@ from typing import ClassVar, final
 
 import pytest
 import torch
+from rlstab.atlas import probes, views, written
+from rlstab.atlas.cloud import LIMIT, cloud, live
+from rlstab.atlas.drawing import NOTE, large, small
+from rlstab.atlas.effect import Decided, cloud_of, coefficients, divisors, factors
+from rlstab.atlas.panel import PUNISHED, REWARDED, Picture
+from rlstab.atlas.probes import BASE, MATTERS, RATIOS, Case, measured, what_matters
+from rlstab.atlas.svg import Drawing, same_drawing, simplified
+from rlstab.explain.card_sections import CardError
+from rlstab.explain.exclusions import shipped
 
 from rlstab import (
     ASPO,
@@ -34,18 +43,9 @@ from rlstab import (
     compose,
     make_plan,
 )
-from rlstab.atlas import probes, views, written
-from rlstab.atlas.cloud import LIMIT, cloud, live
-from rlstab.atlas.drawing import NOTE, large, small
-from rlstab.atlas.effect import Decided, cloud_of, coefficients, divisors, factors
-from rlstab.atlas.panel import PUNISHED, REWARDED, Picture
-from rlstab.atlas.probes import BASE, MATTERS, RATIOS, Case, measured, what_matters
-from rlstab.atlas.svg import Drawing, same_drawing, simplified
 from rlstab.core.facts import SOURCES
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import WRITABLE, Penalty
-from rlstab.explain.card_sections import CardError
-from rlstab.explain.exclusions import shipped
 from tests.core.says import says
 from tests.core.test_pull import Capped
 

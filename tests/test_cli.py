@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, final
 
 import pytest
+from rlstab.explain.stage_cards import KINDS
 
 import rlstab
 from rlstab import ClipHigher, TokenObjective, zoo
@@ -23,7 +24,6 @@ from rlstab.config import json_schema, load_objective, load_run, objective_hash,
 from rlstab.core.facts import SOURCES
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Range
-from rlstab.explain.stage_cards import KINDS
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 

@@ -14,6 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 from rlstab.explain.hosts import HOSTS, hosts
+from rlstab.explain.idle import idle, idle_in_run, unsafe
+from rlstab.explain.interactions import interactions, pairs
+from rlstab.explain.story import STAGES, story
 from torch import Tensor
 
 import rlstab
@@ -71,11 +74,8 @@ from rlstab.core.terms import WRITABLE
 from rlstab.errors import MissingSignal
 from rlstab.explain import stage_words
 from rlstab.explain.costs import costs, everywhere
-from rlstab.explain.idle import idle, idle_in_run, unsafe
-from rlstab.explain.interactions import interactions, pairs
 from rlstab.explain.page import explain, page
 from rlstab.explain.recipes import recipes
-from rlstab.explain.story import STAGES, story
 from rlstab.presets import PRESETS
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.grpo import GRPO

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
+from rlstab.explain.card_sections import card
 
 import rlstab
 from rlstab.core.registry import Registry
-from rlstab.explain.card_sections import card
 from rlstab.testing import LAWS
 from rlstab.zoo import METHODS
 from tests.zoo.watch import differences

@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from torch import Tensor
@@ -91,6 +91,8 @@ _TOKENS = frozenset({"keep", "weight", "bonus", "exempt", "penalties"})
 BLUE, SKY, ORANGE, VERMILION, GREEN, PURPLE = "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#a0447f"
 GREY, PALE = "#8a8a8a", "#c4c4c4"
 COLOURS, DASHES = (BLUE, VERMILION, GREEN, SKY, PURPLE, ORANGE), ("-", "--", ":")
+#: From damped to boosted.
+SHADES = LinearSegmentedColormap.from_list("factor", [VERMILION, ORANGE, "#f2cb6b", "#a9d6f0", SKY, BLUE])
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rlstab",
@@ -196,7 +198,7 @@ _ACROSS = {
 
 
 def _over_ratios(method: TokenObjective, moved: str) -> tuple[Panel, ...]:
-    """A panel for each thing that matters beside the ratio; none where the coefficient is that of an untouched token."""
+    """A panel for each thing that matters beside the ratio; none where it is the coefficient of untouched tokens."""
     found = over_ratios(method, moved)
     plain = torch.zeros_like(found[BASE]) if moved == "reference" else untouched(moved)
     if moved != "reference" and not any(differ(values, plain) for values in found.values()):
@@ -229,9 +231,9 @@ def _over_ratios(method: TokenObjective, moved: str) -> tuple[Panel, ...]:
 
 def _told_of_ratios(method: TokenObjective, moved: str, several: bool) -> str:
     told = [
-        "What stands before the gradient of a token's log-prob, by differentiating the loss. The token is in the middle "
-        f"of a response of {LENGTH} tokens, which do not move unless it is said; its old probability is 0.1 unless it "
-        "is said; A is 1 or -1."
+        "What stands before the gradient of a token's log-prob, by differentiating the loss. The token is in the "
+        f"middle of a response of {LENGTH} tokens, which do not move unless it is said; its old probability is 0.1 "
+        "unless it is said; A is 1 or -1."
     ]
     if moved == "live" and "anchor" in {setting.name for setting in settings_of(type(method))}:
         told.append("Sampler and trainer agree: `rollout_logprobs` is `old_logprobs`.")
@@ -255,7 +257,7 @@ def _ticks(ax: Axes, side: str, labels: Mapping[float, str]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-# -- the tokens of the cloud, by what is done to them --------------------------------------------------------------------
+# -- the tokens of the cloud, by what is done to them ------------------------------------------------------------------
 
 _POWERS = {1e-4: "10⁻⁴", 1e-2: "0.01", 1: "1"}
 
@@ -299,7 +301,7 @@ def _cloud_panel(part: Part, side: Tensor, title: str, by_response: bool) -> Pan
                     size = 3 if colour == PALE else 4
                     ax.plot(x[here], y[here], "o", color=colour, ms=size, mew=0, label=label)
                 else:
-                    shade = {"cmap": "RdYlBu", "norm": LogNorm(0.2, 5)}
+                    shade = {"cmap": SHADES, "norm": LogNorm(0.3, 1 / 0.3)}
                     ax.scatter(x[here], y[here], 16, shades[here], lw=0, label=label, **shade)
         if by_response:
             ax.set(title=f"{title} responses", xlabel="place of the token in its response", xlim=(0, LIMIT + 1))
@@ -342,11 +344,11 @@ def _done_to(part: Part) -> Iterator[tuple[str, Tensor, str, Tensor | None]]:
         left = left & ~test
         if bool(where.any()):
             low, high = float(factor[where].min()), float(factor[where].max())
-            told = name if colour else f"{name}, × {low:.2g}" + (f" to {high:.2g}" if high - low > 5e-3 else "")
+            told = name if colour else f"{name}, x {low:.2g}" + (f" to {high:.2g}" if high - low > 5e-3 else "")
             yield told, where, colour, None if colour else factor
 
 
-# -- numbers of a response or of a whole optimizer step ------------------------------------------------------------------
+# -- numbers of a response or of a whole optimizer step ----------------------------------------------------------------
 
 
 def _lengths(part: Part) -> Panel:

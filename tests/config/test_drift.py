@@ -9,6 +9,8 @@ from typing import Any, ClassVar, final, get_args
 
 import pytest
 from rich.console import Console
+from rlstab.explain.idle import idle_in_run
+from rlstab.explain.table import check
 
 from rlstab import Gate, Terms, TokenObjective, observe
 from rlstab.config import dump_run, load_run, run_hash
@@ -16,9 +18,7 @@ from rlstab.config.document import Document
 from rlstab.config.drift import OldLogprobs, why_idle
 from rlstab.config.runs import OptimisationSettings
 from rlstab.core.contract import DRIFT
-from rlstab.explain.idle import idle_in_run
 from rlstab.explain.page import page
-from rlstab.explain.table import check
 from rlstab.zoo import METHODS
 
 

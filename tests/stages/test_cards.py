@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
-from torch import Tensor
-
-import rlstab
 from rlstab.atlas import written
-from rlstab.cli import main
-from rlstab.core.settings import Range
-from rlstab.explain import stage_cards
 from rlstab.explain.card_sections import STAGE_SECTIONS, CardError, card
 from rlstab.explain.exclusions import shipped as methods
 from rlstab.explain.stage_cards import BEYOND, KINDS, kind_of, page, shipped
+from torch import Tensor
+
+import rlstab
+from rlstab.cli import main
+from rlstab.core.settings import Range
+from rlstab.explain import stage_cards
 from rlstab.stages import STAGES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Offer, RewardShaper, Stage

@@ -11,9 +11,12 @@ from typing import Annotated, ClassVar
 
 import pytest
 import torch
+from rlstab.atlas import written
+from rlstab.explain.card_page import markdown
+from rlstab.explain.card_sections import CardError, card
+from rlstab.explain.exclusions import shipped
 
 import rlstab
-from rlstab.atlas import written
 from rlstab.cli import main
 from rlstab.core.facts import Interaction, Limit
 from rlstab.core.objective import TokenObjective
@@ -21,9 +24,6 @@ from rlstab.core.settings import Range, settings_of
 from rlstab.core.terms import Penalty, Terms
 from rlstab.core.walk import walk
 from rlstab.explain import card_sections, cards
-from rlstab.explain.card_page import markdown
-from rlstab.explain.card_sections import CardError, card
-from rlstab.explain.exclusions import shipped
 from tests.core.says import says
 from tests.core.test_import import beyond
 from tests.zoo.watch import differences, examples

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
+from rlstab.explain.exclusions import shipped
 
 from rlstab import ClipHigher, ConstantLength, LpReg, S2TMask, SequenceMean, TopEntropyMask, compose, make_plan, within
 from rlstab.core.batch import TokenBatch
@@ -16,7 +17,6 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.errors import Conflict
-from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
 from tests.zoo.watch import evidence, examples, live
 

@@ -7,13 +7,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from rlstab.explain.exclusions import shipped
 
 from rlstab import available, compose
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.terms import SLOTS
 from rlstab.errors import Conflict
-from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
 from rlstab.testing.law import Case
 from rlstab.testing.laws_of_agreement import split

@@ -8,6 +8,7 @@ import itertools
 from typing import ClassVar
 
 import torch
+from rlstab.explain.card_sections import BASICS, card
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
@@ -16,7 +17,6 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
 from rlstab.core.stats import Settled, settle
 from rlstab.errors import OutOfRange
-from rlstab.explain.card_sections import BASICS, card
 
 
 class WatchedBatch(TokenBatch):
