@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, final
 
 import pytest
-from rlstab.explain.stage_cards import KINDS
+from rlstab.explain.stages import KINDS
 
 import rlstab
 from rlstab import ClipHigher, TokenObjective, zoo

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rlstab.explain.table import notes, read
+from rlstab.explain.notes import notes
+from rlstab.explain.tables import read
 
 from rlstab.bench.explained import is_bench
 from rlstab.cli import main

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, final, get_args
 
 import pytest
 from rich.console import Console
-from rlstab.explain.idle import idle_in_run
-from rlstab.explain.table import check
+from rlstab.explain.notes import idle_in_run
+from rlstab.explain.tables import check
 
 from rlstab import Gate, Terms, TokenObjective, observe
 from rlstab.config import dump_run, load_run, run_hash

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import torch
 from rich.console import Console
-from rlstab.explain.table import check
+from rlstab.explain.tables import check
 
 from rlstab import ClipHigher, LpReg, S2TMask, compose, load_objective, observe, within
 from rlstab.config import Document, dump_objective, dump_run, json_schema, load_run, objective_hash, run_hash

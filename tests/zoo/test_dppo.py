@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from rlstab.explain.idle import idle_in_run
+from rlstab.explain.notes import idle_in_run
 
 from rlstab import DPPO, GSPO, ClipHigher, TokenObjective, compose
 from rlstab.config import load_run

@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 import torch
-from rlstab.explain.exclusions import shipped
 
 from rlstab import ClipHigher, ConstantLength, LpReg, S2TMask, SequenceMean, TopEntropyMask, compose, make_plan, within
 from rlstab.core.batch import TokenBatch
@@ -18,7 +17,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.errors import Conflict
 from rlstab.testing.examples import EXAMPLES
-from tests.zoo.watch import evidence, examples, live
+from tests.zoo.watch import evidence, examples, live, shipped
 
 METHODS = {cls.name: cls for cls in shipped()}
 DECLARED = [(name, one) for name, cls in METHODS.items() for one in cls.interacts]

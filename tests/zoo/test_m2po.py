@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from rlstab.explain.idle import idle_in_run
+from rlstab.explain.notes import idle_in_run
 
 from rlstab import M2PO, compose, make_plan
 from rlstab.config import load_run

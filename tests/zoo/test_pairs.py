@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from rlstab.explain.exclusions import shipped
 
 from rlstab import available, compose
 from rlstab.core.compose import Composition
@@ -18,6 +17,7 @@ from rlstab.testing.examples import EXAMPLES
 from rlstab.testing.law import Case
 from rlstab.testing.laws_of_agreement import split
 from rlstab.testing.steps import make_step
+from tests.zoo.watch import shipped
 
 NAMES = [cls.name for cls in shipped()]
 PAIRS = list(itertools.combinations_with_replacement(NAMES, 2))

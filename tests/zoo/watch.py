@@ -8,7 +8,16 @@ import itertools
 from typing import ClassVar
 
 import torch
-from rlstab.explain.card_sections import BASICS, card
+from rlstab.explain.card import card
+from rlstab.zoo import METHODS
+
+#: What every batch and every policy has; what a method reads beyond it has to be provided.
+BASICS = {"old_logprobs", "logprobs", "advantages", "sequence", "position", "sequence_ids", "group_ids"}
+
+
+def shipped() -> list[type[TokenObjective]]:
+    """The methods of rlstab itself, by name."""
+    return [cls for cls in map(METHODS.get, METHODS.names()) if cls.__module__.startswith("rlstab.zoo.")]
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
