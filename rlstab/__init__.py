@@ -6,142 +6,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstab import errors
-from rlstab.core.batch import TokenBatch
-from rlstab.core.comm import TorchComm
-from rlstab.core.compose import Composition, compose, within
-from rlstab.core.loss import LossOutput
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.observe import observe
-from rlstab.core.plan import Plan, make_plan
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
-from rlstab.core.terms import Bounds, Gate, Held, Penalty, Pull, Terms
-from rlstab.presets import preset
-from rlstab.signals import token_signals
+from rlstab import errors as errors
+from rlstab.core.batch import TokenBatch as TokenBatch
+from rlstab.core.batch import to_padded as to_padded
+from rlstab.core.comm import TorchComm as TorchComm
+from rlstab.core.compose import Composition as Composition
+from rlstab.core.compose import compose as compose
+from rlstab.core.compose import observe as observe
+from rlstab.core.compose import within as within
+from rlstab.core.loss import LossOutput as LossOutput
+from rlstab.core.metadata import About as About
+from rlstab.core.metadata import Interaction as Interaction
+from rlstab.core.metadata import NoOpAt as NoOpAt
+from rlstab.core.objective import State as State
+from rlstab.core.objective import TokenObjective as TokenObjective
+from rlstab.core.plan import Plan as Plan
+from rlstab.core.plan import make_plan as make_plan
+from rlstab.core.policy_outputs import PolicyOutputs as PolicyOutputs
+from rlstab.core.settings import Range as Range
+from rlstab.core.stats import NOTHING as NOTHING
+from rlstab.core.stats import Grouped as Grouped
+from rlstab.core.stats import Mean as Mean
+from rlstab.core.stats import Pool as Pool
+from rlstab.core.stats import Settled as Settled
+from rlstab.core.stats import Stat as Stat
+from rlstab.core.stats import Threshold as Threshold
+from rlstab.core.terms import Bounds as Bounds
+from rlstab.core.terms import Constants as Constants
+from rlstab.core.terms import Gate as Gate
+from rlstab.core.terms import Penalty as Penalty
+from rlstab.core.terms import Surrogate as Surrogate
+from rlstab.core.terms import Terms as Terms
+from rlstab.presets import preset as preset
+from rlstab.signals import token_signals as token_signals
+from rlstab.zoo import *  # noqa: F403  # every method; the list is there
 from rlstab.zoo import METHODS
-from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
-from rlstab.zoo.ar import AR
-from rlstab.zoo.aspo import ASPO
-from rlstab.zoo.block_mean import BlockMean
-from rlstab.zoo.ce_gppo import CEGPPO
-from rlstab.zoo.cispo import CISPO
-from rlstab.zoo.clip_cov import ClipCov
-from rlstab.zoo.clip_higher import ClipHigher
-from rlstab.zoo.constant_length import ConstantLength
-from rlstab.zoo.cppo import CPPO
-from rlstab.zoo.dcpo_clip import DCPOClip
-from rlstab.zoo.dppo import DPPO
-from rlstab.zoo.drpo import DRPO
-from rlstab.zoo.entropy_bonus import EntropyBonus
-from rlstab.zoo.entropy_shaping import EntropyShaping
-from rlstab.zoo.ess_scale import ESSScale
-from rlstab.zoo.fipo import FIPO
-from rlstab.zoo.gmpo import GMPO
-from rlstab.zoo.gspo import GSPO
-from rlstab.zoo.holder_mean import HolderMean
-from rlstab.zoo.importance_correction import ImportanceCorrection
-from rlstab.zoo.kl import KLPenalty
-from rlstab.zoo.kl_cov import KLCov
-from rlstab.zoo.lp_reg import LpReg
-from rlstab.zoo.m2po import M2PO
-from rlstab.zoo.maspo import MASPO
-from rlstab.zoo.mismatch import Mismatch
-from rlstab.zoo.off_policy_mask import OffPolicyMask
-from rlstab.zoo.random_mask import RandomMask
-from rlstab.zoo.s2t import S2TMask
-from rlstab.zoo.sapo import SAPO
-from rlstab.zoo.sequence_mean import SequenceMean
-from rlstab.zoo.sign_weights import SignWeights
-from rlstab.zoo.stare import STARE
-from rlstab.zoo.steer import STEER
-from rlstab.zoo.stream_weight import StreamWeight
-from rlstab.zoo.token_mean import TokenMean
-from rlstab.zoo.top_entropy import TopEntropyMask
-from rlstab.zoo.truncated_mask import TruncatedMask
-from rlstab.zoo.vespo import VESPO
-from rlstab.zoo.wapo import WAPO
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "AR",
-    "ASPO",
-    "CEGPPO",
-    "CISPO",
-    "CPPO",
-    "DPPO",
-    "DRPO",
-    "FIPO",
-    "GMPO",
-    "GSPO",
-    "M2PO",
-    "MASPO",
-    "NOTHING",
-    "SAPO",
-    "STARE",
-    "STEER",
-    "VESPO",
-    "WAPO",
-    "AdaptiveEntropy",
-    "BlockMean",
-    "Bounds",
-    "ClipCov",
-    "ClipHigher",
-    "Composition",
-    "ConstantLength",
-    "DCPOClip",
-    "ESSScale",
-    "EntropyBonus",
-    "EntropyShaping",
-    "Gate",
-    "Grouped",
-    "Held",
-    "HolderMean",
-    "ImportanceCorrection",
-    "KLCov",
-    "KLPenalty",
-    "LossOutput",
-    "LpReg",
-    "Mean",
-    "Mismatch",
-    "OffPolicyMask",
-    "Penalty",
-    "Plan",
-    "PolicyOutputs",
-    "Pool",
-    "Pull",
-    "RandomMask",
-    "Range",
-    "S2TMask",
-    "SequenceMean",
-    "Settled",
-    "SignWeights",
-    "Stat",
-    "State",
-    "StreamWeight",
-    "Terms",
-    "Threshold",
-    "TokenBatch",
-    "TokenMean",
-    "TokenObjective",
-    "TopEntropyMask",
-    "TorchComm",
-    "TruncatedMask",
-    "available",
-    "compose",
-    "errors",
-    "load_objective",
-    "make_plan",
-    "observe",
-    "preset",
-    "register",
-    "token_signals",
-    "within",
-]
-
-#: Decorator: give a method of your own its name in YAML. See :meth:`rlstab.core.registry.Registry.register`.
+#: Decorator: make a method known by its name, in YAML too. See :meth:`rlstab.core.registry.Registry.register`.
 register = METHODS.register
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -14,8 +13,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
 
 
-@final
-@dataclass(frozen=True)
 class DynamicSampling(RolloutExpander):
     """Drop groups whose rewards are all equal, and sample as many new prompts in their place.
 
@@ -96,7 +93,7 @@ class DynamicSampling(RolloutExpander):
         ...     limit=8,
         ... )
         >>> stage = DynamicSampling()
-        >>> stat, state = stage.settle([batch], stage.init_state(), LocalComm())
+        >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> asked = stage.expand(batch, stat, state, seed=0)
         >>> asked.drop.tolist(), asked.fresh
         ([True, True, False, False, True, True], 1)
@@ -106,7 +103,7 @@ class DynamicSampling(RolloutExpander):
         3.2, eq. 11). Reference code: verl-project/verl-recipe ``dapo/dapo_ray_trainer.py``.
     """
 
-    name: ClassVar[str] = "dynamic_sampling"
+    name = "dynamic_sampling"
 
     max_refills: Annotated[int, Range(ge=0)] = 9
     rewards: Literal["shaped", "raw"] = "shaped"

@@ -70,8 +70,6 @@ class Step:
             group_ids=self.group_ids.clone(),
             extra=extra,
             live_ratio=False,
-            index=None,
-            padded_shape=None,
             **given,
         )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.config.runs import RunConfig
+from rlstab.core.batch import BASICS
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example, Task
@@ -135,7 +136,7 @@ class Asking:
                 run.rollout,
                 given=given,
                 seed=run.seed,
-                needs={"entropies"} | ((run.composition.needs | run.pipeline.needs) & SIGNAL_NAMES),
+                needs={"entropies"} | ((run.composition.needs | run.pipeline.needs) & SIGNAL_NAMES - BASICS),
                 options=run.composition.signal_options,
                 skip_special_tokens=not self.task.keeps_special_tokens,
                 on_texts=lambda start, texts: scoring.append(

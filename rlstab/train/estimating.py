@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.comm import Comm
-from rlstab.core.method import State
+from rlstab.core.method import State, measure_all
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.train.making import checked, report
 from rlstab.train.metrics import Metrics
@@ -48,7 +48,7 @@ class Estimating:
         extra = {**responses.extra, **self._fresh(rollout, one.needs & FRESH)}
         extra |= {name: self._evidence(name, rollout) for name in sorted(one.needs - extra.keys())}
         responses = replace(responses, extra=extra)
-        stat, after = one.settle([responses], state, self.comm)
+        stat, after = measure_all(one, [responses], state, self.comm)
         report(one, responses, stat, state, metrics)
         found = one.advantages(responses, stat, state)
         length = rollout.sequences.response_ids.shape[1]

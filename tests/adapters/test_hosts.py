@@ -16,7 +16,7 @@ import rlstab
 from rlstab import ClipHigher, LpReg, S2TMask, compose
 from rlstab.adapters.doctor import doctor
 from rlstab.cli import main
-from rlstab.core.contract import BASICS
+from rlstab.core.validate import BASICS
 from rlstab.errors import MissingSignal, UnknownName
 from rlstab.explain.host_table import reads
 from rlstab.hosts import HOSTS, Host, adapted

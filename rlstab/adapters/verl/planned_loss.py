@@ -12,6 +12,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from rlstab.adapters.verl.mini_batch import ROW, MiniBatch, wide_as
 from rlstab.adapters.window import Window
+from rlstab.core.batch import layout_of
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
@@ -102,9 +103,9 @@ class PlannedLoss:
         self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]
     ) -> dict[str, Mean]:
         """What verl logs beside: how far the policy is from the old one, and its entropy where that was made."""
-        now = live["logprobs"].detach().reshape(-1)[batch.index]
+        now = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
         told = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
         if "tokens/entropy" not in report and "entropy" in model_output:
             entropies = self.found(model_output, data, frozenset({"entropies"}))["entropies"]
-            told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[batch.index])
+            told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])
         return told
