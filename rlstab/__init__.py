@@ -1,55 +1,125 @@
-"""Token-level stability methods for RL with verifiable rewards, as small exact modules that compose into one loss."""
+"""Token-level stability methods for RL with verifiable rewards, as small exact modules that compose into one loss.
+
+Every name is imported when it is first used, so that a command which needs no tensors starts without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlstab import errors as errors
-from rlstab.core.batch import TokenBatch as TokenBatch
-from rlstab.core.batch import to_padded as to_padded
-from rlstab.core.comm import TorchComm as TorchComm
-from rlstab.core.compose import Composition as Composition
-from rlstab.core.compose import compose as compose
-from rlstab.core.compose import observe as observe
-from rlstab.core.compose import within as within
-from rlstab.core.loss import LossOutput as LossOutput
-from rlstab.core.metadata import About as About
-from rlstab.core.metadata import Interaction as Interaction
-from rlstab.core.metadata import NoOpAt as NoOpAt
-from rlstab.core.objective import State as State
-from rlstab.core.objective import TokenObjective as TokenObjective
-from rlstab.core.plan import Plan as Plan
-from rlstab.core.plan import make_plan as make_plan
-from rlstab.core.policy_outputs import PolicyOutputs as PolicyOutputs
-from rlstab.core.settings import Range as Range
-from rlstab.core.stats import NOTHING as NOTHING
-from rlstab.core.stats import Grouped as Grouped
-from rlstab.core.stats import Mean as Mean
-from rlstab.core.stats import Pool as Pool
-from rlstab.core.stats import Settled as Settled
-from rlstab.core.stats import Stat as Stat
-from rlstab.core.stats import Threshold as Threshold
-from rlstab.core.terms import Bounds as Bounds
-from rlstab.core.terms import Constants as Constants
-from rlstab.core.terms import Gate as Gate
-from rlstab.core.terms import Penalty as Penalty
-from rlstab.core.terms import Surrogate as Surrogate
-from rlstab.core.terms import Terms as Terms
-from rlstab.presets import preset as preset
-from rlstab.signals import token_signals as token_signals
-from rlstab.zoo import *  # noqa: F403  # every method; the list is there
-from rlstab.zoo import METHODS
+from rlstab import errors
+
+if TYPE_CHECKING:
+    from rlstab.core.batch import TokenBatch, to_padded
+    from rlstab.core.comm import TorchComm
+    from rlstab.core.compose import Composition, compose, observe, within
+    from rlstab.core.loss import LossOutput
+    from rlstab.core.metadata import About, Interaction, NoOpAt
+    from rlstab.core.objective import State, TokenObjective
+    from rlstab.core.plan import Plan, make_plan
+    from rlstab.core.policy_outputs import PolicyOutputs
+    from rlstab.core.settings import Range
+    from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
+    from rlstab.core.terms import Bounds, Constants, Gate, Penalty, Surrogate, Terms
+    from rlstab.presets import preset
+    from rlstab.signals import token_signals
 
 __version__ = "0.2.0"
 
-#: Decorator: make a method known by its name, in YAML too. See :meth:`rlstab.core.registry.Registry.register`.
-register = METHODS.register
+#: Where the names above are at home. The class of a method is found by the table of the zoo.
+_HOME = {
+    "core.batch": ("TokenBatch", "to_padded"),
+    "core.comm": ("TorchComm",),
+    "core.compose": ("Composition", "compose", "observe", "within"),
+    "core.loss": ("LossOutput",),
+    "core.metadata": ("About", "Interaction", "NoOpAt"),
+    "core.objective": ("State", "TokenObjective"),
+    "core.plan": ("Plan", "make_plan"),
+    "core.policy_outputs": ("PolicyOutputs",),
+    "core.settings": ("Range",),
+    "core.stats": ("NOTHING", "Grouped", "Mean", "Pool", "Settled", "Stat", "Threshold"),
+    "core.terms": ("Bounds", "Constants", "Gate", "Penalty", "Surrogate", "Terms"),
+    "presets": ("preset",),
+    "signals": ("token_signals",),
+}
+
+__all__ = [
+    "NOTHING",
+    "About",
+    "Bounds",
+    "Composition",
+    "Constants",
+    "Gate",
+    "Grouped",
+    "Interaction",
+    "LossOutput",
+    "Mean",
+    "NoOpAt",
+    "Penalty",
+    "Plan",
+    "PolicyOutputs",
+    "Pool",
+    "Range",
+    "Settled",
+    "Stat",
+    "State",
+    "Surrogate",
+    "Terms",
+    "Threshold",
+    "TokenBatch",
+    "TokenObjective",
+    "TorchComm",
+    "available",
+    "compose",
+    "errors",
+    "load_objective",
+    "make_plan",
+    "observe",
+    "preset",
+    "register",
+    "to_padded",
+    "token_signals",
+    "within",
+]
+
+
+def __getattr__(name: str) -> Any:
+    where = {name: f"rlstab.{module}" for module, names in _HOME.items() for name in names}
+    if name[:1].isupper() and name not in where:
+        from rlstab.zoo import METHODS
+
+        where = METHODS.shipped_classes()
+    if name not in where:
+        raise AttributeError(f"module 'rlstab' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(where[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    from rlstab.zoo import METHODS
+
+    return sorted({*globals(), *__all__, *METHODS.shipped_classes()})
+
+
+def register(cls: type[TokenObjective]) -> type[TokenObjective]:
+    """Decorator: make a user-defined method usable in YAML by its ``name``.
+
+    Raises:
+        Conflict: another class has that name.
+        MethodError: it is not a method.
+    """
+    from rlstab.zoo import METHODS
+
+    return METHODS.register(cls)
 
 
 def available() -> list[str]:
     """Names of all methods: those that ship, those of installed packages, and those registered by hand."""
+    from rlstab.zoo import METHODS
+
     return METHODS.names()
 
 
@@ -64,6 +134,6 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
         ConfigError: with file and line: unknown name, value out of range, no such file, not YAML.
         Conflict: the methods do not fit together.
     """
-    from rlstab.config import load_objective as load  # pydantic stays out of `import rlstab`
+    from rlstab.config import load_objective as load
 
     return load(source)

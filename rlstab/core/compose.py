@@ -144,13 +144,6 @@ class Composition(TokenObjective, combinator=True):
         )
 
 
-def _alone(method: TokenObjective) -> TokenObjective:
-    return Composition((method,))
-
-
-TokenObjective._composed = _alone  # that class cannot import this one, which derives from it
-
-
 @final
 class Within(TokenObjective, combinator=True):
     """``inner`` sees only the tokens that ``outer`` keeps. Make it with :func:`within`."""

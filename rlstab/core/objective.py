@@ -55,8 +55,6 @@ class TokenObjective(Method[TokenBatch]):
     requires: ClassVar[Mapping[str, str]] = {}
 
     _acts_by = "terms"
-    #: How one method becomes a composition; set beside the class that does it.
-    _composed: ClassVar[Callable[[TokenObjective], TokenObjective]]
 
     # Each is a class attribute in most methods, and a property where it depends on a setting.
 
@@ -123,7 +121,9 @@ class TokenObjective(Method[TokenBatch]):
             state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards.
             anchor: see :meth:`rlstab.core.plan.Plan.loss`.
         """
-        out = self._composed()(batch, policy, state=None if state is None else {self._label: state}, anchor=anchor)
+        from rlstab import compose  # a composition is a method itself
+
+        out = compose(self)(batch, policy, state=None if state is None else {self._label: state}, anchor=anchor)
         return replace(out, state=out.state[self._label])
 
     def _active_methods(self) -> Iterator[TokenObjective]:
