@@ -74,7 +74,7 @@ def penalties(part: Part, live: PolicyOutputs) -> dict[str, Tensor]:
     """What the penalties put before the gradient of each live output, ``(n,)`` by its name; without the divisor."""
     nothing = torch.zeros_like(part.has_gradient)
     only = replace(part.terms, keep=nothing, weight=None, aggregate=None, gates={}, surrogate=None, ratio=None)
-    return {name: -one for name, one in _slopes(replace(part, terms=only, pulls=nothing), live).items()}
+    return {name: -one for name, one in _slopes(replace(part, terms=only, has_gradient=nothing), live).items()}
 
 
 def divisors(part: Part) -> Tensor:

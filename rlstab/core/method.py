@@ -62,7 +62,9 @@ class Method(ABC, Generic[Part]):
                 setattr(cls, name, frozenset(cls.__dict__[name]))
         if not combinator:
             _check_settings_first(cls)
+        text = cls.__doc__
         dataclass(frozen=True)(cls)
+        cls.__doc__ = text  # where there is none it would be the signature
         del (
             cls.__setattr__,
             cls.__delattr__,

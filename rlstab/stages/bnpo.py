@@ -80,6 +80,7 @@ class BNPO(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> zeros = torch.zeros(8, dtype=torch.float64)
         >>> groups = torch.arange(8) // 4

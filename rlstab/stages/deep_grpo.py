@@ -101,6 +101,7 @@ class DeepGRPO(RolloutExpander):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> zeros, ids = torch.zeros(2), torch.tensor([0, 0])
         >>> rewards = torch.tensor([1.0, 0.0]).double()
         >>> batch = ResponseBatch(

@@ -80,6 +80,7 @@ class DynamicSampling(RolloutExpander):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> ids, zeros = torch.tensor([0, 0, 1, 1, 2, 2]), torch.zeros(6)
         >>> batch = ResponseBatch(
         ...     rewards=torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]).double(),

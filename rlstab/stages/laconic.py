@@ -83,6 +83,7 @@ class Laconic(RewardShaper):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.laconic import Laconic
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> ids, none = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)

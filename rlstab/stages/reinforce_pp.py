@@ -76,6 +76,7 @@ class ReinforcePP(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> zeros = torch.zeros(2, dtype=torch.float64)
         >>> batch = ResponseBatch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
@@ -50,7 +50,7 @@ class Asked:
     responses: ResponseBatch
     timed_out: Tensor
 
-    def seen(self, needs: frozenset[str]) -> ResponseBatch:
+    def seen(self, needs: Set[str]) -> ResponseBatch:
         """The responses with the evidence that a stage needs, as far as a sampler can know it."""
         own = {name: self.signals[name].cpu() for name in needs & self.signals.keys()}
         return self.responses.knowing(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 import torch
@@ -59,7 +60,7 @@ class Estimating:
             return squared_gradients(self.policy, rollout.sequences, self.temperature, ~rollout.responses.even)
         return rollout.signals[name].cpu()
 
-    def _fresh(self, rollout: Rollout, names: frozenset[str]) -> dict[str, Tensor]:
+    def _fresh(self, rollout: Rollout, names: Set[str]) -> dict[str, Tensor]:
         """``(R, T)`` signals of the policy as it is now, 0 where there is no token."""
         shape = rollout.sequences.response_ids.shape
         found = {name: torch.zeros(shape) for name in names}

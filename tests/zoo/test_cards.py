@@ -171,11 +171,11 @@ def test_a_class_without_a_docstring_has_no_card() -> None:
 
 
 class NeedsMore(rlstab.S2TMask):
-    needs = {"entropies", "max_logprobs"}
+    needs = {"logprobs", "entropies", "max_logprobs"}
 
 
 class NeedsLess(rlstab.S2TMask):
-    needs = frozenset()
+    needs = {"logprobs"}
 
 
 class DifferentiatesLess(rlstab.EntropyBonus):

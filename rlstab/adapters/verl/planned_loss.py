@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class PlannedLoss:
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
 
-    def ask(self, data: Any, needs: frozenset[str], *, live: bool) -> None:
+    def ask(self, data: Any, needs: Set[str], *, live: bool) -> None:
         """Tell the engine what to make of a batch.
 
         Args:
@@ -62,7 +62,7 @@ class PlannedLoss:
             needs: signals beyond the log-probs.
             live: with a gradient.
         """
-        self.needs = needs & FROM_LOGITS
+        self.needs = FROM_LOGITS & needs
         # without entropies verl's cross-entropy may write its gradient into the logits, from which ours is made later
         entropies = "entropies" in needs or (live and bool(self.needs))
         tu.assign_non_tensor(data, calculate_entropy=entropies, distillation_use_topk=bool(self.needs))
