@@ -277,7 +277,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from rlstab.bench.explained import is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.tables import read
     from rlstab.tasks.from_settings import require_settings
@@ -356,7 +356,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from rlstab.bench.explained import bench_page, is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
     with no_fit_warnings():

@@ -17,7 +17,8 @@ from torch import Tensor
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.loss import Part, held_ratio, loss_of_part
-from rlstab.core.objective import State, TokenObjective, ask
+from rlstab.core.method import measure_all
+from rlstab.core.objective import State, TokenObjective, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Totals
@@ -126,7 +127,7 @@ class Decided:
 
         No plan is made, so that a method that requires another one can be measured alone.
         """
-        settled, state = method.settle([batch], method.init_state() if state is None else state, LocalComm())
+        settled, state = measure_all(method, [batch], method.init_state() if state is None else state, LocalComm())
         for _ in range(steps - 1):
             state = method.advance(state, settled)
         return cls(method, batch, settled, state)
@@ -140,7 +141,7 @@ class Decided:
         """What the method asks for on some tokens; without them, on those of the step."""
         batch = self.batch if batch is None else batch
         with torch.no_grad():
-            return Part.of(batch, self.settled, ask(self.method, batch, self.settled, self.state))
+            return Part.of(batch, self.settled, terms_of(self.method, batch, self.settled, self.state))
 
 
 def live(batch: TokenBatch) -> PolicyOutputs:
@@ -166,15 +167,15 @@ def factors(part: Part, policy: PolicyOutputs) -> Tensor:
 
 def penalties(part: Part, policy: PolicyOutputs) -> dict[str, Tensor]:
     """What the penalties put before the gradient of each live output, ``(n,)`` by its name; without the divisor."""
-    nothing = torch.zeros_like(part.pulls)
-    only = replace(part.terms, keep=nothing, weight=None, aggregate=None, gates={}, pull=None, ratio=None)
-    return {name: -slope for name, slope in _slopes(replace(part, terms=only, pulls=nothing), policy).items()}
+    nothing = torch.zeros_like(part.has_gradient)
+    only = replace(part.terms, keep=nothing, weight=None, aggregate=None, gates={}, surrogate=None, ratio=None)
+    return {name: -slope for name, slope in _slopes(replace(part, terms=only, has_gradient=nothing), policy).items()}
 
 
 def divisors(part: Part) -> Tensor:
     """``(n,)`` what the method weighs each token by, its weight included, times the tokens that count."""
     batch, terms = part.batch, part.terms
-    counted = torch.ones_like(part.pulls) if terms.keep is None else terms.keep
+    counted = torch.ones_like(part.has_gradient) if terms.keep is None else terms.keep
     assert terms.aggregate is not None
     tokens, sequences = float(counted.sum()), float((batch.sequence_total(counted) > 0).sum())
     weights = tokens * terms.aggregate(batch.sequence, counted, batch.num_sequences, Totals(tokens, sequences))

@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 from docs.hooks.pictures import KINDS as PICTURE_KINDS
 from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
-from rlstab.core.batch import SIGNALS
-from rlstab.core.facts import MASK, SOURCES, Kind, Limit
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import Leaf, walk
+from rlstab.core.metadata import MASK, SOURCES, Kind, NoOpAt
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS, WRITABLE
-from rlstab.core.walk import Leaf, walk
 from rlstab.explain.card import card
 from rlstab.explain.costs import beyond_free
 from rlstab.explain.notes import TITLES
@@ -32,11 +32,11 @@ from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.zoo import METHODS
 
 #: Two fields of Terms that no composition has both: each is a surrogate.
-RIVALS = ("pull", "bounds")
+RIVALS = ("surrogate", "bounds")
 #: Where a method acts, by the fields of Terms that it fills; one that fills none reports a number of the step.
 PLACES: Mapping[str, frozenset[str]] = {
-    "ratio and trust region": frozenset({"ratio", "bounds", "pull", "gates"}),
-    "which tokens count": frozenset({"keep", "weight", "exempt"}),
+    "ratio and trust region": frozenset({"ratio", "bounds", "surrogate", "gates"}),
+    "which tokens count": frozenset({"keep", "weight", "unclipped"}),
     "advantage": frozenset({"bonus"}),
     "penalty": frozenset({"penalties"}),
     "divisor": frozenset({"aggregate"}),
@@ -157,20 +157,22 @@ def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
         for key, why in excluded(other).items():
             if other is not cls and (key == cls.name or key in writes):
                 yield "Conflict", f"``{other.name}``: {why}"
-    for title, declared in (("Needs", cls.requires), ("Published with", cls.expects)):
+    for title, declared in (("Needs", cls.requires), ("Published with", cls.about.expects)):
         for key, why in declared.items():
             yield title, f"{whom(key)}: {why}"
-    facts = [(fact, cls.name, fact.names) for fact in cls.interacts]
+    facts = [(fact, cls.name, fact.names) for fact in cls.about.interacts]
     names_of_it = {cls.name, *([MASK] if "keep" in writes else [])}
     for other in methods():
         if other is not cls:
-            facts += [(fact, other.name, (cls.name,)) for fact in other.interacts if names_of_it & set(fact.names)]
+            facts += [
+                (fact, other.name, (cls.name,)) for fact in other.about.interacts if names_of_it & set(fact.names)
+            ]
     facts.sort(key=lambda told: get_args(Kind).index(told[0].kind))
     for fact, own, others in facts:
         yield TITLES[fact.kind], fact.says(own, *others)
 
 
-def limit(cls: type[TokenObjective], declared: Limit) -> str:
+def limit(cls: type[TokenObjective], declared: NoOpAt) -> str:
     """Where a method does nothing, and why."""
     settings = ", ".join(f"{name}={value!r}" for name, value in (declared.settings or {}).items())
     return f"``{cls.__name__}({settings})``: {declared.why}" if settings else declared.why
@@ -183,7 +185,7 @@ def stage_interacts(cls: type[Stage]) -> Iterator[tuple[str, str]]:
     for other in stages():
         if cls.name in other.excludes:
             yield "Conflict", f"``{other.name}``: {other.excludes[cls.name]}"
-    for name, why in cls.expects.items():
+    for name, why in cls.about.expects.items():
         yield "Published with", f"``{name}``: {why}"
 
 
@@ -212,7 +214,9 @@ def at_the_data_level(cls: type[TokenObjective]) -> str:
 
 def costs(method: Method[Any]) -> str:
     """What it reads, keeps and costs at its settings."""
-    told = [f"reads {', '.join(f'`{name}`' for name in sorted(method.needs))}"] if method.needs else []
+    told = (
+        [f"reads {', '.join(f'`{name}`' for name in sorted(method.needs - BASICS))}"] if method.needs - BASICS else []
+    )
     told += [f"state {', '.join(f'`{key}`' for key in method.init_state())}"] if method.init_state() else []
     if isinstance(method, TokenObjective):
         told += beyond_free(method)
@@ -236,7 +240,7 @@ def method_page(cls: type[TokenObjective], links: Links, shown: Picture) -> str:
     )
     declared = {
         "Interacts": [f"**{title}:** {text}" for title, text in interacts(cls)],
-        "Limits": [limit(cls, one) for one in cls.limits],
+        "Limits": [limit(cls, one) for one in cls.about.no_op_at],
     }
     return _page(cls, links, facts, picture_of_it, declared)
 
@@ -258,7 +262,7 @@ def _page(
 ) -> str:
     """The sections of the docstring; what the class declares stands with them, or before the example."""
     known, beside = card(cls), links.without(cls.name)
-    declared["Laws that it does not obey"] = [f"**{law}:** {why}" for law, why in cls.exceptions.items()]
+    declared["Laws that it does not obey"] = [f"**{law}:** {why}" for law, why in cls.about.exceptions.items()]
     pieces = [
         f"# `{cls.name}` · `{cls.__name__}`",
         f"**{inline(known.summary, beside)}**",
@@ -289,7 +293,7 @@ def method_index(links: Links, drawn: list[TokenObjective]) -> str:
     wide = "---\nhide: [toc]\n---\n\n"
     by_source = []
     for source, about in {**SOURCES, "": "none of these"}.items():
-        here = [cls for cls in methods() if source in cls.addresses or not (source or cls.addresses)]
+        here = [cls for cls in methods() if source in cls.about.addresses or not (source or cls.about.addresses)]
         if here:
             cells = []
             for place, fields in PLACES.items():
@@ -310,7 +314,7 @@ def method_index(links: Links, drawn: list[TokenObjective]) -> str:
     for cls in methods():
         data_level.setdefault(at_the_data_level(cls), []).append(cls.name)
     conflicts = [f"**one {slot}:** {names(writers(slot))}." for slot in SLOTS]
-    conflicts += ["**pull or bounds:** a pull replaces the ratio, and bounds are a trust region of the ratio."]
+    conflicts += ["**surrogate or bounds:** a surrogate replaces the ratio, and bounds are a trust region of it."]
     conflicts += [
         f"**``{cls.name}`` and {whom(key)}:** {why}" for cls in methods() for key, why in excluded(cls).items()
     ]

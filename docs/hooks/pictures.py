@@ -84,8 +84,8 @@ _ON_THE_CLOUD = (
     "The tokens of one optimizer step, the same for all methods: 32 responses whose rare tokens are far more frequent "
     "than in practice."
 )
-REGION = frozenset({"ratio", "bounds", "pull", "gates"})
-_TOKENS = frozenset({"keep", "weight", "bonus", "exempt", "penalties"})
+REGION = frozenset({"ratio", "bounds", "surrogate", "gates"})
+_TOKENS = frozenset({"keep", "weight", "bonus", "unclipped", "penalties"})
 
 #: Of Okabe and Ito, whom the colour-blind can tell apart.
 BLUE, SKY, ORANGE, VERMILION, GREEN, PURPLE = "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#a0447f"
@@ -337,8 +337,8 @@ def _done_to(part: Part) -> Iterator[tuple[str, Tensor, str, Tensor | None]]:
         "damped": (factor < 1, ""),
         "boosted": (factor > 1, ""),
     }
-    if terms.exempt is not None:
-        tests = {"exempt": (terms.exempt, PURPLE), **tests}
+    if terms.unclipped is not None:
+        tests = {"unclipped": (terms.unclipped, PURPLE), **tests}
     for name, (test, colour) in {"under a penalty": (held, GREEN), **tests}.items():
         where = left & test
         left = left & ~test

@@ -50,7 +50,7 @@ def why_idle(drift: str, schedule: Schedule) -> str | None:
     """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
 
     Args:
-        drift: one of :data:`rlstab.core.contract.DRIFT`.
+        drift: one of :data:`rlstab.core.validate.DRIFT`.
         schedule: settings that leave nothing open.
     """
     one_step, old = schedule.optimizer_steps_per_rollout == 1, schedule.old_logprobs

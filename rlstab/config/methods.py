@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from rlstab.config.document import Document, Place
-from rlstab.core.docstring import docstring
+from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import RlstabError

@@ -27,11 +27,8 @@ from pydantic import BaseModel, ConfigDict
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
 from rlstab.config.methods import made, settings_as_yaml
 from rlstab.config.own_code import is_own, load_method, located, name_in_yaml, short
-from rlstab.core.compose import Composition, Within, compose, within
-from rlstab.core.fit import check_complete
-from rlstab.core.objective import TokenObjective
-from rlstab.core.observe import Observe, observe
-from rlstab.core.walk import walk
+from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
+from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.errors import Conflict, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.stages import STAGES

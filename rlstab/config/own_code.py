@@ -28,10 +28,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from rlstab.config.document import MAX_DEPTH, Document, Place
-from rlstab.core.contract import check_dataclass
 from rlstab.core.method import Method
 from rlstab.core.registry import Registry
-from rlstab.errors import ConfigError, MethodError, RlstabError, did_you_mean, kind_of
+from rlstab.errors import ConfigError, RlstabError, did_you_mean, kind_of
 from rlstab.paths import is_file
 
 Kind = TypeVar("Kind", bound=Method[Any])
@@ -171,10 +170,6 @@ def load_method(
         raise document.error(
             place, f"'{cls.__qualname__}' lacks {', '.join(sorted(cls.__abstractmethods__))}. Define it in the class."
         )
-    try:
-        check_dataclass(cls)
-    except MethodError as error:
-        raise document.error(place, str(error)) from error
     if cls.name in registry.names() and registry.get(cls.name) is not cls:
         raise document.error(
             place, f"'{cls.__qualname__}' is named '{cls.name}', as another {noun} is. Give the class another `name`."

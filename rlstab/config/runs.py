@@ -17,8 +17,8 @@ from rlstab.config.own_code import files, is_own, located, short
 from rlstab.config.reward_settings import TASK, Rewards
 from rlstab.config.schedule_settings import Schedule
 from rlstab.config.stages import build_stages, dump_stages
-from rlstab.core.compose import Composition
-from rlstab.core.walk import walk
+from rlstab.core.compose import Composition, walk
+from rlstab.core.objective import active_methods
 from rlstab.stages.pipeline import Pipeline
 
 #: Responses of one rollout, or of one evaluation. Their texts, ids and rewards are lists and tensors in memory.
@@ -505,7 +505,7 @@ def build_run(document: Document) -> RunConfig:
     assert isinstance(run, RunConfig)
     optimisation = run.optimisation
     # of what acts: a method that is observed, or only reports, would change the run by moving its policies
-    drift = frozenset[str]().union(*(one.reads_drift for one in composition.acting() if one.writes))
+    drift = frozenset[str]().union(*(one.reads_drift for one in active_methods(composition) if one.writes))
     off_policy = run.rollout.staleness > 0 or run.rollout.precision is not None
     steps = optimisation.optimizer_steps_per_rollout
     unset = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES
 from rlstab.diagnose import evidence
 from rlstab.diagnose.evidence import Figure
 from rlstab.zoo import METHODS
@@ -29,7 +29,7 @@ class Remedy:
         likely: what usually is behind it.
         first: what to try before any method.
         settings: of each trainer, those to look at.
-        sources: of instability, keys of :data:`rlstab.core.facts.SOURCES`.
+        sources: of instability, keys of :data:`rlstab.core.metadata.SOURCES`.
         methods: those against it, the nearest first, then all others whose class names one of the sources.
         stages: those against it.
         evidence: what was compared here: name in the bench and figures.
@@ -64,7 +64,7 @@ def _remedy(cause: str, one: Mapping[str, Any]) -> Remedy:
     others = [
         name
         for name in METHODS.names()
-        if set(one["sources"]) & METHODS.get(name).addresses and name not in one["methods"]
+        if set(one["sources"]) & METHODS.get(name).about.addresses and name not in one["methods"]
     ]
     return Remedy(
         cause=cause,

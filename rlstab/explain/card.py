@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstab.core.docstring import docstring
+from rlstab.core.metadata import docstring
 
 #: The sections of the card of a method that ships, in order.
 SECTIONS = (

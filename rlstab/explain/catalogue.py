@@ -13,9 +13,9 @@ from rich.table import Table
 
 from rlstab.config.own_code import classes
 from rlstab.config.shipped import Kind, examples
+from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition
-from rlstab.core.docstring import docstring, summary
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES, docstring, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
@@ -93,7 +93,7 @@ def _told(cls: type[Method[Any]], facts: str) -> tuple[str, str]:
 
 def _first(cls: type[TokenObjective]) -> str:
     """The source under which it is listed."""
-    return next((source for source in SOURCES if source in cls.addresses), "")
+    return next((source for source in SOURCES if source in cls.about.addresses), "")
 
 
 def _facts(cls: type[TokenObjective]) -> str:
@@ -102,7 +102,7 @@ def _facts(cls: type[TokenObjective]) -> str:
     if method is not None:
         live = [f"live {name}" for name in sorted(method.live_needs)]
         told = [*_reads_and_keeps(method, live), "; ".join(beyond_free(method)) or "free"]
-    others = [source for source in SOURCES if source in cls.addresses and source != _first(cls)]
+    others = [source for source in SOURCES if source in cls.about.addresses and source != _first(cls)]
     return " · ".join(told + [f"also {', '.join(others)}"] * bool(others) + _arxiv(cls))
 
 
@@ -121,7 +121,7 @@ def _stage_facts(cls: type[Stage]) -> str:
 def _reads_and_keeps(method: Method[Any], live: list[str]) -> list[str]:
     state = ", ".join(method.init_state())
     return [
-        f"reads {', '.join([*sorted(method.needs), *live]) or 'the basics'}",
+        f"reads {', '.join([*sorted(method.needs - BASICS), *live]) or 'the basics'}",
         f"state: {state}" if state else "no state",
     ]
 

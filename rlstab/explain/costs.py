@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlstab.config import RunConfig
-from rlstab.core.batch import SIGNALS
-from rlstab.core.compose import Composition
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
 from rlstab.hosts import measures
 
 #: What a signal costs in the trainer that ships.
@@ -42,7 +41,7 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     lines = [
         f"- `{name}`, for {_readers(objective, 'needs', name)}: {SIGNALS.get(name, 'a user-defined signal')}. "
         f"{COSTS.get(name, _YOURS).capitalize()}."
-        for name in sorted(objective.needs)
+        for name in sorted(objective.needs - BASICS)
     ]
     lines += [
         f"- `{name}` of the live policy, with gradient, for {_readers(objective, 'live_needs', name)}: "
@@ -66,7 +65,7 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
 
 def beyond_free(method: TokenObjective) -> list[str]:
     """What a method costs in the trainer that ships, at its settings, on top of plain GRPO; empty where it is free."""
-    lines = [f"{name}: {COSTS.get(name, _YOURS)}" for name in sorted(method.needs)]
+    lines = [f"{name}: {COSTS.get(name, _YOURS)}" for name in sorted(method.needs - BASICS)]
     lines = [line for line in lines if ": free" not in line]
     lines += [f"live {name}: {_LIVE_COSTS.get(name, _YOURS)}" for name in sorted(method.live_needs)]
     return lines + [_DRIFT_COSTS[drift] for drift in sorted(method.reads_drift) if drift in _DRIFT_COSTS]

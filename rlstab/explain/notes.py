@@ -9,11 +9,9 @@ from typing import get_args
 
 from rlstab.config import RunConfig
 from rlstab.config.drift import why_idle
-from rlstab.core.compose import Composition
-from rlstab.core.facts import Kind
-from rlstab.core.fit import unmet
-from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
+from rlstab.core.compose import Composition, walk
+from rlstab.core.metadata import Kind
+from rlstab.core.objective import TokenObjective, active_methods, unmet
 from rlstab.explain import stages
 from rlstab.explain.costs import in_backticks
 from rlstab.stages.grpo import GRPO
@@ -22,19 +20,19 @@ from rlstab.stages.pipeline import unmet as stages_unmet
 
 #: What a kind of interaction is called.
 TITLES: Mapping[Kind, str] = {
-    "against": "Against each other",
+    "conflicts": "Against each other",
     "redundant": "Little left to do",
-    "beside": "Good to know",
+    "note": "Good to know",
     "good": "Good together",
 }
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
-_REGION = frozenset({"bounds", "gates", "pull", "ratio"})
+_REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """For ``rlstab check``: methods that cannot act, and pairs that pull against each other."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
-    pulling = [text.replace("`", "") for kind, text in interactions(objective) if kind in ("against", "redundant")]
+    pulling = [text.replace("`", "") for kind, text in interactions(objective) if kind in ("conflicts", "redundant")]
     return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None) + pulling
 
 
@@ -45,7 +43,7 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     lines += idle_in_run(objective, run) if run else _with_several_steps(objective)
     lines += repeated(objective)
     for leaf in walk(objective):
-        reached = [limit for limit in leaf.method.limits if limit.settings and limit.reached(leaf.method)]
+        reached = [limit for limit in leaf.method.about.no_op_at if limit.settings and limit.reached(leaf.method)]
         lines += [f"{leaf.method!r} does nothing: {limit.why}" for limit in reached[:1]]
     return [f"- {line}" for line in lines] or ["Nothing is known to be idle or unsafe."]
 
@@ -56,7 +54,7 @@ def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
     declared = {
         (fact.kind, fact.says(own.name, other.name)): None
         for own in leaves
-        for fact in own.method.interacts
+        for fact in own.method.about.interacts
         for other in leaves
         if other is not own and fact.holds(own.method, other.method) and (fact.nested or not own.nested(other))
     }
@@ -76,7 +74,9 @@ def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]
 
 
 def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list[str]:
-    return unmet(objective) + (stages_unmet(pipeline, [one.name for one in objective.acting()]) if pipeline else [])
+    return unmet(objective) + (
+        stages_unmet(pipeline, [one.name for one in active_methods(objective)]) if pipeline else []
+    )
 
 
 def repeated(objective: Composition) -> list[str]:
@@ -112,7 +112,7 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
         for drift in sorted(method.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None
     ]
-    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.exceptions:
+    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.about.exceptions:
         lines.append(
             "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
             "penalty moves the policy."
@@ -137,10 +137,12 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, lines = run.optimisation, []
     steps = optimisation.optimizer_steps_per_rollout
-    bound = any(one.writes & _REGION - {"ratio"} or "trust region" in one.addresses for one in objective.acting())
+    bound = any(
+        one.writes & _REGION - {"ratio"} or "trust region" in one.about.addresses for one in active_methods(objective)
+    )
     if steps > 1 and not bound:
         lines.append(
-            f"{steps} optimizer steps per rollout and no method with bounds, pull or gates: nothing stops a token "
+            f"{steps} optimizer steps per rollout and no method with bounds, surrogate or gates: nothing stops a token "
             f"whose ratio has run away. Add clip_higher."
         )
     if optimisation.scope == "microbatch":

@@ -17,8 +17,9 @@ from rlstab.config import Document, RunConfig, load_run, objective_hash, run_has
 from rlstab.config.objectives import build_objective
 from rlstab.config.own_code import is_own, located
 from rlstab.console import Terminal
-from rlstab.core.compose import Composition
-from rlstab.core.walk import Leaf, walk
+from rlstab.core.batch import BASICS
+from rlstab.core.compose import Composition, Leaf, walk
+from rlstab.core.objective import active_methods
 from rlstab.explain import stages
 from rlstab.explain.costs import costs
 from rlstab.explain.notes import idle, pairs
@@ -38,8 +39,8 @@ STORY: Mapping[str, str] = {
     "bonus": "Change the advantage",
     "ratio": "Ratio",
     "bounds": "Trust region",
-    "pull": "In place of the ratio",
-    "exempt": "Exempt from the trust region",
+    "surrogate": "In place of the ratio",
+    "unclipped": "Exempt from the trust region",
     "gates": "Gate",
     "weight": "Weight",
     "aggregate": "Average",
@@ -139,8 +140,11 @@ def _otherwise(field: str, objective: Composition) -> str:
     """What happens where nobody has a say; of a trust region, only where nothing takes its place."""
     if field == "keep":
         return "No token is dropped."
-    elsewhere = any(one.writes & {"pull", "gates"} and "trust region" in one.addresses for one in objective.acting())
-    if field != "bounds" or "pull" in objective.writes or elsewhere:
+    elsewhere = any(
+        one.writes & {"surrogate", "gates"} and "trust region" in one.about.addresses
+        for one in active_methods(objective)
+    )
+    if field != "bounds" or "surrogate" in objective.writes or elsewhere:
         return ""
     if "ratio" in objective.writes:
         return "Nothing beside the ratio: a token pulls with it times its advantage."
@@ -154,10 +158,12 @@ def _among(leaf: Leaf) -> str:
 
 def _where(objective: Composition) -> list[str]:
     """Where it can be trained: one line of the trainers that can, and one for each that cannot."""
-    lacks = {"rlstab train": [f"`{name}`" for name in sorted(objective.needs - TRAINER_SIGNALS)]}
+    lacks = {"rlstab train": [f"`{name}`" for name in sorted(objective.needs - TRAINER_SIGNALS - BASICS)]}
     lacks |= {f"{host.titled} ({host.adapter})": host.lacks(objective) for host in HOSTS.values()}
     able = [where for where, missing in lacks.items() if not missing]
-    needs = sorted(f"`{name}`" for name in objective.needs) + sorted(f"live `{name}`" for name in objective.live_needs)
+    needs = sorted(f"`{name}`" for name in objective.needs - BASICS) + sorted(
+        f"live `{name}`" for name in objective.live_needs
+    )
     return [
         f"- Your own loop, where it holds {', '.join(['log-probs, old log-probs, advantages', *needs])}.",
         *([f"- Also {', '.join(able)}; `rlstab check FILE --host NAME` says what to set there."] if able else []),

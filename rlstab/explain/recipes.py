@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from rlstab.core.compose import Composition
+from rlstab.core.compose import Composition, Leaf, walk
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.core.walk import Leaf, walk
 from rlstab.explain.costs import in_backticks
 from rlstab.presets import PRESETS, Preset
 from rlstab.stages.grpo import GRPO

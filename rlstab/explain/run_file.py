@@ -19,7 +19,7 @@ from rlstab.config.objectives import dump_objective
 from rlstab.config.runs import RunConfig, TaskSettings
 from rlstab.config.shipped import example, examples
 from rlstab.config.stages import dump_stages
-from rlstab.core.docstring import summary
+from rlstab.core.metadata import summary
 from rlstab.core.settings import settings_of
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
 from rlstab.explain.card import card

@@ -12,12 +12,10 @@ from rich.table import Table
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
-from rlstab.core.batch import SIGNALS
-from rlstab.core.compose import Composition
-from rlstab.core.docstring import summary
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import Composition, Observe, walk
+from rlstab.core.metadata import summary
 from rlstab.core.objective import TokenObjective
-from rlstab.core.observe import Observe
-from rlstab.core.walk import walk
 from rlstab.explain import stages
 from rlstab.explain.costs import COSTS
 from rlstab.explain.notes import notes
@@ -78,7 +76,7 @@ def describe(objective: Composition) -> RenderableType:
         table.add_column(column, overflow="fold")
     for key, method in objective.keyed.items():
         table.add_row(key, *map(escape, (_effect(method), _settings(method), _reads(method), _writes(method))))
-    signals = sorted(objective.needs)
+    signals = sorted(objective.needs - BASICS)
     lines = [
         f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, 'yours to provide')}"
         for name in signals
@@ -115,7 +113,7 @@ def _settings(method: TokenObjective) -> str:
 
 
 def _reads(method: TokenObjective) -> str:
-    return ", ".join(sorted(method.needs | {f"live {name}" for name in method.live_needs})) or "basics only"
+    return ", ".join(sorted((method.needs - BASICS) | {f"live {name}" for name in method.live_needs})) or "basics only"
 
 
 def _writes(method: TokenObjective) -> str:
@@ -137,7 +135,7 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
 def reads(method: TokenObjective) -> list[str]:
     """The evidence and the live outputs that a method reads beyond the ratio."""
     live = [f"live {name}" for name in sorted(method.live_needs)]
-    return [*sorted(method.reads_policies), *sorted(method.needs), *live]
+    return [*sorted(method.needs), *live]
 
 
 def _from(method: TokenObjective, host: Host) -> str:
@@ -145,7 +143,7 @@ def _from(method: TokenObjective, host: Host) -> str:
     if asks is not None:
         return f"refused: {asks}"
     found = []
-    for name in [*sorted(method.needs), *sorted(method.live_needs)]:
+    for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
             found.append(f"{name}: missing; {host.cure(name)}")
         elif name in host.how:
@@ -157,11 +155,7 @@ def _forwards(objective: Composition, host: Host) -> list[str]:
     """What the host shows, and whether evidence costs a forward of its own."""
     if host.data_level:
         return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
-    wanted = [
-        key
-        for key, method in objective.keyed.items()
-        if method.needs & SIGNAL_NAMES or "logprobs" in method.reads_policies
-    ]
+    wanted = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
     told = (
         f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}"
         + (f"; none {host.spared}" if host.spared else "")

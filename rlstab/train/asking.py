@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.config.runs import RunConfig
+from rlstab.core.batch import BASICS
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example, Task
@@ -49,7 +50,7 @@ class Asked:
     responses: ResponseBatch
     timed_out: Tensor
 
-    def seen(self, needs: frozenset[str]) -> ResponseBatch:
+    def seen(self, needs: Set[str]) -> ResponseBatch:
         """The responses with the evidence that a stage needs, as far as a sampler can know it."""
         own = {name: self.signals[name].cpu() for name in needs & self.signals.keys()}
         return self.responses.knowing(own)
@@ -135,7 +136,7 @@ class Asking:
                 run.rollout,
                 given=given,
                 seed=run.seed,
-                needs={"entropies"} | ((run.composition.needs | run.pipeline.needs) & SIGNAL_NAMES),
+                needs={"entropies"} | ((run.composition.needs | run.pipeline.needs) & SIGNAL_NAMES - BASICS),
                 options=run.composition.signal_options,
                 skip_special_tokens=not self.task.keeps_special_tokens,
                 on_texts=lambda start, texts: scoring.append(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rlstab.core.comm import Comm
-from rlstab.core.method import State
+from rlstab.core.method import State, measure_all
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.train.making import checked, report
 from rlstab.train.metrics import Metrics
@@ -48,7 +49,7 @@ class Estimating:
         extra = {**responses.extra, **self._fresh(rollout, one.needs & FRESH)}
         extra |= {name: self._evidence(name, rollout) for name in sorted(one.needs - extra.keys())}
         responses = replace(responses, extra=extra)
-        stat, after = one.settle([responses], state, self.comm)
+        stat, after = measure_all(one, [responses], state, self.comm)
         report(one, responses, stat, state, metrics)
         found = one.advantages(responses, stat, state)
         length = rollout.sequences.response_ids.shape[1]
@@ -59,7 +60,7 @@ class Estimating:
             return squared_gradients(self.policy, rollout.sequences, self.temperature, ~rollout.responses.even)
         return rollout.signals[name].cpu()
 
-    def _fresh(self, rollout: Rollout, names: frozenset[str]) -> dict[str, Tensor]:
+    def _fresh(self, rollout: Rollout, names: Set[str]) -> dict[str, Tensor]:
         """``(R, T)`` signals of the policy as it is now, 0 where there is no token."""
         shape = rollout.sequences.response_ids.shape
         found = {name: torch.zeros(shape) for name in names}

@@ -24,7 +24,7 @@ from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, run_hash
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.objective import require_signals
+from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import FitWarning, NonFinite
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
@@ -127,7 +127,7 @@ def train(
         otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
     require_evidence(run.pipeline)
-    for text in unmet(run.pipeline, [one.name for one in run.composition.acting()]):
+    for text in unmet(run.pipeline, [one.name for one in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
     out = Path(run.tracking.out)

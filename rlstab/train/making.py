@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlstab.config.runs import RunConfig
 from rlstab.core.comm import Comm
-from rlstab.core.method import State
+from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, MethodError
 from rlstab.stages.response_batch import ResponseBatch
@@ -218,7 +218,7 @@ class Maker:
         if self.stages.shapers and not self._refused(rewards):
             for one in self.stages.shapers:
                 seen, state = part.seen(one.needs), standing.states[one.name]
-                stat, _ = one.settle([seen], state, self.comm)
+                stat, _ = measure_all(one, [seen], state, self.comm)
                 rewards = rewards + checked(one, "shape", one.shape(seen, stat, state), len(seen))
         return replace(part, responses=part.responses.reshaped(rewards))
 
@@ -238,7 +238,7 @@ class Maker:
             whole = joined(parts, policy.pad_id)
             kept = torch.isin(whole.responses.sequence_ids, learnt.sequence_ids)
             seen = whole.seen(expander.needs).select(kept)
-            stat, _ = expander.settle([seen], state, self.comm)
+            stat, _ = measure_all(expander, [seen], state, self.comm)
             more = expander.expand(seen, stat, state, self.run.seed)
             more.require(expander.name, seen)
             learnt = seen if more.drop is None else seen.select(~more.drop)
@@ -258,7 +258,7 @@ class Maker:
 
     def _reported(self, stage: Stage, responses: ResponseBatch, state: State, metrics: Metrics) -> State:
         """The next state of a stage, by all responses of the rollout; its metrics are logged."""
-        stat, after = stage.settle([responses], state, self.comm)
+        stat, after = measure_all(stage, [responses], state, self.comm)
         report(stage, responses, stat, state, metrics)
         return after
 
@@ -294,7 +294,7 @@ class Maker:
             extra = {**responses.extra, "block_ids": responses.evidence("block_ids")[:, :length]}
             responses = replace(responses, extra=extra)
         signals = {name: values[there][:, :length] for name, values in whole.signals.items()}
-        needs = self.run.composition.needs
+        needs = frozenset(self.run.composition.needs)
         if "truncated" in needs:
             cut = ~responses.ended.to(device).unsqueeze(-1)
             signals["truncated"] = (sequences.response_mask & cut).float()

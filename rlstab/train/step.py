@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rlstab.config.runs import OptimisationSettings
-from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.batch import SIGNALS, TokenBatch, layout_of
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
@@ -172,7 +172,7 @@ class Learner:
         plan = make_plan(
             self.objective, [batch for _, batch in parts], self.state, self.comm, scope=self.settings.scope
         )
-        if plan.silent:
+        if plan.has_no_gradient:
             metrics.count("optimizer_steps/skipped")
             self.state = plan.state
             return
@@ -325,9 +325,8 @@ class _Needed:
         place = wanted.nonzero().squeeze(-1)
         if not place.numel():
             return cls(where, wanted, place, None, place)
-        assert batch.index is not None
         chosen, row = batch.sequence[place].unique(return_inverse=True)
-        column = batch.index[place] % sequences.response_ids.shape[1]
+        column = layout_of(batch).index[place] % sequences.response_ids.shape[1]
         some = sequences.rows(chosen).cut(int(column.max()) + 1)
         index = row * some.response_ids.shape[1] + column
         return cls(where, wanted, place, some, index, engine.shared_prompts(some))

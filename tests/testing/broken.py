@@ -105,7 +105,7 @@ BROKEN: Mapping[TokenObjective, Mapping[str, str]] = {
     own.CachedByShape(): {"process": ELSEWHERE},
     # it reads what it does not declare, or cannot be saved
     own.UndeclaredSignal(): {"declared": "signals that it does not declare: the loss is "},
-    own.UndeclaredPolicy(): {"declared": "with another .logprobs., which its `reads_policies` does not name: "},
+    own.UndeclaredPolicy(): {"declared": "with another .logprobs., which its `needs` does not name: "},
     own.UndeclaredMetric(): {"declared": "signals that it does not declare: the metric 'reference' is "},
     own.UndeclaredState(): {"declared": r"signals that it does not declare: state\['lag'\] is "},
     own.ForeignState(): {"serialises": r"state\['seen'\] is a tuple"},

@@ -7,9 +7,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,13 +27,11 @@ from tests.train.counting import counted  # noqa: F401  # scenarios too
 from tests.train.experts import listed  # noqa: F401
 
 
-@final
-@dataclass(frozen=True)
 class WeighPlaces(rlstab.TokenObjective):
     """Weight by place in the response over its mean over the step; the place comes from a signal where one is named."""
 
-    name: ClassVar[str] = "weigh_places"
-    writes = frozenset({"weight"})
+    name = "weigh_places"
+    writes = {"weight"}
 
     signal: str = ""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +23,12 @@ CUT = {
 }
 
 
-@final
-@dataclass(frozen=True)
 class DropEndless(TokenObjective):
     """Drop responses without an end."""
 
-    name: ClassVar[str] = "drop_endless"
-    needs = frozenset({"endless"})
-    writes = frozenset({"keep"})
+    name = "drop_endless"
+    needs = {"endless"}
+    writes = {"keep"}
 
     def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
         return Terms(keep=batch.signal("endless") == 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from rlstab.explain.notes import idle_in_run
 
 from rlstab import DPPO, GSPO, ClipHigher, TokenObjective, compose
 from rlstab.config import load_run
 from rlstab.errors import Conflict
+from rlstab.explain.notes import idle_in_run
 from tests.core.says import says
 from tests.core.steps import token
 from tests.zoo.coefficients import coefficients

@@ -5,9 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Set
 from typing import ClassVar
 
 import torch
+
+from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.comm import LocalComm
+from rlstab.core.objective import TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.settings import Setting, settings_of
+from rlstab.core.stats import Settled, settle
+from rlstab.errors import OutOfRange
 from rlstab.explain.card import card
 from rlstab.zoo import METHODS
 
@@ -18,14 +27,6 @@ BASICS = {"old_logprobs", "logprobs", "advantages", "sequence", "position", "seq
 def shipped() -> list[type[TokenObjective]]:
     """The methods of rlstab itself, by name."""
     return [cls for cls in map(METHODS.get, METHODS.names()) if cls.__module__.startswith("rlstab.zoo.")]
-
-from rlstab.core.batch import SIGNALS, TokenBatch
-from rlstab.core.comm import LocalComm
-from rlstab.core.objective import TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Setting, settings_of
-from rlstab.core.stats import Settled, settle
-from rlstab.errors import OutOfRange
 
 
 class WatchedBatch(TokenBatch):
@@ -114,7 +115,11 @@ def differences(cls: type[TokenObjective]) -> list[str]:
             f"{method!r}: {one}"
             for one in [
                 *compare(
-                    "reads '{}', which `needs` does not name", "`needs` names '{}'", seen & SIGNALS.keys(), method.needs
+                    "reads '{}', which `needs` does not name",
+                    "`needs` names '{}'",
+                    # where the live policy is its own denominator: the old log-probs of the ratio are not meant
+                    watch(method, live_ratio=True)[0] & (SIGNALS.keys() | {"logprobs", "old_logprobs"}),
+                    method.needs,
                 ),
                 *compare(
                     "reads the live '{}', which `live_needs` does not name",
@@ -139,17 +144,17 @@ def differences(cls: type[TokenObjective]) -> list[str]:
     return found
 
 
-def compare(undeclared: str, surplus: str, done: set[str], declared: set[str] | frozenset[str]) -> list[str]:
+def compare(undeclared: str, surplus: str, done: set[str], declared: Set[str]) -> list[str]:
     """A line for what is done and not declared, and for what is declared and not done."""
     return [f"{undeclared.format(name)}." for name in sorted(done - declared)] + [
         f"{surplus.format(name)}, and nothing comes of it." for name in sorted(declared - done)
     ]
 
 
-def watch(method: TokenObjective) -> tuple[set[str], set[str], set[str], list[str]]:
+def watch(method: TokenObjective, *, live_ratio: bool = False) -> tuple[set[str], set[str], set[str], list[str]]:
     """What two steps read of the evidence and of the live policy, what they fill, and penalties that mislead."""
     tensors = evidence()
-    batch = WatchedBatch.from_padded(**tensors)
+    batch = WatchedBatch.from_padded(live_ratio=live_ratio, **tensors)
     policy = WatchedPolicy.from_padded(batch, **live(tensors))
     anchor = WatchedPolicy.from_padded(batch, **live(tensors))
     WatchedBatch.seen.clear()

@@ -1,15 +1,19 @@
-"""What a method declares about itself and about others: read by its card, ``rlstab explain`` and the laws alike."""
+"""What a class says about itself for its reader: read by its card, ``rlstab explain`` and the laws alike."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-#: ``against``: one undoes what the other does. ``redundant``: both do one thing, or one leaves the other little to do.
-#: ``beside``: they do not hinder each other, and what comes of it may surprise. ``good``: known to go well together.
-Kind = Literal["against", "redundant", "beside", "good"]
+#: ``conflicts``: one undoes what the other does. ``redundant``: both do one thing, or one leaves the other little to
+#: do. ``note``: they do not hinder each other, and what comes of it may surprise. ``good``: known to go well together.
+Kind = Literal["conflicts", "redundant", "note", "good"]
 
 #: What makes training unstable, by the name under which a method says that it is meant against it.
 SOURCES: Mapping[str, str] = {
@@ -29,7 +33,7 @@ Method = TypeVar("Method")
 
 
 @dataclass(frozen=True)
-class Limit:
+class NoOpAt:
     """Where a method is the identity: it changes no loss and no gradient.
 
     Attributes:
@@ -87,8 +91,49 @@ class Interaction:
 
 #: Of a method whose penalty has no mask of its own.
 EVERY_TOKEN = Interaction(
-    "beside",
+    "note",
     MASK,
     "{own} acts on every token, also on those that {other} drops: penalties ignore masks.",
     nested=False,
 )
+
+
+@dataclass(frozen=True)
+class About:
+    """What a method, or a stage, says about itself; nothing of it changes the loss.
+
+    Attributes:
+        addresses: the sources of instability that it is meant against, of :data:`SOURCES`.
+        no_op_at: where it is the identity. The laws check the settings that are named.
+        interacts: what it and other methods do to each other, where the other one does not say so already.
+        expects: what it was published with, by name (or a field of Terms that another method fills), each with the
+            reason. It works without, and a warning says that it is then not what its source describes.
+        exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
+    """
+
+    addresses: Set[str] = frozenset()
+    no_op_at: tuple[NoOpAt, ...] = ()
+    interacts: tuple[Interaction, ...] = ()
+    expects: Mapping[str, str] = field(default_factory=dict)
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+
+
+def docstring(cls: type) -> str:
+    """The docstring of a class itself, dedented; empty where it has none.
+
+    ``python -OO`` drops docstrings, and a dataclass then puts its signature there. It is read from the source instead,
+    and is empty where the source is not installed either.
+    """
+    if sys.flags.optimize < 2:
+        return inspect.cleandoc(cls.__dict__.get("__doc__") or "")
+    try:
+        found = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    except (OSError, TypeError):
+        return ""
+    assert isinstance(found, ast.ClassDef)
+    return ast.get_docstring(found) or ""
+
+
+def summary(cls: type) -> str:
+    """The first line of the docstring of a class, without its markup."""
+    return docstring(cls).partition("\n")[0].replace("``", "")
