@@ -96,7 +96,8 @@ def prose(text: str, links: Mapping[str, str]) -> str:
             code = inspect.cleandoc("\n\n".join(paragraphs))
             pieces.append(f"```{language}\n{code}\n```")
         else:  # a list begins after an empty line
-            pieces += [re.sub(r"(?<=[^\n])\n(?=- )", "\n\n", inline(paragraph, links)) for paragraph in paragraphs]
+            texts = (inline(paragraph, links) for paragraph in paragraphs)
+            pieces += [text if text.startswith("- ") else text.replace("\n- ", "\n\n- ", 1) for text in texts]
     return "\n\n".join(pieces)
 
 
