@@ -230,10 +230,10 @@ def costs(method: Method[Any]) -> str:
 def method_page(cls: type[TokenObjective], links: Links, shown: Picture) -> str:
     """The page of a method."""
     facts = {
-        "in Python": f"`from rlstab import {cls.__name__}`",
-        "in YAML": yaml_of(cls),
-        "in the presets": presets_with(cls.name),
-        "at the [data level](../hosts/data.md)": at_the_data_level(cls),
+        "Python": f"`from rlstab import {cls.__name__}`",
+        "YAML": yaml_of(cls),
+        "Presets": presets_with(cls.name),
+        "[Data level](../hosts/data.md)": at_the_data_level(cls),
     }
     picture_of_it = (
         f"![What {cls.name} does](pictures/{cls.name}.svg){{.drawing}}\n\n"
@@ -249,10 +249,10 @@ def method_page(cls: type[TokenObjective], links: Links, shown: Picture) -> str:
 def stage_page(cls: type[Stage], links: Links) -> str:
     """The page of a stage."""
     facts = {
-        "acts on": cls.kind,
-        "in Python": f"`from {cls.__module__} import {cls.__name__}`",
-        "in YAML": yaml_of(cls),
-        "in the presets": presets_with(cls.name),
+        "Acts on": cls.kind,
+        "Python": f"`from {cls.__module__} import {cls.__name__}`",
+        "YAML": yaml_of(cls),
+        "Presets": presets_with(cls.name),
     }
     declared = {"Interacts": [f"**{title}:** {text}" for title, text in stage_interacts(cls)]}
     return _page(cls, links, facts, "", declared)
@@ -264,11 +264,8 @@ def _page(
     """The sections of the docstring; what the class declares stands with them, or before the example."""
     known, beside = card(cls), links.without(cls.name)
     declared["Laws that it does not obey"] = [f"**{law}:** {why}" for law, why in cls.about.exceptions.items()]
-    pieces = [
-        f"# `{cls.name}` · `{cls.__name__}`",
-        f"**{inline(known.summary, beside)}**",
-        table(facts, [facts.values()]),
-    ]
+    pieces = [f"# `{cls.name}` · `{cls.__name__}`", f"**{inline(known.summary, beside)}**"]
+    pieces.append(listed(f"**{fact}:** {value}" for fact, value in facts.items()))
     pieces += [shown] if shown else []
     titles = list(known.sections)
     for title in declared:

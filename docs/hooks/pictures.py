@@ -134,7 +134,7 @@ class Picture:
         for ax, panel in zip(figure.subplots(1, len(self.panels), squeeze=False)[0], self.panels, strict=True):
             panel(ax)
             if ax.get_legend_handles_labels()[1]:
-                ax.legend(loc="upper left", bbox_to_anchor=(0, -0.15), borderaxespad=0)
+                ax.legend(loc="upper left", bbox_to_anchor=(0, -0.15), borderaxespad=0, markerscale=1.5)
         return _svg(figure)
 
     def small_svg(self) -> str:
