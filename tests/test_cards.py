@@ -23,7 +23,16 @@ from rlstab.testing.stage_examples import STAGE_EXAMPLES
 
 METHODS, STAGES = pages.methods(), pages.stages()
 #: What a method may read without naming it in `needs`.
-METHOD_BASICS = {"old_logprobs", "logprobs", "advantages", "sequence", "position", "sequence_ids", "group_ids", "live logprobs"}
+METHOD_BASICS = {
+    "old_logprobs",
+    "logprobs",
+    "advantages",
+    "sequence",
+    "position",
+    "sequence_ids",
+    "group_ids",
+    "live logprobs",
+}
 #: What a stage may read without naming it in `needs`.
 STAGE_BASICS = {field.name for field in (*dataclasses.fields(ResponseBatch), *dataclasses.fields(Offer))}
 
