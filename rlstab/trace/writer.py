@@ -134,7 +134,7 @@ class Tracer:
         if found.bonus is not None:
             line["bonus"] = _numbers(found.bonus[where])
         if found.exempt is not None:
-            line["unclipped"] = found.exempt[where].tolist()
+            line["exempt"] = found.exempt[where].tolist()
         line["clipped"] = found.clipped[where].tolist()
         if found.gate is not None:
             line["gate"] = _numbers(found.gate[where])
