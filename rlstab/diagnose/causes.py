@@ -52,14 +52,14 @@ class First:
     later: tuple[Sign, ...]
 
 
-def first_of(found: Sequence[Sign], interval: int = 1) -> First | None:
+def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
     """The first cause; None where no sign is there.
 
     Args:
-        found: every sign of the run.
+        signs: every sign of the run.
         interval: steps between two lines of the log.
     """
-    there = {one.name: one for one in found if one.fired}
+    there = {sign.name: sign for sign in signs if sign.fired}
     together = max(TOGETHER, interval)
     candidates = [one for one in there.values() if not _follows(one, there, together)]
     if not candidates:

@@ -15,23 +15,8 @@ from rlstab.diagnose.metric_aliases import ALIASES
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.diagnose.run_log import RunLog
-from rlstab.diagnose.signs import READS, TITLES, Sign, signs
+from rlstab.diagnose.signs import SIGNS, Sign, signs
 from rlstab.errors import ReportError
-
-#: What cannot be seen without a metric, in words that end a sentence.
-UNSEEN = {
-    "sampler_mismatch": "whether the sampler is the policy",
-    "sampler_drift": "whether the samples are older than the policy",
-    "clipped": "how far the policy leaves the data",
-    "truncation": "whether answers are cut off",
-    "zero_std_groups": "whether groups have a gradient at all",
-    "entropy_floor": "whether entropy collapses",
-    "entropy_blow_up": "whether entropy blows up",
-    "gradient_spikes": "whether single updates are out of proportion",
-    "refused_steps": "whether gradients are finite",
-    "reward_fall": "whether the reward falls",
-}
-assert UNSEEN.keys() == TITLES.keys()
 
 
 @dataclass(frozen=True)
@@ -124,7 +109,7 @@ def diagnose_paths(paths: Sequence[str | Path]) -> list[Diagnosis]:
     logs = [log for path in paths for log in read_logs(path)]
     for log in logs:
         if not log.curves.keys() - {"lr"}:
-            raise ReportError(f"{log.title}: no metric that is known here. {_wanted(tuple(TITLES))}")
+            raise ReportError(f"{log.title}: no metric that is known here. {_wanted()}")
     return [diagnose(log) for log in logs]
 
 
@@ -135,12 +120,11 @@ def _interval(log: RunLog) -> int:
 
 
 def _why(sign: Sign, log: RunLog) -> str:
-    if any(name in log.curves for name in READS[sign.name]):
-        return sign.text
-    return f"no {' or '.join(READS[sign.name])}"
+    reads = SIGNS[sign.name].reads
+    return sign.text if any(name in log.curves for name in reads) else f"no {' or '.join(reads)}"
 
 
-def _wanted(names: Sequence[str]) -> str:
-    wanted = dict.fromkeys(metric for name in names for metric in READS[name])
-    others = [next(iter(ALIASES[one]), one) for one in wanted if one in ALIASES]
+def _wanted() -> str:
+    wanted = dict.fromkeys(metric for detector in SIGNS.values() for metric in detector.reads)
+    others = [next(iter(ALIASES[name]), name) for name in wanted if name in ALIASES]
     return f"Log some of {', '.join(wanted)}, in TRL and verl {', '.join(others)} and the like."
