@@ -17,6 +17,10 @@ from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.diagnose.run_log import RunLog
 from rlstab.diagnose.signs import SIGNS, Sign, signs
 from rlstab.errors import ReportError
+from rlstab.report.bins import EMPTY
+
+#: Where more lines of the log than this share trained nothing, a remark says so.
+IDLE = 0.25
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,16 @@ class Diagnosis:
     first: First | None
     looked_at: tuple[Sign, ...]
     unseen: tuple[Unseen, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What could not be read, and steps in which nothing was trained where no sign says so."""
+        idle, lines = _idle(self.log)
+        fired = {sign.name for sign in (self.first.sign, *self.first.later)} if self.first else set()
+        if idle <= IDLE * lines or "zero_std_groups" in fired:
+            return self.log.remarks
+        told = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
+        return (*self.log.remarks, told)
 
     @property
     def remedy(self) -> Remedy | None:
@@ -85,7 +99,7 @@ class Diagnosis:
                 {"method": method, "figures": [dataclasses.asdict(one) for one in figures]}
                 for method, figures in (remedy.evidence if remedy else ())
             ],
-            "remarks": list(self.log.remarks),
+            "remarks": list(self.remarks),
         }
 
 
@@ -111,6 +125,17 @@ def diagnose_paths(paths: Sequence[str | Path]) -> list[Diagnosis]:
         if not log.curves.keys() - {"lr"}:
             raise ReportError(f"{log.title}: no metric that is known here. {_wanted()}")
     return [diagnose(log) for log in logs]
+
+
+def _idle(log: RunLog) -> tuple[int, int]:
+    """Lines of the log in which no group had a gradient or the gradient was 0, and all that tell."""
+    idle: set[int] = set()
+    lines: set[int] = set()
+    for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
+        steps, values = log.curves.get(name, EMPTY)
+        lines |= set(steps.tolist())
+        idle |= set(steps[values == nothing].tolist())
+    return len(idle), len(lines)
 
 
 def _interval(log: RunLog) -> int:

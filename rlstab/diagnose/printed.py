@@ -65,7 +65,7 @@ def shown(one: Diagnosis) -> RenderableType:
 def _told(one: Diagnosis) -> Iterator[RenderableType]:
     colour = "green" if one.first is None else "bold yellow"
     yield f"[{colour}]{escape(one.told())}[/]"
-    for remark in one.log.remarks:
+    for remark in one.remarks:
         yield f"[yellow]note:[/] {_safe(remark)}"
     if one.first:
         yield _signs(one)

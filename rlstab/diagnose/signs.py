@@ -45,6 +45,7 @@ class Sign:
         step: at which it begins; None if it is not there.
         text: the values in words, or why nothing can be said.
         share: what is left, where something falls: of the reward, of the answers that end.
+        first_line: it is there in the first line of the log.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Sign:
     step: int | None
     text: str
     share: float | None = None
+    first_line: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def truncation(log: RunLog) -> Sign:
     steps, values = log.curves.get("response/ended", EMPTY)
     if len(values) and 1 - values[0] > CUT_OFF:
         text = f"{1 - values[0]:.2f} of the answers are cut off in the first line of the log"
-        return Sign("truncation", True, int(steps[0]), text, 1.0)
+        return Sign("truncation", True, int(steps[0]), text, 1.0, first_line=True)
     start = _first_bin(log, "response/ended")
     end = min(collapse.ENDED, start - collapse.ENDED_DROP)
     sign = _of_report(log, "truncation", "response/ended", lambda mean: mean <= end)
