@@ -16,7 +16,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from rlstab.config.renamed import new_record, new_settings
 from rlstab.errors import ReportError
-from rlstab.paths import is_strange
+from rlstab.files import is_foreign
 from rlstab.report.bins import binned
 from rlstab.report.model import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
 from rlstab.report.numbers import ranges
@@ -34,7 +34,7 @@ def export_results(loaded: Loaded, path: str | Path) -> Path:
     path = Path(path)
     text = "".join(json.dumps(_line(run), allow_nan=False) + "\n" for run in loaded.runs)
     try:
-        if is_strange(path, b'{"format": '):
+        if is_foreign(path, b'{"format": '):
             raise ReportError(f"{path} exists, is no results file, and stays as it is. Give --export another file.")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -20,7 +20,7 @@ from rlstab.config.renamed import new_record
 from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, kind_of
-from rlstab.paths import is_dir
+from rlstab.files import is_dir
 from rlstab.train import durable
 from rlstab.train.engines import Moments
 from rlstab.train.policy import Policy

@@ -22,10 +22,10 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
-from rlstab.config.own_code import changed, files, short
 from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
-from rlstab.config.schedule_settings import ENDING
+from rlstab.config.settings import ENDING
+from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
 from rlstab.train.checkpoint import Checkpoint, Damaged, Identity
@@ -241,7 +241,7 @@ class RunFolder:
             )
         code = read_mapping(self.path / "run.json").get("code")
         if self.start is not None and isinstance(code, dict):
-            self.said += changed(code, files(self._run.model_dump(mode="json")))
+            self.said += changed_files(code, checksums(self._run.model_dump(mode="json")))
         if damaged and self.start is not None:
             self.said.append(f"continuing from {self.start.name}")
         self._look_at_records()
@@ -304,7 +304,7 @@ class RunFolder:
                 f"optimisation.rollouts was {rollouts} and is {self._run.optimisation.rollouts} now: the schedule "
                 f"'{schedule.name}' ends with them, so the learning rate goes on from another place of it"
             )
-        _same(short(started), short(now), self.path)
+        _same(portable(started), portable(now), self.path)
 
     def _look_at_records(self) -> None:
         """Say which records of the rollouts until here are lost."""
@@ -483,7 +483,7 @@ def hold(
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two resolved runs differ in nothing but what a continued run may change."""
     try:
-        _same(short(one), short(other), Path())
+        _same(portable(one), portable(other), Path())
     except CheckpointError:
         return False
     return True
