@@ -10,10 +10,10 @@ from rlstab.report import payload
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.differences import lines
-from rlstab.report.findings import findings, listed
+from rlstab.report.findings import findings
 from rlstab.report.metric_names import axis, own_title
 from rlstab.report.model import WIDTH, RunRecord
-from rlstab.report.numbers import NOTHING, counted, setting
+from rlstab.report.numbers import NOTHING, counted, listed, setting
 from rlstab.report.opening import curve_of, opening
 from rlstab.report.palette import Look, looks
 from rlstab.report.panels import panels_of
