@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ MAX_NODES = 100_000
 MAX_DEPTH = 100
 
 #: Bytes; more than any run file has. A device may never end.
-MAX_BYTES = 16_000_000
+MAX_BYTES = 2**24
+_CHUNK = 2**16
 
 #: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
@@ -79,7 +81,7 @@ class Document:
         """
         try:
             with Path(path).open("rb") as file:
-                content = file.read(MAX_BYTES + 1)
+                content = b"".join(islice(iter(lambda: file.read(_CHUNK), b""), MAX_BYTES // _CHUNK + 1))
             text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except OSError as error:
             reason = (error.strerror or str(error)).lower()

@@ -139,7 +139,11 @@ def _made(
             cls = registry.get(name)
         except UnknownName as error:
             raise document.error((*place, "name"), _elsewhere(name, noun) or str(error)) from error
-    checked = document.validate(method_model(cls), {**item, "name": cls.name}, place)
+    return _of_class(document, cls, {key: value for key, value in item.items() if key != "name"}, place)
+
+
+def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
+    checked = document.validate(method_model(cls), {"name": cls.name, **settings}, place)
     try:
         return cls(**{setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
     except RlstabError as error:
@@ -307,8 +311,8 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
         return None
     if method.name not in item.set:
         return method
-    changed = {"name": method.name, **settings_as_yaml(method), **item.set[method.name]}
-    return _method(document, changed, (*place, "set", method.name))
+    changed = {**settings_as_yaml(method), **item.set[method.name]}
+    return _of_class(document, type(method), changed, (*place, "set", method.name))
 
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:

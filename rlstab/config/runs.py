@@ -156,10 +156,11 @@ def build_run(document: Document) -> RunConfig:
     data = dict(document.data)
     if "task" in data:
         data["task"] = _task(data["task"])
-    for key in data.keys() - RunConfig.model_fields.keys() - {"advantage"}:
-        for section, field in RunConfig.model_fields.items():
-            if key in getattr(field.annotation, "model_fields", {}):
-                raise document.error((key,), f"unknown key '{key}'. Write it under `{section}`.")
+    for key in data.keys() - RunConfig.model_fields.keys():
+        sections = RunConfig.model_fields.items()
+        owners = [name for name, field in sections if key in getattr(field.annotation, "model_fields", ())]
+        if len(owners) == 1:
+            raise document.error((key,), f"unknown key '{key}'. Write it under `{owners[0]}`.")
     composition = build_objective(document)
     pipeline = build_stages(document, presets_of(data["objective"]), [leaf.name for leaf in walk(composition)])
     data.pop("advantage", None)

@@ -283,9 +283,7 @@ class RewardSettings(WorkerSettings):
             text = f"'{self.function}' names no function in a file. Write it as path/to/file.py:function."
             raise misfit(text, "function")
         if not re.fullmatch(r"[^\W\d][\w.-]*", self.name):
-            text = (
-                f"'{self.name}' cannot be part of a metric's name. Set a `name` of letters, digits and _."
-            )
+            text = f"'{self.name}' cannot be part of a metric's name. Set a `name` of letters, digits and _."
             raise misfit(text, "name")
         if self.name in TAKEN:
             raise misfit(f"the trainer writes 'reward/{self.name}' itself. Give the reward another `name`.", "name")
@@ -542,9 +540,7 @@ class EngineSettings(Settings):
     def _of_shards(self) -> EngineSettings:
         for name in ("gather", "offload"):
             if self.name != "fsdp2" and getattr(self, name) != EngineSettings.model_fields[name].default:
-                text = (
-                    f"it is of shards alone, and engine.name is {self.name}. Set that to fsdp2, or leave this out."
-                )
+                text = f"it is of shards alone, and engine.name is {self.name}. Set that to fsdp2, or leave this out."
                 raise misfit(text, name)
         return self
 

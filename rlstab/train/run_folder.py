@@ -22,7 +22,6 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
-from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.settings import ENDING
 from rlstab.config.user_code import changed_files, checksums, portable
@@ -278,17 +277,9 @@ class RunFolder:
             self.said.append(f"{path} is missing or damaged; it is written anew")
             if settings is None:
                 return
-        elif settings is not None and not _agree(with_stages(written), with_stages(settings)):
+        elif settings is not None and not _agree(written, settings):
             self.said.append(f"{path} is not what this run was started with; it is written anew")
-        started = _filled(with_stages(written if settings is None else settings), self._run)
-        if renamed := dict(old_settings(started)):
-            names = ", ".join(f"{old} is called '{now}' now" for old, now in renamed.items())
-            cure = "Use the new names there to continue the run."
-            if any(old.startswith("objective.") for old in renamed):  # its checkpoints bear the hash of the old names
-                cure = (
-                    "Continue the run with the version of rlstab that wrote it, or start over in another tracking.out."
-                )
-            raise CheckpointError(f"{path} was written under older names: {names}. {cure}")
+        started = _filled(written if settings is None else settings, self._run)
         now = self._run.model_dump(mode="json")
         rollouts = started.get("optimisation", {}).get("rollouts")
         if self._run.rollout.staleness and rollouts != self._run.optimisation.rollouts:
