@@ -18,7 +18,7 @@ from typing import Any
 from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
-from rlstab.paths import exists, is_dir
+from rlstab.files import exists, is_dir
 from rlstab.report.model import RunRecord
 from rlstab.report.numbers import counted, ranges
 from rlstab.report.plain import read_bytes
