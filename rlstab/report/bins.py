@@ -42,9 +42,10 @@ def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], fl
     finite = np.isfinite(values)
     rollouts, values = rollouts[finite], values[finite]
     places = (rollouts - 1) // WIDTH
-    kept = np.unique(places)
+    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
+    kept, starts = np.unique(places[order], return_index=True)
     ends = np.minimum((kept + 1) * WIDTH, last)
-    summaries = [rounded(summary(values[places == place])) for place in kept]
+    summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
     return ends.astype(np.int64), np.array(summaries, dtype=np.float64)
 
 
