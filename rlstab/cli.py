@@ -264,9 +264,7 @@ def _train(options: argparse.Namespace) -> int:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(_file(options), _overrides(options.set))
     require("train", "rlstab train")
-    from rlstab.train.loop import train
-    from rlstab.train.processes import TIMEOUT, leave
-    from rlstab.train.stopping import Stopped
+    from rlstab.train.loop import TIMEOUT, Stopped, leave, train
 
     if options.timeout is not None and not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")

@@ -20,8 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from rlstab.config.runs import AdapterSettings, RunConfig
 from rlstab.extras import require_package
 from rlstab.signals import COLUMNS, ROWS
-from rlstab.train import lora
-from rlstab.train.policy import load_part
+from rlstab.train.policy import load_part, put_adapter
 
 #: Bytes of a float32.
 WIDE = 4
@@ -138,7 +137,7 @@ def shape(
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         if adapter is not None:
             require_package("lora", "model.adapter")
-            lora.put_shape(model, name, adapter)
+            put_adapter(model, name, adapter)
     with FakeTensorMode():
         _as_if_on_cpu(model)
         names = set(getattr(model, "_no_split_modules", None) or ())
