@@ -9,7 +9,7 @@ from rlstab.report.comparison import Comparison, Table
 from rlstab.report.curves import seeds_of
 from rlstab.report.idle_methods import Idle
 from rlstab.report.metric_names import axis
-from rlstab.report.numbers import counted, decimals, estimate, places, setting
+from rlstab.report.numbers import counted, decimals, estimate, listed, places, setting
 from rlstab.report.opening import curve_of, opening
 from rlstab.report.outcomes import Outcome
 from rlstab.report.statistics import Verdict
@@ -43,12 +43,6 @@ def findings(comparison: Comparison) -> list[str]:
 def paragraphs(text: str) -> list[str]:
     """Those of a text that YAML may have broken into lines."""
     return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
-
-
-def listed(names: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    *most, last = list(names)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:

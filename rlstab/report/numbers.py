@@ -55,3 +55,9 @@ def estimate(value: float | None, low: float | None, high: float | None) -> str:
     digits = places([one for one in (value, low, high) if one is not None])
     inside = "" if low is None or high is None else f" [{decimals(low, digits)}, {decimals(high, digits)}]"
     return decimals(value, digits) + inside
+
+
+def listed(names: Iterable[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *most, last = list(names)
+    return f"{', '.join(most)} and {last}" if most else last

@@ -4,7 +4,7 @@ A rollout's way: ``loop`` asks ``generate`` for a :class:`~rlstab.train.rollout.
 rewards, stages), and ``learn`` estimates its advantages and makes the optimizer steps through an ``engine`` that holds
 the ``policy``. ``checkpoint``, ``run_folder``, ``tracking`` and ``evaluate`` stand beside it.
 
-Needs the extra ``rlstab[train]``; without it the import raises :class:`rlstab.errors.MissingPackage`.
+Needs the extra ``train``; without it the import raises :class:`rlstab.errors.MissingPackage`.
 """
 
 from rlstab.extras import require

@@ -138,7 +138,7 @@ def require_trackers(names: Sequence[str]) -> None:
     Raises:
         ConfigError: a package is missing.
     """
-    known = {"wandb": (is_wandb_available, "wandb"), "tensorboard": (is_tensorboard_available, '"rlstab[tensorboard]"')}
+    known = {"wandb": (is_wandb_available, "wandb"), "tensorboard": (is_tensorboard_available, "-e '.[tensorboard]'")}
     for name in names:
         available, package = known[name]
         if not available():  # type: ignore[no-untyped-call]  # accelerate gives it no types
