@@ -27,7 +27,6 @@ from rlstab.trace import ACTIONS, Trace, trace
 from rlstab.trace.effects import ALIKE
 from rlstab.trace.token_texts import token_texts
 from rlstab.trace.writer import Tracer
-from rlstab.train.journal import Journal
 from rlstab.train.loop import train
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
@@ -409,7 +408,8 @@ def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
 
 def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
+    file = (tmp_path / "tokens.jsonl").open("a", buffering=1)
+    tracer = Tracer(file.write, run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     ids = batch.sequence_ids
     rewards = torch.full((6,), torch.nan)
@@ -427,7 +427,8 @@ def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
 
 def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
+    file = (tmp_path / "tokens.jsonl").open("a", buffering=1)
+    tracer = Tracer(file.write, run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     tracer.begin(
         1, lambda place: "p", batch.sequence_ids, batch.group_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3)

@@ -15,3 +15,4 @@ from rlstab.train.loop import RunResult, Stopped, train  # noqa: E402
 from rlstab.train.rollout import Rollout  # noqa: E402
 
 __all__ = ["Rollout", "RunResult", "Stopped", "train"]
+Responses = Rollout

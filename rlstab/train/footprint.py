@@ -174,7 +174,7 @@ def footprint(
     Args:
         shape: of the model.
         run: its settings.
-        engine: see :mod:`rlstab.train.engines`.
+        engine: see :mod:`rlstab.train.engine`.
         processes: of the run.
         reference: whether a second model stands beside the policy.
         device: on which weights are.

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.config.runs import RunConfig
+from rlstab.config.runs import RolloutSettings, RunConfig
 from rlstab.core.comm import Comm
 from rlstab.core.method import State
 from rlstab.core.stats import Settled
@@ -91,6 +91,23 @@ class Generator:
         """Whether the task is asked for blocks; a method alone may have them from a provider."""
         by_method = "block_ids" in self.run.composition.needs and "block_ids" not in self.signals
         return bool(self.stages.needs & BLOCKS) or by_method
+
+    def require_blocks(self) -> None:
+        """See that the task knows the blocks that are read.
+
+        Raises:
+            MissingSignal: it says nothing of blocks.
+            ConfigError: it is flaky, which loses no block.
+        """
+        if not self.blocks:
+            return
+        who = next((f"the stage '{stage.name}'" for stage in self.stages if stage.needs & BLOCKS), None)
+        require_blocks(self.task, who or "the method that reads 'block_ids'")
+        if who and flaky_share(self.task):
+            raise ConfigError(
+                f"{who} reads the rewards of blocks, and the task '{self.task.name}' is flaky, which loses scores of "
+                f"whole answers: nothing would be lost. Set task.flaky to 0, or take another advantage estimator."
+            )
 
     def start(self) -> Progress:
         """Where a run begins."""
@@ -500,24 +517,14 @@ def require_provider_names(signals: Mapping[str, Any]) -> None:
         raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")
 
 
-def require_prompts(policy: Policy, generator: Generator) -> None:
-    """Encode the first prompt of each split, and see that the task knows the blocks that are read.
+def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> None:
+    """Encode the first prompt of each split.
 
     Raises:
-        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false; or a flaky task loses no block.
+        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false.
         ModelError: ``rollout.chat`` is true, and the tokenizer has no chat template.
         DataError: a prompt cannot be written in tokens, or leaves no room for the response.
-        MissingSignal: the task says nothing of blocks.
     """
-    task, rollout, stages = generator.task, generator.run.rollout, generator.stages
-    if generator.blocks:
-        who = next((f"the stage '{stage.name}'" for stage in stages if stage.needs & BLOCKS), None)
-        require_blocks(task, who or "the method that reads 'block_ids'")
-        if who and flaky_share(task):
-            raise ConfigError(
-                f"{who} reads the rewards of blocks, and the task '{task.name}' is flaky, which loses scores of "
-                f"whole answers: nothing would be lost. Set task.flaky to 0, or take another advantage estimator."
-            )
     examples = [task.example(split, 0) for split, size in task.size.items() if size != 0]
     if not rollout.chat and any(example.messages for example in examples):
         raise ConfigError(

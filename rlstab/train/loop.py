@@ -204,7 +204,8 @@ class Trainer:
         self.engine = build_engine(policy, accelerator, run, comm, sharded=sharded)
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:
-            require_decoding(policy, run.model.name)
+            require_prompts(policy, self.task, run.rollout)
+            require_decoding(policy, run.model.name, self.task.example("train", 0).asked, run.rollout)
         reference = None
         if "ref_logprobs" in run.composition.needs:
             gathered = self.engine.gathered_policy  # with the adapter off
@@ -228,7 +229,7 @@ class Trainer:
             leaving=self.leaving,
             beside=self.beside,
         )
-        require_prompts(self.policy, self.generator)
+        self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
         if run.tracking.trace_every and folder is not None:
             append = partial(folder.append, "tokens.jsonl")

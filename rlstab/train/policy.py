@@ -17,13 +17,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper,
+    apply_activation_checkpointing,
+)
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rlstab import hub
@@ -241,7 +243,7 @@ class Policy:
             "rows": rows,
             "check_ids": not self._embeds_the_vocabulary,
         }
-        with self.autocast(), self._checkpointed():
+        with self.autocast():
             output = self._before_each_token(sequences, shared)
         output = output.reshape(-1, output.shape[-1])[index]
         if self.head is None:
@@ -301,7 +303,8 @@ class Policy:
 
         Gradient checkpointing keeps no keys and values. It synchronises with the device.
         """
-        if not self._shares_prompts or self._checkpointing():
+        checkpointed = any(isinstance(module, CheckpointWrapper) for module in self.model.modules())
+        if checkpointed or not self._shares_prompts:
             return None
         return SharedPrompts.among(sequences.prompt_ids, sequences.prompt_mask, sequences.response_ids.shape[1])
 
@@ -332,58 +335,22 @@ class Policy:
     def _cuts_logits(self) -> bool:
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
-    # -- gradient checkpointing --------------------------------------------------------------------------------------
-
     def checkpoint_gradients(self) -> None:
-        """Recompute activations in the backward pass.
+        """Recompute the activations of each layer in the backward pass.
+
+        By torch's wrapper, as accelerate does: layers of transformers checkpoint in training mode alone, which would
+        switch dropout on.
 
         Raises:
             ModelError: the model cannot.
         """
-        if not self.model.supports_gradient_checkpointing:
+        names = set(getattr(self.model, "_no_split_modules", None) or ())
+        if not self.model.supports_gradient_checkpointing or not names:
             raise ModelError(
                 f"'{self.tokenizer.name_or_path}' does not support gradient checkpointing. Set "
                 f"optimisation.gradient_checkpointing to false and lower optimisation.micro_batch_size."
             )
-        newer = getattr(self.model, "activation_checkpointing_enable", None)  # its name in later versions
-        (newer or self.model.gradient_checkpointing_enable)()
-        for layer in self._checkpointing():
-            layer._gradient_checkpointing_func = _in_eval(layer, layer._gradient_checkpointing_func)
-
-    @contextmanager
-    def _checkpointed(self) -> Iterator[None]:
-        """Layers checkpoint only in training mode, and the policy is in eval mode for the sake of dropout: the layers
-        alone are switched, as far as the decision to checkpoint, and only while a gradient is wanted.
-        """
-        layers = self._checkpointing() if torch.is_grad_enabled() else []
-        for layer in layers:
-            layer.training = True
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.training = False
-
-    def _checkpointing(self) -> list[Any]:
-        """The modules that decide to checkpoint: layers, or what holds them where they do not know how."""
-        modules = [module for module in self.model.modules() if getattr(module, "gradient_checkpointing", False)]
-        return [module for module in modules if isinstance(module, GradientCheckpointingLayer)] or modules
-
-
-def _in_eval(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """``checkpoint``, with the layer in eval mode inside: some layers apply dropout themselves, by their own mode."""
-
-    def checkpointed(call: Callable[..., Any], *arguments: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            before, layer.training = layer.training, False
-            try:
-                return call(*arguments)
-            finally:
-                layer.training = before
-
-        return checkpoint(run, *arguments)
-
-    return checkpointed
+        apply_activation_checkpointing(self.model, check_fn=lambda module: type(module).__name__ in names)
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------
@@ -524,7 +491,7 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
     Raises:
         ModelError: the adapter does not fit the model, or is of a kind that cannot be trained here.
     """
-    from peft import LoraConfig, PeftConfig
+    from peft import LoraConfig, PeftConfig, load_peft_weights
 
     shapes_only = model.device.type == "meta"
     base = "" if shapes_only else _checksum(model)
@@ -546,20 +513,19 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
             "Name linear layers of it in model.adapter.targets, or `all-linear`",
         )
     else:
-        folder = _adapter_folder(settings.path)
-        before = _json(folder / _BASE)
+        before = _json(Path(settings.path).expanduser() / _BASE)
         if before.get("checksum", base) != base and not shapes_only:
             raise ModelError(
                 f"the adapter '{settings.path}' was trained on other weights than '{name}' has now (then "
                 f"'{before.get('name')}'). Give the model as it was, or start a new adapter."
             )
-        try:
-            config = PeftConfig.from_pretrained(str(folder))
-            weights = {} if shapes_only else load_file(folder / _ADAPTER_WEIGHTS)
+        path = str(Path(settings.path).expanduser())
+        try:  # a folder, or on the hub; safetensors, or torch.load with weights_only
+            config = PeftConfig.from_pretrained(path)
+            weights = {} if shapes_only else load_peft_weights(path, device="cpu")
         except Exception as error:  # files of others fail in every way
-            raise ModelError(
-                f"the adapter '{settings.path}' cannot be read: {hub.first_line(error)}. {_FIX}"
-            ) from error
+            reason = hub.unreachable() or hub.first_line(error)
+            raise ModelError(f"the adapter '{settings.path}' cannot be read: {reason}. {_FIX}") from error
         _require_plain_lora(config, settings.path)
         config.inference_mode, config.lora_dropout = False, 0.0
         _inject(model, config, f"the adapter '{settings.path}' does not fit '{name}'", _FIX.rstrip("."))
@@ -658,21 +624,6 @@ def _require_plain_lora(config: Any, path: str) -> None:
             f"the adapter '{path}' is of the kind {kind}{' with ' if more else ''}{', '.join(more)}; only the matrices "
             f"of LoRA can be trained. Merge it into its model, and put a new adapter on the result."
         )
-
-
-def _adapter_folder(path: str) -> Path:
-    """The folder of an adapter, which may be on the hub."""
-    folder = Path(path).expanduser()
-    if folder.is_dir() or path.startswith((".", "/", "~")) or path.count("/") != 1:
-        for file in (ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
-            if not (folder / file).is_file():
-                raise ModelError(f"there is no adapter in '{folder}': it has no {file}; pickles are not read. {_FIX}")
-        return folder
-    try:
-        files, offline = [ADAPTER_CONFIG, _ADAPTER_WEIGHTS, _BASE], bool(hub.unreachable())
-        return Path(huggingface_hub.snapshot_download(path, allow_patterns=files, local_files_only=offline))
-    except Exception as error:  # by proxies and certificates of every kind
-        raise ModelError(f"the adapter '{path}' cannot be loaded: {hub.first_line(error)}. {_FIX}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from rlstab.config.runs import RolloutSettings
 from rlstab.core.random import uniform
-from rlstab.errors import ModelError
+from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Prompt
@@ -315,74 +315,38 @@ def _narrow(model: PreTrainedModel) -> set[str]:
 #: Log-probs agree to this share of the largest logit. Sound caches miss by roundings, others by about the logits.
 AGREEMENT = 0.003
 
-#: Tokens of the two prompts, and of each response.
-PROMPTS, RESPONSE = (2, 5), 4
-
 _TAKE = "Take a model with attention over a cache that transformers' DynamicCache holds, such as Llama, Qwen or Gemma."
 
 
 @torch.no_grad()
-def require_decoding(policy: Policy, name: str) -> None:
-    """Decode as :func:`sample` does and compare with one forward over each row alone, before anything is sampled.
+def require_decoding(policy: Policy, name: str, prompt: Prompt, settings: RolloutSettings) -> None:
+    """Sample a few tokens and compare with one forward over each response alone, before a run begins.
 
-    Prompts of two lengths, a prompt read once for two responses, a response that leaves the batch. A model that keeps
-    its state elsewhere than in the cache, or reads padding, would sample from another policy than it learns.
+    Prompts of two lengths, a prompt that is read once for two responses, a response that leaves the batch. A model that
+    keeps its state elsewhere than in the cache, or reads padding, would sample from another policy than it learns.
 
     Raises:
         ModelError: the model cannot decode so, or its log-probs are others.
     """
-    embeddings = policy.model.get_input_embeddings().weight
-    assert isinstance(embeddings, Tensor)
-    sizes = [PROMPTS[0], RESPONSE, PROMPTS[1], RESPONSE]
-    ids = torch.split(torch.arange(sum(sizes), device=policy.device) % embeddings.shape[0], sizes)
+    policy, length = replace(policy, precision="fp32"), min(8, settings.max_new_tokens)
+    given, rows = [[], [], list(range(1, 1 + length // 2))], torch.arange(3)
+    few = settings.model_copy(update={"max_new_tokens": length, "stop": None, "batch_size": len(rows)})
     try:
-        expected = [
-            policy.model(input_ids=torch.cat(row).unsqueeze(0), use_cache=False).logits[0, -RESPONSE:]
-            for row in (ids[:2], ids[2:])
-        ]
-        decoded = _decoded(policy, ids)
+        rollout = sample(policy, [prompt] * len(rows), rows, few, given=given, seed=0)
+        forward = policy.evidence(
+            rollout.sequences, rows, 1, temperature=settings.temperature, needs={"logprobs"}, options={}
+        )
+        largest = float(policy.model(input_ids=rollout.sequences.prompt_ids[-1:], use_cache=False).logits.abs().max())
+    except DataError:
+        raise
     except Exception as error:  # models refuse arguments that they do not know in every way
         raise ModelError(
             f"'{name}' cannot decode with a cache of keys and values: {first_line(error)}. {_TAKE}"
         ) from error
-    pairs = zip(decoded, expected, strict=True)
-    gap = max(float((_log_softmax(mine) - _log_softmax(other)).abs().max()) for mine, other in pairs)
-    largest = max(float(logits.float().abs().max()) for logits in expected)
-    if gap > AGREEMENT * largest:  # NaN weights pass: the first step refuses them by their name
+    gap = float((rollout.signals["logprobs"] - forward["logprobs"]).abs().max())
+    if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step refuses them by their name
         raise ModelError(
             f"'{name}' gives other log-probs when it decodes with a cache of keys and values and padded prompts than "
             f"in one forward over a response alone, by up to {gap:.3g} nats: it would sample from another policy than "
             f"it learns. {_TAKE}"
         )
-
-
-def _decoded(policy: Policy, ids: tuple[Tensor, ...]) -> list[Tensor]:
-    """``(RESPONSE, V)`` logits of each of the two responses, that of the longer prompt last."""
-    short, long = ids[0], ids[2]
-    padding = torch.full((len(long) - len(short),), policy.pad_id, device=policy.device)
-    tokens = torch.stack([torch.cat([padding, short]), long])
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    mask[0, : len(padding)] = False
-    positions, cache = position_ids(mask), DynamicCache(config=policy.model.config)
-    rows = [0, 1]
-    steps: list[tuple[Tensor, Tensor]] = []
-    for place in range(RESPONSE + 1):
-        logits = policy.next_logits(
-            input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
-        ).logits[:, -1]
-        if place:
-            steps.append((logits[0], logits[-1]))
-        chosen = {0: [0, 1, 1], 2: [0, 2]}.get(place)
-        if chosen:
-            index = torch.tensor(chosen, device=policy.device)
-            cache.reorder_cache(index)  # type: ignore[arg-type]  # it asks for the LongTensor of old
-            rows, mask, positions = [rows[row] for row in chosen], mask[index], positions[index]
-        if place < RESPONSE:
-            tokens = torch.stack([ids[1 + 2 * row][place : place + 1] for row in rows])
-            positions = positions[:, -1:] + 1
-            mask = torch.cat([mask, torch.ones_like(tokens, dtype=torch.bool)], dim=1)
-    return [torch.stack(logits) for logits in zip(*steps, strict=True)]
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return torch.log_softmax(logits.float(), dim=-1)

@@ -372,50 +372,46 @@ def _causes(rollouts: Sequence[Values], first: Values) -> list[tuple[str, str]]:
         count = sum(map(holds, rollouts))
         return count if count >= SHARE * len(rollouts) else 0
 
-    def cause(name: str, count: int, why: str, look: str) -> list[tuple[str, str]]:
-        return [(name, f"{count} of {len(rollouts)} rollouts: {why}. {look}")]
-
-    if count := mostly(lambda values: _is(values, "lr", lambda lr: lr == 0)):
-        return cause("lr", count, "the learning rate was 0", "Look at optimisation.lr and warmup_optimizer_steps.")
-    if count := mostly(lambda values: bool(values.get("optimizer_steps/refused")) and "gradient/norm" not in values):
-        look = "Lower optimisation.lr, try optimisation.precision: fp32, and look at the rewards for NaN."
-        return cause("refused", count, "their optimizer steps were refused over NaN or Inf", look)
-    if not (idle := mostly(lambda values: not _taught(values))):
-        return []
-    if count := mostly(lambda values: _is(values, "response/length", lambda length: length <= 1)):
-        look = "Look at samples.jsonl, rollout.stop, and whether the model ends every answer at once."
-        return cause("length", count, "every response had at most one token", look)
+    idle = mostly(lambda values: not _taught(values))
+    refused = mostly(lambda values: bool(values.get("optimizer_steps/refused")) and "gradient/norm" not in values)
     equal = mostly(lambda values: _is(values, "reward/zero_std_groups", lambda share: share == 1))
-    if equal and mostly(lambda values: _is(values, "reward/mean", lambda reward: reward == 0)):
-        return cause("zero", equal, "every reward was 0, so every advantage was", _why_zero(rollouts, first))
-    if equal:
-        look = (
-            "Look at the scores in samples.jsonl; take harder or easier prompts, a higher rollout.temperature, or a "
-            "larger rollout.group."
+    if count := mostly(lambda values: _is(values, "lr", lambda lr: lr == 0)):
+        name, text = "lr", "the learning rate was 0. Look at optimisation.lr and warmup_optimizer_steps."
+    elif count := refused:
+        name, text = (
+            "refused",
+            (
+                "their optimizer steps were refused over NaN or Inf. Lower optimisation.lr, try optimisation.precision: "
+                "fp32, and look at the rewards for NaN."
+            ),
         )
-        return cause("equal", equal, "all rewards of each group were equal, so every advantage was 0", look)
-    dropped = mostly(lambda values: _is(values, "tokens/kept", lambda share: share == 0))
-    why = "the methods dropped every token" if dropped else "no optimizer step had a gradient"
-    look = "Look at what each method does with `rlstab check`, at the advantages, and at tokens/live in metrics.jsonl."
-    return cause("silent", idle, why, look)
+    elif count := equal if idle else 0:
+        zero = mostly(lambda values: _is(values, "reward/mean", lambda reward: reward == 0))
+        name, text = ("zero", "every reward was 0") if zero else ("equal", "all rewards of each group were equal")
+        text += ", so every advantage was 0. " + _why_equal(rollouts, first, zero=bool(zero))
+    elif count := idle:
+        dropped = mostly(lambda values: _is(values, "tokens/kept", lambda share: share == 0))
+        name, text = "silent", "the methods dropped every token" if dropped else "no optimizer step had a gradient"
+        text += ". Look at what each method does with `rlstab check`, and at tokens/live in metrics.jsonl."
+    return [(name, f"{count} of {len(rollouts)} rollouts: {text}")] if count else []
 
 
-def _why_zero(rollouts: Sequence[Values], first: Values) -> str:
+def _why_equal(rollouts: Sequence[Values], first: Values, *, zero: bool) -> str:
     """What to look at, by what was seen besides."""
-    hints = []
-    if _is(first, "reward/mean", lambda reward: reward > 0):
-        rate = f" (it was {first['lr']:g})" if _is(first, "lr", math.isfinite) else ""
-        hints.append(f"The first rollout had rewards: the policy was lost since. Lower optimisation.lr{rate}.")
     failures = ("scorer/errors", "scorer/timeouts")
-    if failed := sum(int(values.get(name) or 0) for values in rollouts for name in failures):
-        hints.append(f"The scorer failed on {failed} samples: look at its errors and at task.time_limit.")
-    if all(_is(values, "response/ended", lambda share: share < 0.1) for values in rollouts):
-        hints.append("Hardly a response ended by itself: raise rollout.max_new_tokens, or set rollout.stop.")
-    hints.append(
-        "Look in samples.jsonl whether a right answer would be found: task.answer_pattern, task.prompt_template and "
-        "rollout.chat; else start from easier prompts or a stronger model."
-    )
-    return " ".join(hints)
+    hints = {
+        "The first rollout had rewards: the policy was lost since. Lower optimisation.lr.": zero
+        and _is(first, "reward/mean", lambda reward: reward > 0),
+        "The scorer failed: look at its errors and at task.time_limit.": any(
+            values.get(name) for values in rollouts for name in failures
+        ),
+        "Hardly a response ended by itself: raise rollout.max_new_tokens, or set rollout.stop.": all(
+            _is(values, "response/ended", lambda share: share < 0.1) for values in rollouts
+        ),
+        "Look in samples.jsonl whether a right answer is found; take harder or easier prompts, or a larger "
+        "rollout.group.": True,
+    }
+    return " ".join(hint for hint, seen in hints.items() if seen)
 
 
 def _taught(values: Values) -> bool:
