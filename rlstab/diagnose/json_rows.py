@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstab.config.renamed import new_record
 from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.numbers_read import STEPS, number
 from rlstab.diagnose.run_log import RunLog, log_of
@@ -44,7 +43,7 @@ def read_rows(path: Path) -> RunLog:
         inside = data.get("data")
         if isinstance(inside, Mapping):
             verl, data = True, dict(inside)
-        row = {name: value for name, raw in new_record(data).items() if (value := number(raw)) is not None}
+        row = {name: value for name, raw in data.items() if (value := number(raw)) is not None}
         rows.setdefault(step, {}).update(row)
     if not any(known(row) for row in rows.values()):
         raise ReportError(

@@ -14,7 +14,7 @@ from rlstab.diagnose.token_export import EXPORTS, read_token_export
 from rlstab.diagnose.trainer_state import STATE, newest_state, read_trainer_state
 from rlstab.diagnose.wandb_table import read_table
 from rlstab.errors import ReportError
-from rlstab.paths import exists, is_dir
+from rlstab.files import exists, is_dir
 
 #: What can be read, for errors.
 READABLE = (

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from rlstab.console import Terminal
 from rlstab.errors import ReportError
-from rlstab.paths import is_strange
+from rlstab.files import is_foreign
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.markdown import markdown
 from rlstab.report.numbers import counted
@@ -78,7 +78,7 @@ def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str 
 
 def _refuse_strange(path: Path, mark: bytes, option: str) -> None:
     try:
-        strange = is_strange(path, mark)
+        strange = is_foreign(path, mark)
     except OSError as error:
         raise ReportError(f"{path}: cannot be read: {error.strerror}. Give {option} another place.") from error
     if strange:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from rlstab.config.document import Document
-from rlstab.config.renamed import new_record, new_settings
 from rlstab.report.bins import EMPTY, highest, running_total
 from rlstab.report.model import (
     MOST_ROLLOUTS,
@@ -117,7 +116,7 @@ def _json(path: Path, remarks: list[str]) -> dict[str, Any]:
 def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
     try:
         # without aliases that contain themselves or unfold without end
-        data = plain(new_settings(Document.parse(read_text(path), path.name).data))
+        data = plain(Document.parse(read_text(path), path.name).data)
     except FileNotFoundError:
         remarks.append(f"{path.name} is missing")
         return {}
@@ -154,7 +153,7 @@ def _lines(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):  # also an integer of thousands of digits
             record = None
-        record = new_record(record) if isinstance(record, dict) else {}
+        record = record if isinstance(record, dict) else {}
         record = {readable(name): value for name, value in record.items()}
         rollout = record.get("rollout")
         if isinstance(rollout, int) and not isinstance(rollout, bool) and 0 <= rollout <= MOST_ROLLOUTS:

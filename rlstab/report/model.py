@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.config.own_code import short
+from rlstab.config.user_code import portable
 
 #: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
 WIDTH = 10
@@ -149,8 +149,8 @@ def _label(item: Mapping[str, Any]) -> str:
     """As in metrics: what is only observed is called after what it observes. A class in a file is not loaded for it."""
     inside = item.get("method")
     if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
-        return f"observe_{short(inside['name'])}"
-    return str(short(item["name"]))
+        return f"observe_{portable(inside['name'])}"
+    return str(portable(item["name"]))
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlstab.config.document import Document
 from rlstab.errors import ReportError
-from rlstab.paths import is_dir, is_file
+from rlstab.files import is_dir, is_file
 from rlstab.report.folder import is_run, read_folder, read_json
 from rlstab.report.model import WIDTH, Curve, LeftOut, Loaded, RunRecord, Status
 from rlstab.report.names import told_apart

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rlstab.config.renamed import new_record, new_settings
 from rlstab.errors import ReportError
-from rlstab.paths import is_strange
+from rlstab.files import is_foreign
 from rlstab.report.bins import binned
 from rlstab.report.model import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, rounded
 from rlstab.report.numbers import ranges
@@ -34,7 +33,7 @@ def export_results(loaded: Loaded, path: str | Path) -> Path:
     path = Path(path)
     text = "".join(json.dumps(_line(run), allow_nan=False) + "\n" for run in loaded.runs)
     try:
-        if is_strange(path, b'{"format": '):
+        if is_foreign(path, b'{"format": '):
             raise ReportError(f"{path} exists, is no results file, and stays as it is. Give --export another file.")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -180,15 +179,13 @@ def _record(line: _Line, place: str) -> RunRecord:
         status=line.status,
         error=line.error,
         path=place,
-        config=new_settings(line.config),
+        config=line.config,
         about=line.about,
         command=line.command,
         cpu_seconds=line.cpu_seconds,
         seconds=line.seconds,
-        evaluations=[
-            {key: value for key, value in new_record(one).items() if value is not None} for one in line.evaluations
-        ],
-        metrics={name: _curve(rollouts, one) for name, one in new_record(line.curves.__pydantic_extra__).items()},
+        evaluations=[{key: value for key, value in one.items() if value is not None} for one in line.evaluations],
+        metrics={name: _curve(rollouts, one) for name, one in line.curves.__pydantic_extra__.items()},
         bin_width=line.curves.width,
         largest={name: _curve(rollouts, one) for name, one in line.largest.items()},
         spent={unit: _curve(rollouts, one) for unit, one in line.spent.items()},

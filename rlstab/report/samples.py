@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlstab.config.renamed import new_record
 from rlstab.report.model import RunRecord
 
 #: Responses of one rollout, and runs with samples on a page.
@@ -121,7 +120,7 @@ def _read(part: bytes) -> Iterator[_Line]:
     for line in part.split(b"\n"):
         try:
             data: Any = json.loads(line.decode("utf-8", errors="replace"))
-            yield _Line.model_validate(new_record(data) if isinstance(data, dict) else data)
+            yield _Line.model_validate(data)
         except (ValueError, ValidationError, RecursionError):
             continue
 

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from rlstab.errors import ReportError
-from rlstab.paths import is_strange
+from rlstab.files import is_foreign
 from rlstab.report.folder import read_json
 from rlstab.report.tokens import Method, Numbers, Sample, Tokens, read_tokens
 from rlstab.trace.effects import ACTIONS
@@ -53,7 +53,7 @@ def write_view(
         out = source / "view.html" if source.is_dir() else source.with_suffix(".html")
     out = Path(out)
     try:
-        if is_strange(out, MARK):
+        if is_foreign(out, MARK):
             raise ReportError(f"{out} exists, is no page of `rlstab view`, and is left alone. Give --out another file.")
         out.write_text(page(found, source), encoding="utf-8")
     except OSError as error:

@@ -24,7 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rlstab.config.runs import OptimisationSettings, RunConfig
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import OptimisationSettings
 from rlstab.core.comm import Comm
 from rlstab.errors import ConfigError, ModelError
 from rlstab.signals import TokenSignals

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.config.runs import RolloutSettings, RunConfig
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.comm import Comm
 from rlstab.core.method import State
 from rlstab.core.stats import Settled

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
-from rlstab.config.runs import OptimisationSettings, RunConfig
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import OptimisationSettings
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State

@@ -33,8 +33,8 @@ from accelerate.utils import (
 from rich.console import Console
 from rich.markup import escape
 
-from rlstab.config.own_code import files
 from rlstab.config.runs import RunConfig, run_hash
+from rlstab.config.user_code import checksums
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import require_signals
@@ -308,7 +308,7 @@ class Trainer:
             self._tell_remarks(folder)
             if self.engine.in_words != "one process":
                 self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-            for name, checksum in files(self.run.model_dump(mode="json")).items():
+            for name, checksum in checksums(self.run.model_dump(mode="json")).items():
                 self.say("own code", f"{name} (sha256 {checksum}...)")
             append = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, append, self.console)

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from rlstab import hub
-from rlstab.config.runs import AdapterSettings
+from rlstab.config.settings import AdapterSettings
 from rlstab.errors import DataError, ModelError, did_you_mean
 from rlstab.extras import require
 from rlstab.signals import TokenSignals, token_signals_from_logits
@@ -441,7 +441,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
         base = _json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
         whole = (Path(source) / "config.json").is_file()
         raise _is_adapter(name, base if isinstance(base, str) and not whole else "")
-    offline = "" if Path(source).is_dir() else hub.unreachable()
+    offline = "" if Path(source).is_dir() else hub.why_offline()
     try:
         with _quiet():
             return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
@@ -524,7 +524,7 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
             config = PeftConfig.from_pretrained(path)
             weights = {} if shapes_only else load_peft_weights(path, device="cpu")
         except Exception as error:  # files of others fail in every way
-            reason = hub.unreachable() or hub.first_line(error)
+            reason = hub.why_offline() or hub.first_line(error)
             raise ModelError(f"the adapter '{settings.path}' cannot be read: {reason}. {_FIX}") from error
         _require_plain_lora(config, settings.path)
         config.inference_mode, config.lora_dropout = False, 0.0

@@ -27,9 +27,9 @@ from accelerate import Accelerator
 import rlstab
 from rlstab.config.document import Document
 from rlstab.config.objectives import objective_hash
-from rlstab.config.own_code import changed, files, short
 from rlstab.config.runs import RunConfig, dump_run, run_hash
-from rlstab.config.schedule_settings import ENDING
+from rlstab.config.settings import ENDING
+from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
@@ -188,12 +188,12 @@ class RunFolder:
                 f"{dict(self._providers)}. A run continues as it began. Pass the same signals and advantages to train, "
                 f"or start over in another tracking.out."
             )
-        self.remarks += changed(about.get("code", {}), files(self._run.model_dump(mode="json")))
+        self.remarks += changed_files(about.get("code", {}), checksums(self._run.model_dump(mode="json")))
 
     def _require_same(self, before: Any) -> None:
         """A run continues with the settings that it began with."""
         now, optimisation = self._run.model_dump(mode="json"), self._run.optimisation
-        difference = _difference(short(before), short(now)) if isinstance(before, Mapping) else None
+        difference = _difference(portable(before), portable(now)) if isinstance(before, Mapping) else None
         if difference is not None:
             place, was, wanted = difference
             raise CheckpointError(
@@ -273,7 +273,7 @@ class RunFolder:
             "run_hash": run_hash(self._run),
             "settings": settings,
             "providers": dict(self._providers),
-            "code": files(settings),
+            "code": checksums(settings),
         }
 
     def keep_newest(self, saved: Path) -> None:
@@ -330,7 +330,7 @@ def describe(
         "threads": torch.get_num_threads(),
         "providers": providers,
         "rewards": rewards.in_words(),
-        "code": files(run.model_dump(mode="json")),
+        "code": checksums(run.model_dump(mode="json")),
     }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line

@@ -381,8 +381,8 @@ def _causes(rollouts: Sequence[Values], first: Values) -> list[tuple[str, str]]:
         name, text = (
             "refused",
             (
-                "their optimizer steps were refused over NaN or Inf. Lower optimisation.lr, try optimisation.precision: "
-                "fp32, and look at the rewards for NaN."
+                "their optimizer steps were refused over NaN or Inf. Lower optimisation.lr, try precision: fp32, and "
+                "look at the rewards for NaN."
             ),
         )
     elif count := equal if idle else 0:
