@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlstab.report.numbers import estimate
+from rlstab.report.formatting import estimate
 
 #: Written by ``python -m benchmarks evidence`` from benchmarks/results.
 FILE = Path(__file__).with_name("evidence.json")

@@ -12,8 +12,8 @@ from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.numbers_read import STEPS, number
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
-from rlstab.report.numbers import counted, ranges
-from rlstab.report.plain import read_bytes
+from rlstab.report.formatting import counted, ranges
+from rlstab.report.safe_read import read_bytes
 
 
 def read_rows(path: Path) -> RunLog:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlstab.diagnose.run_log import RunLog, log_of
-from rlstab.report.model import RunRecord
-from rlstab.report.records import find_runs
+from rlstab.report.load import find_runs
+from rlstab.report.runs import RunRecord
 
 
 def read_own(path: Path) -> list[RunLog]:

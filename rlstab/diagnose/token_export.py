@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlstab.diagnose.run_log import RunLog, log_of
-from rlstab.report.tokens import Sample, read_tokens
+from rlstab.report.token_traces import Sample, read_tokens
 
 #: Where prime-rl exports tokens, below a folder.
 EXPORTS = ("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl")
@@ -17,7 +17,7 @@ def read_token_export(path: Path) -> RunLog:
     """The run that was traced: mean entropy and length, share clipped, divergence of sampler and trainer, reward.
 
     Raises:
-        ReportError: see :func:`rlstab.report.tokens.read_tokens`.
+        ReportError: see :func:`rlstab.report.token_traces.read_tokens`.
     """
     tokens = read_tokens(path)
     steps: dict[int, list[Sample]] = {}

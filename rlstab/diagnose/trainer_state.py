@@ -8,8 +8,8 @@ from pathlib import Path
 from rlstab.diagnose.numbers_read import number
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
-from rlstab.report.numbers import counted
-from rlstab.report.plain import read_bytes
+from rlstab.report.formatting import counted
+from rlstab.report.safe_read import read_bytes
 
 #: Its name in every checkpoint, and in the output folder where the trainer was asked to save it.
 STATE = "trainer_state.json"

@@ -10,8 +10,8 @@ from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.numbers_read import STEPS, written_number
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
-from rlstab.report.numbers import counted, ranges
-from rlstab.report.plain import read_bytes
+from rlstab.report.formatting import counted, ranges
+from rlstab.report.safe_read import read_bytes
 
 #: Between the name of a run and that of a metric, in the head of a chart's column.
 BETWEEN = " - "

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlstab.cli import main
-from rlstab.report.model import LeftOut, RunRecord
-from rlstab.report.records import load_runs
+from rlstab.report.load import load_runs
+from rlstab.report.runs import LeftOut, RunRecord
 from tests.report.conftest import write_run
 
 LETTERS = "abcdefghij"

@@ -9,7 +9,7 @@ import rlstab
 from rlstab.cli import main
 from rlstab.report import figures, html
 from rlstab.report.build import make_report
-from rlstab.report.records import load_runs
+from rlstab.report.load import load_runs
 from tests.report.conftest import write_run
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rlstab.errors import ReportError
 from rlstab.report.comparison import compare
-from rlstab.report.records import load_runs
+from rlstab.report.load import load_runs
 from tests.report.conftest import place_run, write_bench, write_run
 
 

@@ -12,10 +12,10 @@ from PIL import Image
 
 from rlstab.errors import ReportError
 from rlstab.report import figures
+from rlstab.report.activity import Overlap
 from rlstab.report.comparison import Comparison, compare
-from rlstab.report.model import Loaded
-from rlstab.report.overlap import Overlap
-from rlstab.report.records import load_runs
+from rlstab.report.load import load_runs
+from rlstab.report.runs import Loaded
 from tests.report.conftest import curves, record
 
 

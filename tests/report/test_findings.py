@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rlstab.report.comparison import compare
-from rlstab.report.contents import contents
 from rlstab.report.findings import findings
-from rlstab.report.model import Loaded, RunRecord
-from rlstab.report.numbers import MINUS, decimals, estimate, places, setting
-from rlstab.report.records import load_runs
+from rlstab.report.formatting import MINUS, decimals, estimate, places, setting
+from rlstab.report.load import load_runs
+from rlstab.report.page import contents
+from rlstab.report.runs import Loaded, RunRecord
 from tests.report.conftest import CLIP, S2T, config, record, write_bench
 
 

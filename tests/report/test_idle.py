@@ -1,6 +1,6 @@
 import pytest
 
-from rlstab.report.idle_methods import idle_methods, idle_parts
+from rlstab.report.activity import idle_methods, idle_parts
 from tests.report.conftest import CLIP, S2T, STARE, TOP, config, record
 
 N = 30

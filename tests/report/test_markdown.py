@@ -4,9 +4,9 @@ from pathlib import Path
 
 from rlstab.report.comparison import compare
 from rlstab.report.findings import findings
+from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
-from rlstab.report.records import load_runs
-from rlstab.report.results import export_results
+from rlstab.report.results_file import export_results
 from tests.report.conftest import place_run, write_bench
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rlstab.errors import ReportError
-from rlstab.report.outcomes import chosen_outcomes, known_outcomes, outcome_of
+from rlstab.report.comparison import chosen_outcomes, known_outcomes, outcome_of
 from tests.report.conftest import record
 
 VALUES = {"reward/mean": [0.1] * 20 + [0.5] * 10 + [0.2] * 5}

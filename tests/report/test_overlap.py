@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlstab.report.overlap import between_runs, jaccard, overlaps_of, within_runs
-from rlstab.report.records import load_runs
+from rlstab.report.activity import between_runs, jaccard, overlaps_of, within_runs
+from rlstab.report.load import load_runs
 from tests.report.conftest import CLIP, S2T, STARE, write_bench
 
 

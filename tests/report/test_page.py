@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
+from rlstab.report.payload import safe_json
+from rlstab.report.tables import _Scale
 
 from rlstab.errors import ReportError
 from rlstab.report import html as page
 from rlstab.report.comparison import compare
-from rlstab.report.contents import contents, data
-from rlstab.report.model import LeftOut, Loaded, RunRecord
-from rlstab.report.payload import safe_json
-from rlstab.report.records import load_runs
-from rlstab.report.tables import _Scale
+from rlstab.report.load import load_runs
+from rlstab.report.page import contents, data
+from rlstab.report.runs import LeftOut, Loaded, RunRecord
 from tests.report.conftest import config, curves, record, write_run
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028<!--"

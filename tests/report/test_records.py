@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from rlstab.errors import ReportError
-from rlstab.report.bins import binned
 from rlstab.report.comparison import compare
-from rlstab.report.records import load_runs
-from rlstab.report.results import export_results
+from rlstab.report.load import load_runs
+from rlstab.report.results_file import export_results
+from rlstab.report.runs import binned
 from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from rlstab.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
-from rlstab.report.records import load_runs
-from rlstab.report.results import export_results
+from rlstab.report.load import load_runs
+from rlstab.report.results_file import export_results
 from tests.report.conftest import place_run, write_run
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rlstab.report import html as page
 from rlstab.report.comparison import compare
-from rlstab.report.model import RunRecord
-from rlstab.report.records import load_runs
+from rlstab.report.load import load_runs
+from rlstab.report.runs import RunRecord
 from rlstab.report.samples import LENGTH, MOST, READ, Samples, samples_of
 from tests.report.conftest import record, write_bench
 from tests.report.test_page import HOSTILE, Parsed

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from rlstab.report.comparison import compare
-from rlstab.report.contents import contents, data
-from rlstab.report.model import RunRecord
-from rlstab.report.records import load_runs
-from rlstab.report.results import export_results
+from rlstab.report.load import load_runs
+from rlstab.report.page import contents, data
+from rlstab.report.results_file import export_results
+from rlstab.report.runs import RunRecord
 from tests.report.conftest import write_run
 
 

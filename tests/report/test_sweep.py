@@ -1,8 +1,8 @@
 from pathlib import Path
 
+from rlstab.report.collapse import sweeps_of, swept_key
 from rlstab.report.comparison import compare
-from rlstab.report.records import load_runs
-from rlstab.report.sweep import sweeps_of, swept_key
+from rlstab.report.load import load_runs
 from tests.report.conftest import CLIP, config, place_run, record
 
 

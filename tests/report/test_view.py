@@ -15,9 +15,8 @@ from tokenizers import Tokenizer, models
 
 from rlstab.cli import main
 from rlstab.errors import ReportError
-from rlstab.report.terminal import show
-from rlstab.report.tokens import Tokens, read_tokens
-from rlstab.report.view import choose, page, write_view
+from rlstab.report.token_traces import Tokens, read_tokens
+from rlstab.report.view import choose, page, show, write_view
 from rlstab.visible import visible
 from tests.browser import BrowserPage
 

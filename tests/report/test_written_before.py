@@ -12,10 +12,10 @@ import pytest
 
 from rlstab.cli import main
 from rlstab.report.comparison import compare
+from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
-from rlstab.report.records import load_runs
-from rlstab.report.results import export_results
-from rlstab.report.tokens import read_tokens
+from rlstab.report.results_file import export_results
+from rlstab.report.token_traces import read_tokens
 
 BENCH = Path(__file__).parent / "written_before"
 RUN = BENCH / "runs" / "default" / "stare" / "seed-0"
