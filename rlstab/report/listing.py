@@ -16,6 +16,7 @@ from rich.table import Table
 from rlstab.report.formatting import counted, setting
 from rlstab.report.load import find_runs
 from rlstab.report.runs import LeftOut, RunRecord, bin_weights, binned, setting_of
+from rlstab.visible import visible
 
 #: What a process that trains writes into the folder of its run: its number and the machine.
 LOCK = ".lock"
@@ -32,7 +33,9 @@ def listing(paths: Sequence[str | Path]) -> RenderableType:
         table.add_column(overflow="fold")
     runs, others = find_runs(*paths)
     for run in runs:
-        place, what, state, best = map(escape, (run.path, _what(run), _state(run), _best(run)))
+        # characters without a width are shown, so that rich counts them
+        texts = (run.path, _what(run), _state(run), _best(run))
+        place, what, state, best = (escape(visible(text, spaces=False)) for text in texts)
         table.add_row(f"{place}\n[dim]{what}[/]", f"{state}\n[dim]{best}[/]")
     left = [f"[yellow]left out:[/] {escape(item.path)}: {escape(_why(item))}" for item in others]
     return Group(table, *left, counted(len(runs), "run"))
