@@ -37,7 +37,8 @@ from torch import Tensor
 
 from benchmarks.protocol import Case, Run, interleave, listed, parser
 from rlstab.config import load_run
-from rlstab.config.runs import RolloutSettings, RunConfig
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.comm import LocalComm
 from rlstab.report.statistics import Estimate, against_baseline
 from rlstab.stages.advantages import grpo

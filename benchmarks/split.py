@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective, TopEntropyMask, compose, make_plan
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
 from rlstab.stages.advantages import grpo
 from rlstab.tasks import Countdown

@@ -976,7 +976,7 @@ COMMANDS = sorted({one.command[0] for one in ROWS if not one.kind.startswith("us
 @pytest.mark.parametrize("group", [*COMMANDS, "usage"])
 def test_bad_input(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test for all kinds of a command: a test of its own for each would take longer than what it tests."""
-    monkeypatch.setattr("rlstab.hub.unreachable", lambda: "nobody answers")  # so that no row depends on a network
+    monkeypatch.setattr("rlstab.hub.why_offline", lambda: "nobody answers")  # so that no row depends on a network
     found = {}
     rows = [one for one in ROWS if (one.kind.startswith("usage") if group == "usage" else one.of(group))]
     for number, one in enumerate(rows):

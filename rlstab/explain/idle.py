@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlstab.config import RunConfig
-from rlstab.config.drift import why_idle
+from rlstab.config.runs import why_idle
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk

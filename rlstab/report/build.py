@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from rlstab.console import Terminal
 from rlstab.errors import ReportError
-from rlstab.paths import is_file, is_strange
+from rlstab.files import is_file, is_foreign
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.formatting import counted
 from rlstab.report.load import load_runs
@@ -98,22 +98,22 @@ def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str 
 
 
 def _refuse_other_report(path: Path, same: bytes, any_report: bytes) -> None:
-    if not _is_strange(path, same, "--out"):
+    if not _is_other(path, same, "--out"):
         return
-    if _is_strange(path, any_report, "--out"):
+    if _is_other(path, any_report, "--out"):
         raise ReportError(f"{path} exists, is not a report, and stays as it is. Give --out another folder.")
     raise ReportError(f"{path} is a report of other runs, and stays as it is. Give --out another folder, or remove it.")
 
 
-def _is_strange(path: Path, mark: bytes, option: str) -> bool:
+def _is_other(path: Path, mark: bytes, option: str) -> bool:
     try:
-        return is_strange(path, mark)
+        return is_foreign(path, mark)
     except OSError as error:
         raise ReportError(f"{path}: cannot be read: {error.strerror}. Give {option} another place.") from error
 
 
 def _write(path: Path, text: str, option: str = "--markdown") -> Path:
-    if _is_strange(path, b"rlstab report ", option):
+    if _is_other(path, b"rlstab report ", option):
         raise ReportError(f"{path} exists, is not a report, and stays as it is. Give {option} another place.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

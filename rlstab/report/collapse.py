@@ -10,6 +10,7 @@ the trainer refused its optimizer steps for NaN or Inf; one that failed for anot
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,7 +171,7 @@ def gradient_spikes(run: RunRecord) -> Detection:
         return _unknown("gradient_spikes", "gradient/largest_norm", len(largest))
     # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
     ends = np.array(list(largest), dtype=np.int64)
-    medians = np.array([np.median([means[one] for one in largest if one <= end]) for end in ends.tolist()])
+    medians = _running_medians([means[end] for end in largest])
     multiples = np.array(list(largest.values())) / np.maximum(medians, np.finfo(np.float64).tiny)
     high = multiples > SPIKE
     text = f"{int(high.sum())} of {len(high)} tens of rollouts; the largest norm is {multiples.max():.3g} x the median"
@@ -239,6 +240,17 @@ DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {
     "refused_steps": refused_steps,
     "below_start": below_start,
 }
+
+
+def _running_medians(values: Sequence[float]) -> NDArray[np.float64]:
+    """The median of each value and all before it."""
+    ordered: list[float] = []
+    medians = []
+    for value in values:
+        insort(ordered, value)
+        middle = len(ordered) // 2
+        medians.append(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
+    return np.array(medians)
 
 
 def _first(ends: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:

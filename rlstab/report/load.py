@@ -16,7 +16,7 @@ import numpy as np
 
 from rlstab.config.document import Document
 from rlstab.errors import ReportError
-from rlstab.paths import is_dir, is_file
+from rlstab.files import is_dir, is_file
 from rlstab.report.formatting import counted, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlstab.errors import ReportError
-from rlstab.paths import is_strange
+from rlstab.files import is_foreign
 from rlstab.report.formatting import ranges
 from rlstab.report.runs import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, binned, rounded
 from rlstab.report.safe_read import read_bytes
@@ -81,7 +81,7 @@ def export_results(loaded: Loaded, path: str | Path) -> Path:
     path = Path(path)
     text = "".join(json.dumps(_line(run), allow_nan=False) + "\n" for run in loaded.runs)
     try:
-        if is_strange(path, b'{"format": '):
+        if is_foreign(path, b'{"format": '):
             raise ReportError(f"{path} exists, is not a results file, and stays as it is. Give --export another file.")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.config.own_code import short
+from rlstab.config.user_code import portable
 
 #: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
 WIDTH = 10
@@ -149,8 +149,8 @@ def _label(item: Mapping[str, Any]) -> str:
     """As in metrics: what is only observed is called after what it observes. A class in a file is not loaded for it."""
     inside = item.get("method")
     if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
-        return f"observe_{short(inside['name'])}"
-    return str(short(item["name"]))
+        return f"observe_{portable(inside['name'])}"
+    return str(portable(item["name"]))
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:
@@ -199,9 +199,10 @@ def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], fl
     finite = np.isfinite(values)
     rollouts, values = rollouts[finite], values[finite]
     places = (rollouts - 1) // WIDTH
-    kept = np.unique(places)
+    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
+    kept, starts = np.unique(places[order], return_index=True)
     ends = np.minimum((kept + 1) * WIDTH, last)
-    summaries = [rounded(summary(values[places == place])) for place in kept]
+    summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
     return ends.astype(np.int64), np.array(summaries, dtype=np.float64)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rlstab.errors import ReportError
-from rlstab.paths import exists, is_file
+from rlstab.files import exists, is_file
 from rlstab.report.formatting import counted
 from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts

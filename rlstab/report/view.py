@@ -21,7 +21,7 @@ from rich.style import Style
 from rich.text import Text
 
 from rlstab.errors import ReportError
-from rlstab.paths import is_strange
+from rlstab.files import is_foreign
 from rlstab.report.safe_read import read_json
 from rlstab.report.token_traces import Method, Numbers, Sample, Tokens, read_tokens
 from rlstab.trace.effects import ACTIONS
@@ -60,7 +60,7 @@ def write_view(
         out = source / "view.html" if source.is_dir() else source.with_suffix(".html")
     out = Path(out)
     try:
-        if is_strange(out, MARK):
+        if is_foreign(out, MARK):
             raise ReportError(
                 f"{out} exists, is not a page of the viewer, and stays as it is. Give --out another file."
             )

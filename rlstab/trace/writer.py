@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.config.runs import TrackingSettings
+from rlstab.config.settings import TrackingSettings
 from rlstab.core.batch import TokenBatch
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs

@@ -14,8 +14,8 @@ from accelerate import Accelerator
 
 import rlstab
 from rlstab.config.objectives import objective_hash
-from rlstab.config.own_code import files
 from rlstab.config.runs import RunConfig, run_hash
+from rlstab.config.user_code import checksums
 from rlstab.tasks.rewards import Rewards
 
 
@@ -53,5 +53,5 @@ def about(
         "threads": torch.get_num_threads(),
         "providers": providers,
         "rewards": rewards.in_words(),
-        "code": files(run.model_dump(mode="json")),
+        "code": checksums(run.model_dump(mode="json")),
     }

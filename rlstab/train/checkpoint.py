@@ -16,11 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlstab.config.renamed import new_record
 from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, kind_of
-from rlstab.paths import is_dir
+from rlstab.files import is_dir
 from rlstab.train import durable
 from rlstab.train.engines import Moments
 from rlstab.train.policy import Policy
@@ -285,7 +284,6 @@ def _index(path: Path) -> dict[str, Any]:
         _check(record["run"], _KINDS_OF_RUN)
         _check(record, {"optimizer": list} if "optimizer" in record else {})  # the first of this format have none
         return record
-    record = new_record(record)
     _check(record, _KINDS)
     return {name: record[name] for name in _KINDS}
 

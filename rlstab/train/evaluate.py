@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from einops import rearrange
 from torch import Tensor
 
-from rlstab.config.runs import EvaluationSettings, RolloutSettings
+from rlstab.config.settings import EvaluationSettings, RolloutSettings
 from rlstab.tasks import Task
 from rlstab.tasks.rewards import Rewards
 from rlstab.tasks.scores import Scores, score

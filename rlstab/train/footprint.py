@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from rlstab.config.runs import AdapterSettings, RunConfig
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import AdapterSettings
 from rlstab.extras import require
 from rlstab.signals import COLUMNS, ROWS
 from rlstab.train import lora

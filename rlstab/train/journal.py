@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstab.config.renamed import new_record
 from rlstab.train import durable
 
 #: Integers from here on are nothing that a run counted.
@@ -109,7 +108,7 @@ def _lines(path: Path) -> Iterable[bytes]:
 def _record(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-        found = new_record(found) if isinstance(found, dict) else {}
+        found = found if isinstance(found, dict) else {}
     except (ValueError, RecursionError):  # also an integer of thousands of digits
         return None
     rollout = found.get("rollout")

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from transformers import get_scheduler
 
-from rlstab.config.runs import OptimisationSettings
+from rlstab.config.settings import OptimisationSettings
 from rlstab.errors import ConfigError
 
 

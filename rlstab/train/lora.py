@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlstab.config.runs import AdapterSettings
+from rlstab.config.settings import AdapterSettings
 from rlstab.errors import ModelError, did_you_mean
-from rlstab.hub import first_line, unreachable
+from rlstab.hub import first_line, why_offline
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -282,7 +282,7 @@ def _folder(path: str) -> Path:
             raise ModelError(f"the adapter '{folder}' has no {WEIGHTS}; pickles are not read. {_FIX}")
         return folder
     try:
-        offline = bool(unreachable())
+        offline = bool(why_offline())
         return Path(
             huggingface_hub.snapshot_download(path, allow_patterns=[CONFIG, WEIGHTS, BASE], local_files_only=offline)
         )

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rlstab import hub
-from rlstab.config.runs import AdapterSettings
+from rlstab.config.settings import AdapterSettings
 from rlstab.errors import DataError, ModelError
 from rlstab.extras import require
 from rlstab.signals import TokenSignals, token_signals_from_logits
@@ -333,7 +333,7 @@ def _source(name: str) -> tuple[str, str]:
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
     lora.refuse_folder(name, Path(source))
-    return source, "" if Path(source).is_dir() else hub.unreachable()
+    return source, "" if Path(source).is_dir() else hub.why_offline()
 
 
 def load_policy(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.errors import ConfigError, ModelError
 from rlstab.tasks import Task
 from rlstab.train.policy import Policy

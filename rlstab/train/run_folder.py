@@ -22,10 +22,9 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
-from rlstab.config.own_code import changed, files, short
-from rlstab.config.renamed import old_settings, with_stages
 from rlstab.config.runs import RunConfig, dump_run, run_hash
-from rlstab.config.schedule_settings import ENDING
+from rlstab.config.settings import ENDING
+from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.train import checkpoint, durable, journal
 from rlstab.train.checkpoint import Checkpoint, Damaged, Identity
@@ -241,7 +240,7 @@ class RunFolder:
             )
         code = read_mapping(self.path / "run.json").get("code")
         if self.start is not None and isinstance(code, dict):
-            self.said += changed(code, files(self._run.model_dump(mode="json")))
+            self.said += changed_files(code, checksums(self._run.model_dump(mode="json")))
         if damaged and self.start is not None:
             self.said.append(f"continuing from {self.start.name}")
         self._look_at_records()
@@ -278,17 +277,9 @@ class RunFolder:
             self.said.append(f"{path} is missing or damaged; it is written anew")
             if settings is None:
                 return
-        elif settings is not None and not _agree(with_stages(written), with_stages(settings)):
+        elif settings is not None and not _agree(written, settings):
             self.said.append(f"{path} is not what this run was started with; it is written anew")
-        started = _filled(with_stages(written if settings is None else settings), self._run)
-        if renamed := dict(old_settings(started)):
-            names = ", ".join(f"{old} is called '{now}' now" for old, now in renamed.items())
-            cure = "Use the new names there to continue the run."
-            if any(old.startswith("objective.") for old in renamed):  # its checkpoints bear the hash of the old names
-                cure = (
-                    "Continue the run with the version of rlstab that wrote it, or start over in another tracking.out."
-                )
-            raise CheckpointError(f"{path} was written under older names: {names}. {cure}")
+        started = _filled(written if settings is None else settings, self._run)
         now = self._run.model_dump(mode="json")
         rollouts = started.get("optimisation", {}).get("rollouts")
         if self._run.rollout.staleness and rollouts != self._run.optimisation.rollouts:
@@ -304,7 +295,7 @@ class RunFolder:
                 f"optimisation.rollouts was {rollouts} and is {self._run.optimisation.rollouts} now: the schedule "
                 f"'{schedule.name}' ends with them, so the learning rate goes on from another place of it"
             )
-        _same(short(started), short(now), self.path)
+        _same(portable(started), portable(now), self.path)
 
     def _look_at_records(self) -> None:
         """Say which records of the rollouts until here are lost."""
@@ -483,7 +474,7 @@ def hold(
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two resolved runs differ in nothing but what a continued run may change."""
     try:
-        _same(short(one), short(other), Path())
+        _same(portable(one), portable(other), Path())
     except CheckpointError:
         return False
     return True

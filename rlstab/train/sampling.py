@@ -10,7 +10,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Prompt

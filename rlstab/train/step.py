@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from rlstab.config.runs import OptimisationSettings
+from rlstab.config.settings import OptimisationSettings
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State, TokenObjective

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 
 from rlstab.cli import main
 from rlstab.config import RunConfig, load_run
-from rlstab.config.runs import AdapterSettings
+from rlstab.config.settings import AdapterSettings
 from rlstab.core.comm import LocalComm
 from rlstab.errors import ConfigError
 from rlstab.train import lora

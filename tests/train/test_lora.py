@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlstab.config import load_run
-from rlstab.config.runs import AdapterSettings
+from rlstab.config.settings import AdapterSettings
 from rlstab.errors import CheckpointError, ConfigError, MissingPackage, ModelError
 from rlstab.train import loop, lora
 from rlstab.train.padded_rows import Sequences

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from rlstab.config.runs import EngineSettings, RunConfig
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import EngineSettings
 from rlstab.core.comm import Comm
 from rlstab.errors import ConfigError
 from rlstab.train.engines.ddp import Ddp

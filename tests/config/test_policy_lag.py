@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, final, get_args
 
 import pytest
-from rich.console import Console
 
 from rlstab import Gate, Terms, TokenObjective, observe
 from rlstab.config import dump_run, load_run, run_hash
 from rlstab.config.document import Document
-from rlstab.config.drift import OldLogprobs, why_idle
-from rlstab.config.runs import OptimisationSettings
+from rlstab.config.runs import why_idle
+from rlstab.config.settings import OldLogprobs, OptimisationSettings
 from rlstab.core.contract import DRIFT
 from rlstab.explain.idle import idle_in_run
 from rlstab.explain.page import page
-from rlstab.explain.table import check
 from rlstab.zoo import METHODS
 
 
@@ -197,49 +194,6 @@ def test_a_method_is_called_idle_exactly_where_its_policies_are_one(
     (told,) = [text for text in notes(found) if "cannot act" in text] or [None]
     assert (told is not None) == (one == other), (one, other, told)
     assert told is None or told.startswith(f"{METHOD_OF[drift].name} cannot act: ")
-
-
-@pytest.mark.parametrize(
-    ("drift", "settings", "text"),
-    [
-        (
-            "live",
-            {},
-            "with one optimizer step per rollout the ratio is exactly 1. It matters with epochs or mini_batches above "
-            "1, or with old_logprobs: rollout.",
-        ),
-        (
-            "live",
-            {"old_logprobs": "recompute"},
-            "with one optimizer step per rollout the ratio is 1 up to rounding. It matters with epochs or mini_batches "
-            "above 1, or with old_logprobs: rollout.",
-        ),
-        (
-            "step",
-            {"epochs": 2, "refresh": "rollout"},
-            "the evidence is that of old_logprobs itself. Set refresh: step.",
-        ),
-        (
-            "step",
-            {"refresh": "step"},
-            "with one optimizer step per rollout the policy has not moved. It matters with more.",
-        ),
-        (
-            "sampler",
-            {"old_logprobs": "rollout"},
-            "old_logprobs: rollout compares the sampler with itself. Set old_logprobs: recompute.",
-        ),
-    ],
-)
-def test_check_and_explain_name_what_stays_idle(drift: str, settings: Any, text: str, tmp_path: Any) -> None:
-    found = run(drift, **settings)
-    line = f"{METHOD_OF[drift].name} cannot act: {text}"
-    assert f"- {line}\n" in page("a run", found.composition, found)
-    file = tmp_path / "run.yaml"
-    file.write_text(dump_run(found))
-    console = Console(file=io.StringIO(), width=400)
-    check(str(file), {}, console)
-    assert f"note: {line}\n" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_trust_region_beside_something_else_is_idle_alone() -> None:

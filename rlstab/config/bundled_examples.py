@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,8 +39,8 @@ def examples() -> Mapping[str, Example]:
     """The examples that run anywhere: none that names a file beside it or a model to download."""
     inside = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
     folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
-    found = {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}
-    return {name: one for name, one in found.items() if one is not None and not any(_places(one.data))}
+    read = {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}
+    return {name: example for name, example in read.items() if not _needs_more(example.data)}
 
 
 def example(name: str, *kinds: Kind) -> Example:
@@ -53,35 +53,25 @@ def example(name: str, *kinds: Kind) -> Example:
     Raises:
         UnknownName: with the nearest known name.
     """
-    known = {key: one for key, one in examples().items() if not kinds or one.kind in kinds}
+    known = {key: value for key, value in examples().items() if not kinds or value.kind in kinds}
     if name not in known:
         what = f" ({' or '.join(kinds)})" if kinds else ""
         raise UnknownName(f"no example{what} is called '{name}'. {did_you_mean(name, known)}")
     return known[name]
 
 
-def _read(path: Path) -> Example | None:
+def _read(path: Path) -> Example:
     data = Document.read(path).data
-    if not isinstance(data, Mapping):
-        return None
     kind: Kind = "bench" if "base" in data else "run" if data.keys() & {"model", "task"} else "objective"
-    comment = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("# "):
-            break
-        comment.append(line.removeprefix("# "))
-    sentence, stop, _ = " ".join(comment).partition(". ")
-    return Example(path, kind, (sentence + stop).strip().rstrip(".") + ".", data)
+    comment = path.read_text(encoding="utf-8").partition("\n\n")[0].replace("\n# ", " ").removeprefix("# ")
+    sentence = comment.partition("\n")[0].partition(". ")[0]
+    return Example(path, kind, sentence.strip().rstrip(".") + ".", data)
 
 
-def _places(data: Any) -> Iterator[str]:
-    """Texts that name a file or a model of the hub; where a run is stored is not one of them."""
+def _needs_more(data: Any) -> bool:
+    """Whether some text names a file or a model of the hub; where a run is stored is not one of them."""
     if isinstance(data, Mapping):
-        for key, value in data.items():
-            if key not in ("out", "tracking"):
-                yield from _places(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
-            yield from _places(value)
-    elif isinstance(data, str) and "/" in data:
-        yield data
+        return any(_needs_more(value) for key, value in data.items() if key not in ("out", "tracking"))
+    if isinstance(data, list | tuple):
+        return any(map(_needs_more, data))
+    return isinstance(data, str) and "/" in data
