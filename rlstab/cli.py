@@ -385,8 +385,8 @@ def _view(options: argparse.Namespace) -> int:
         print(visible(str(path), spaces=False))
         return 0
     from rlstab.console import Terminal
-    from rlstab.report.terminal import show
-    from rlstab.report.tokens import read_tokens
+    from rlstab.report.token_traces import read_tokens
+    from rlstab.report.view import show
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
     show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())

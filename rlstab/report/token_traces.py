@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_file
-from rlstab.report.numbers import counted
+from rlstab.report.formatting import counted
 from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts
 
@@ -73,10 +73,10 @@ class Sample:
     ratio: Numbers
     weight: Numbers
     kept: list[bool]
-    bonus: Numbers
-    exempt: list[bool]
     clipped: list[bool]
     methods: Mapping[str, Method]
+    bonus: Numbers = field(default_factory=list)
+    exempt: list[bool] = field(default_factory=list)
     gate: Numbers = field(default_factory=list)
 
     def influence(self) -> list[float]:
@@ -138,9 +138,9 @@ def read_tokens(path: str | Path, tokenizer: str | Path | None = None) -> Tokens
             f"step has none."
         )
     for name, numbers in damaged.items():
-        listed = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-        notes.append(f"{name}: left out {counted(len(numbers), 'damaged line')}: {listed}.")
-    if any(one.tokens and not any(one.tokens) for one in samples) and decode is None:
+        first = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+        notes.append(f"{name}: left out {counted(len(numbers), 'damaged line')}: {first}.")
+    if decode is None and not all(any(sample.tokens) for sample in samples):
         notes.append("The file has token ids and no text. Give the folder of its tokenizer with --tokenizer.")
     return Tokens(samples, notes)
 
@@ -153,9 +153,8 @@ def _files(path: Path) -> list[Path]:
     if (path / "tokens.jsonl").is_file():
         return [path / "tokens.jsonl"]
     for pattern in ("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl"):
-        found = sorted(path.glob(pattern), key=lambda one: [_number(one.parent.name), _number(one.stem)])
-        if found:
-            return found
+        if files := sorted(path.glob(pattern), key=lambda file: [_number(file.parent.name), _number(file.stem)]):
+            return files
     raise ReportError(
         f"{path}: no tokens.jsonl and no token_exports in it. Set tracking.trace_every in the run file, for example "
         f"50, and train."
@@ -191,6 +190,10 @@ def _decoder(path: Path) -> Callable[[list[int]], str]:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
+#: Columns that a line of ours and a sample share.
+_COLUMNS = ("ids", "entropies", "ratio", "weight", "kept", "bonus", "exempt", "clipped", "gate")
+
+
 class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -198,8 +201,7 @@ class _Line(BaseModel):
 class _OwnLine(_Line):
     """A line of ``tokens.jsonl``."""
 
-    # the second is what format 1 called it
-    rollout: int = Field(validation_alias=AliasChoices("rollout", "step"))
+    rollout: int
     optimizer_step: int | None = None
     sequence_id: int
     group_id: int | None = None
@@ -222,14 +224,12 @@ class _OwnLine(_Line):
 
     @model_validator(mode="after")
     def _fit(self) -> _OwnLine:
-        columns = (self.ids, self.logprobs, self.entropies, self.ratio, self.weight, self.kept, self.bonus, self.exempt)
-        _same_length(len(self.tokens), *columns, self.clipped, self.gate)
+        _same_length(len(self.tokens), *(getattr(self, name) for name in (*_COLUMNS, "logprobs")))
         for method in self.methods.values():
-            for places in method.values():
-                for one in places:
-                    place = one if isinstance(one, int) else one[0]
-                    if not 0 <= place < len(self.tokens):
-                        raise ValueError(f"token {place} of {len(self.tokens)}")
+            for entry in (entry for entries in method.values() for entry in entries):
+                place = entry if isinstance(entry, int) else entry[0]
+                if not 0 <= place < len(self.tokens):
+                    raise ValueError(f"token {place} of {len(self.tokens)}")
         return self
 
     def sample(self, decode: Callable[[list[int]], str] | None) -> Sample:
@@ -241,27 +241,17 @@ class _OwnLine(_Line):
             prompt=self.prompt,
             reward=self.reward,
             tokens=self.tokens,
-            ids=self.ids,
             surprisal=_negated(self.logprobs),
-            entropies=_known(self.entropies),
             advantages=_known([self.advantage] * len(self.tokens)),
-            ratio=_known(self.ratio),
-            weight=_known(self.weight),
-            kept=self.kept,
-            bonus=self.bonus,
-            exempt=self.exempt,
-            clipped=self.clipped,
-            methods={key: self._method(key, one) for key, one in self.methods.items()},
-            gate=self.gate,
+            methods={key: self._method(key, entries) for key, entries in self.methods.items()},
+            **{name: _known(getattr(self, name)) for name in _COLUMNS},
         )
 
-    def _method(self, key: str, one: Mapping[str, list[Any]]) -> Method:
+    def _method(self, key: str, entries: Mapping[str, list[Any]]) -> Method:
         return Method(
             self.names.get(key, key.rpartition("/")[2]),
-            {action: sorted(one[action]) for action in ACTIONS if one.get(action)},
-            dict(one.get("weight", [])),
-            dict(one.get("bonus", [])),
-            dict(one.get("gate", [])),
+            {action: sorted(entries[action]) for action in ACTIONS if entries.get(action)},
+            *(dict(entries.get(name, [])) for name in ("weight", "bonus", "gate")),
         )
 
 
@@ -309,7 +299,7 @@ class _PrimeLine(_Line):
         count = len(self.token_ids) - start
         ids, mask = self.token_ids[start:], self.loss_mask[start:]
         places: dict[str, tuple[str, Sequence[object]]] = {
-            "loss_mask": ("dropped", [not one for one in mask]),
+            "loss_mask": ("dropped", [not inside for inside in mask]),
             "trust_region": ("clipped", self.is_masked[start:]),
             "ref_kl": ("regularised", self.ref_kl_weights[start:]),
             "ce": ("regularised", self.ce_weights[start:]),
@@ -331,13 +321,11 @@ class _PrimeLine(_Line):
             ratio=_known(self.importance_ratio[start:]),
             weight=_known(self.rl_weights[start:]),
             kept=mask,
-            bonus=[],
-            exempt=[],
-            clipped=[bool(one) for one in self.is_masked[start:]],
+            clipped=list(map(bool, self.is_masked[start:])),
             methods={
-                key: Method(key, {action: found})
+                key: Method(key, {action: touched})
                 for key, (action, values) in places.items()
-                if (found := [place for place, value in enumerate(values) if value])
+                if (touched := [place for place, value in enumerate(values) if value])
             },
         )
 
@@ -355,13 +343,13 @@ def _same_length(length: int, *columns: Sequence[object]) -> None:
             raise ValueError(f"{len(column)} values for {length} tokens")
 
 
-def _known(values: Numbers) -> Numbers:
+def _known(values: list[Any]) -> list[Any]:
     """Nothing where every value is missing."""
-    return values if any(one is not None for one in values) else []
+    return values if any(value is not None for value in values) else []
 
 
 def _negated(values: Numbers) -> Numbers:
-    return [None if one is None else -one + 0.0 for one in _known(values)]
+    return [None if value is None else -value + 0.0 for value in _known(values)]
 
 
 def _at(values: Numbers, place: int, identity: float) -> float:

@@ -8,7 +8,21 @@ from rlstab.core.facts import SOURCES
 from rlstab.diagnose.causes import CAUSES, TOGETHER
 from rlstab.diagnose.metric_aliases import ALIASES, SUMS
 from rlstab.diagnose.remedies import Remedy, remedies
-from rlstab.diagnose.signs import DEFINITIONS, READS, SIGNS, TITLES
+from rlstab.diagnose.signs import CLIPPED, CUT_OFF, DRIFT, DRIFT_GROWTH, MISMATCH, SIGNS
+from rlstab.report import collapse
+
+#: When a sign is there.
+DEFINITIONS: dict[str, str] = {
+    **{name: collapse.DEFINITIONS[name] for name in SIGNS if name in collapse.DEFINITIONS},
+    "refused_steps": "a gradient norm that is NaN or infinite, or an optimizer step refused for it",
+    "truncation": f"{collapse.DEFINITIONS['truncation']}; or more than {CUT_OFF} of them cut off in the first line",
+    "sampler_mismatch": "in the first line of the log, "
+    + ", or ".join(f"`{name}` above {most:g}" for name, most in MISMATCH.items()),
+    "sampler_drift": (
+        f"the same metric, over ten steps, above {DRIFT:g} x that threshold and {DRIFT_GROWTH:g} x its first value"
+    ),
+    "clipped": f"more than {CLIPPED} of the tokens clipped, over ten steps",
+}
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
 HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/diagnose/remedies.yaml and benchmarks/results. -->
@@ -41,7 +55,9 @@ def _symptoms() -> Iterator[str]:
 def _cause(one: Remedy) -> Iterator[str]:
     yield f"## {_capital(one.title)}"
     yield ""
-    shows = [f"{TITLES[sign]} ({_quoted(READS[sign])})" for sign, cause in CAUSES.items() if cause == one.cause]
+    shows = [
+        f"{SIGNS[sign].title} ({_quoted(SIGNS[sign].reads)})" for sign, cause in CAUSES.items() if cause == one.cause
+    ]
     yield f"{one.looks} Signs: {'; '.join(shows)}."
     yield ""
     yield f"Likely: {'; or '.join(one.likely)}."
@@ -96,7 +112,7 @@ def _signs() -> Iterator[str]:
     yield "| sign | definition |"
     yield "| --- | --- |"
     for name in SIGNS:
-        yield f"| {TITLES[name]} | {DEFINITIONS[name]} |"
+        yield f"| {SIGNS[name].title} | {DEFINITIONS[name]} |"
     yield ""
 
 

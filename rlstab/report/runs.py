@@ -1,9 +1,13 @@
-"""What is known about a run once it has ended: the records that everything in ``report`` works on."""
+"""What is known about a run: the records on which everything in ``report`` works, and their curves in bins.
+
+Bins of ten rollouts are smooth enough to read, and the same from a run folder and from a results file.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -22,6 +26,8 @@ MOST_ROLLOUTS = 10**9
 Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 Status: TypeAlias = Literal["finished", "unfinished", "failed"]
+
+EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +97,8 @@ class RunRecord:
     @property
     def planned(self) -> int | None:
         """Rollouts that the configuration asks for."""
-        found = setting_of(self.config, "optimisation.rollouts")
-        return found if isinstance(found, int) else None
+        planned = setting_of(self.config, "optimisation.rollouts")
+        return planned if isinstance(planned, int) else None
 
     @property
     def title(self) -> str:
@@ -102,12 +108,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that was found and cannot be used.
-
-    Attributes:
-        path: where it lies.
-        why: reason, in words.
-    """
+    """Something at ``path`` that cannot be used, and why."""
 
     path: str
     why: str
@@ -136,13 +137,12 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
     if not isinstance(items, list):
         return []
     names = [_label(item) for item in items if isinstance(item, Mapping) and "name" in item]
-    several = {name for name, count in Counter(names).items() if count > 1}
-    seen: Counter[str] = Counter()
-    found = []
+    total, seen = Counter(names), Counter[str]()
+    numbered = []
     for name in names:
         seen[name] += 1
-        found.append(f"{name}_{seen[name]}" if name in several else name)
-    return found
+        numbered.append(f"{name}_{seen[name]}" if total[name] > 1 else name)
+    return numbered
 
 
 def _label(item: Mapping[str, Any]) -> str:
@@ -166,3 +166,50 @@ def setting_of(config: Mapping[str, Any], path: str) -> Any:
 def rounded(value: float) -> float:
     """To the 6 significant digits of a results file."""
     return float(f"{value:.6g}")
+
+
+def binned(record: RunRecord, name: str) -> Curve:
+    """Means of a metric over bins of rollouts; a bin without a finite value is left out.
+
+    Returns:
+        ends: last rollout of each bin that the run reached.
+        values: means over the rollouts of the bin that have the metric, of 6 significant digits.
+    """
+    rollouts, values = record.metrics.get(name, EMPTY)
+    if record.bin_width > 1:
+        finite = np.isfinite(values)
+        return rollouts[finite], values[finite]
+    return in_bins((rollouts, values), record.rollouts, lambda some: math.fsum(some.tolist()) / len(some))
+
+
+def bin_weights(record: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
+    width = record.bin_width if record.bin_width > 1 else WIDTH
+    return ((ends - 1) % width + 1).astype(np.float64)
+
+
+def highest(curve: Curve, last: int) -> Curve:
+    """The largest value of each bin."""
+    return in_bins(curve, last, lambda values: float(values.max()))
+
+
+def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], float]) -> Curve:
+    """One value per bin of ``WIDTH`` rollouts, ``last`` ending the run, over finite values; empty bins are left out."""
+    rollouts, values = curve
+    finite = np.isfinite(values)
+    rollouts, values = rollouts[finite], values[finite]
+    places = (rollouts - 1) // WIDTH
+    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
+    kept, starts = np.unique(places[order], return_index=True)
+    ends = np.minimum((kept + 1) * WIDTH, last)
+    summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
+    return ends.astype(np.int64), np.array(summaries, dtype=np.float64)
+
+
+def running_total(curve: Curve, last: int) -> Curve | None:
+    """The sum of a metric up to the end of each bin; None unless each rollout from 1 to ``last`` has a value."""
+    rollouts, values = curve
+    if not last or len(rollouts) != last or not np.isfinite(values).all():
+        return None
+    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last))
+    return ends.astype(np.int64), np.array([rounded(total) for total in np.cumsum(values)[ends - 1]], dtype=np.float64)

@@ -1,7 +1,8 @@
-"""Read what somebody else wrote: ordinary files alone, and data in which nothing surprises those who read on."""
+"""Read files that somebody else wrote: ordinary files alone, and data without surprises for the code that reads on."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,22 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """The text of an ordinary file in UTF-8; see :func:`read_bytes`."""
     return read_bytes(path).decode("utf-8")
+
+
+def read_json(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The mapping in a JSON file, or None with the reason."""
+    try:
+        data = plain(json.loads(read_text(path)))
+    except FileNotFoundError:
+        return None, f"{path.name} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{path.name} cannot be read: {first_line(error)}"
+    return (data, "") if isinstance(data, dict) else (None, f"{path.name} is not a mapping")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, its class where it has no text."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def plain(data: Any) -> Any:
