@@ -298,9 +298,7 @@ def price(repeat: int) -> tuple[float, float]:
     cases = {
         "step": Case(lambda _: learning.learn(given, start(run), Metrics())),
         "all": Case(lambda _: squared_gradients(policy, drawn.sequences, 1.0)),
-        "uneven": Case(
-            lambda _: squared_gradients(policy, drawn.sequences, 1.0, unequal)
-        ),
+        "uneven": Case(lambda _: squared_gradients(policy, drawn.sequences, 1.0, unequal)),
     }
     times, _ = interleave(cases, repeat)
     return times["step"].ratio_to(times["all"]), times["step"].ratio_to(times["uneven"])

@@ -15,4 +15,3 @@ from rlstab.train.loop import RunResult, Stopped, train  # noqa: E402
 from rlstab.train.rollout import Rollout  # noqa: E402
 
 __all__ = ["Rollout", "RunResult", "Stopped", "train"]
-Responses = Rollout

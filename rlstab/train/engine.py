@@ -96,8 +96,7 @@ class Engine:
             betas=settings.betas,
             eps=settings.eps,
             weight_decay=settings.weight_decay,
-            fused=bool(int(__import__("os").environ.get("TRAINER_FUSED", "1"))),
-            foreach=False if __import__("os").environ.get("TRAINER_FUSED") == "0" else None,
+            fused=True,
         )
         prepared: AcceleratedOptimizer = self.accelerator.prepare(optimizer)
         return prepared
