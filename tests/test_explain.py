@@ -88,7 +88,7 @@ from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper, Stage
 from rlstab.stages.uniform import Uniform
 from rlstab.testing.stage_examples import STAGE_EXAMPLES
-from rlstab.train.stage_evidence import given_to, require_evidence
+from rlstab.train.generate import given_to, require_evidence
 from rlstab.zoo import METHODS
 from tests.zoo.watch import evidence, examples, live
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rlstab.core.metadata import SOURCES
-from rlstab.report.numbers import estimate
+from rlstab.report.formatting import estimate
 from rlstab.zoo import METHODS
 
 FILE = Path(__file__).with_name("remedies.yaml")

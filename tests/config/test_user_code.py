@@ -16,7 +16,7 @@ from rlstab.cli import main
 from rlstab.config import dump_run, json_schema, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.user_code import changed_files, checksums, classes, is_user_code
 from rlstab.errors import ConfigError
-from rlstab.report.records import load_runs
+from rlstab.report.load import load_runs
 from rlstab.tasks.from_settings import build_task, require_settings
 from tests.train.runs import go, small
 
