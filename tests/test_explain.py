@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from rlstab.train.stage_evidence import given_to, require_evidence
 from torch import Tensor
 
 import rlstab
@@ -50,7 +51,6 @@ from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper
 from rlstab.testing.stage_examples import STAGE_EXAMPLES
-from rlstab.train.stage_evidence import given_to, require_evidence
 from tests.zoo.watch import evidence, examples, live, shipped
 
 # -- the words of a method ---------------------------------------------------------------------------------------------

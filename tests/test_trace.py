@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +21,11 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Gate, Terms, merge_terms
 from rlstab.presets import PRESETS
-from rlstab.report.tokens import read_tokens
+from rlstab.report.token_traces import read_tokens
 from rlstab.trace import ACTIONS, Trace, trace
 from rlstab.trace.effects import ALIKE
 from rlstab.trace.token_texts import token_texts
 from rlstab.trace.writer import Tracer
-from rlstab.train.journal import Journal
 from rlstab.train.loop import train
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
@@ -401,9 +401,17 @@ def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
     assert not (tmp_path / "tokens.jsonl").exists()
 
 
+def _appending(path: Path) -> Callable[[str], None]:
+    def append(lines: str) -> None:
+        with path.open("a") as file:
+            file.write(lines)
+
+    return append
+
+
 def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
+    tracer = Tracer(_appending(tmp_path / "tokens.jsonl"), run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     ids = batch.sequence_ids
     rewards = torch.full((6,), torch.nan)
@@ -421,7 +429,7 @@ def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
 
 def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
+    tracer = Tracer(_appending(tmp_path / "tokens.jsonl"), run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     tracer.begin(
         1, lambda place: "p", batch.sequence_ids, batch.group_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3)

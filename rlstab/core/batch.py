@@ -323,7 +323,7 @@ class TokenBatch(SequenceArithmetic):
     # -- reading it ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self.old_logprobs.numel()
+        return self.sequence.numel()
 
     def signal(self, name: str) -> Tensor:
         """The ``(n,)`` signal of this name.

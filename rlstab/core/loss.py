@@ -67,15 +67,12 @@ def anchor_needs(anchor: Literal["rollout", "old"]) -> frozenset[str]:
     return frozenset({"rollout_logprobs"} if anchor == "rollout" else ())
 
 
-def anchor_logprobs(batch: TokenBatch, anchor: Literal["rollout", "old"], live: PolicyOutputs) -> Tensor:
+def anchor_logprobs(batch: TokenBatch, anchor: Literal["rollout", "old"]) -> Tensor | None:
     """``(n,)`` log-probs of the policy from which a trust region measures: the one that sampled, or that of the ratio.
 
-    Args:
-        batch: the evidence.
-        anchor: which of them, a setting.
-        live: the live policy as a constant; where ``live_ratio`` is True it is its own denominator.
+    None where the live policy is its own denominator, and so its own anchor.
     """
-    return live.logprobs if anchor == "old" and batch.live_ratio else batch.signal(f"{anchor}_logprobs")
+    return None if anchor == "old" and batch.live_ratio else batch.signal(f"{anchor}_logprobs")
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, unclipped: Tensor | None) -> Tensor:

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from rlstab.config.own_code import classes
-from rlstab.config.shipped import Kind, examples
+from rlstab.config.bundled_examples import Kind, examples
+from rlstab.config.user_code import classes
 from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition
 from rlstab.core.metadata import SOURCES, docstring, summary

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from rlstab.config import RunConfig
-from rlstab.config.drift import why_idle
+from rlstab.config.runs import why_idle
 from rlstab.core.compose import Composition, walk
 from rlstab.core.metadata import Kind
 from rlstab.core.objective import TokenObjective, active_methods, unmet

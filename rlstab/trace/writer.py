@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.config.runs import TrackingSettings
+from rlstab.config.settings import TrackingSettings
 from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -133,8 +133,8 @@ class Tracer:
         line["kept"] = found.kept[where].tolist()
         if found.bonus is not None:
             line["bonus"] = _numbers(found.bonus[where])
-        if found.exempt is not None:
-            line["unclipped"] = found.exempt[where].tolist()
+        if found.unclipped is not None:
+            line["unclipped"] = found.unclipped[where].tolist()
         line["clipped"] = found.clipped[where].tolist()
         if found.gate is not None:
             line["gate"] = _numbers(found.gate[where])

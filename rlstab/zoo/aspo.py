@@ -41,7 +41,7 @@ class ASPO(TokenObjective):
         - ``sequence_ids`` (S,), integers: how many responses there are.
 
     Writes:
-        - ``pull``: the capped ratio, inverted for rewarded tokens; 0 outside the range.
+        - ``surrogate``: the capped ratio, inverted for rewarded tokens; 0 outside the range.
 
     Denominator:
         untouched: a token that is stopped still counts.

@@ -40,7 +40,7 @@ class CEGPPO(TokenObjective):
         nothing itself. It is given the ratio and the advantage.
 
     Writes:
-        - ``pull``: the ratio, or the scaled bound beyond it.
+        - ``surrogate``: the ratio, or the scaled bound beyond it.
 
     Denominator:
         untouched

@@ -34,7 +34,7 @@ class CISPO(TokenObjective):
         nothing itself. The loss gives it the ratio, and multiplies what comes out by the advantage.
 
     Writes:
-        - ``pull``: the capped ratio, in the place of the ratio.
+        - ``surrogate``: the capped ratio, in the place of the ratio.
 
     Denominator:
         untouched: every token counts.

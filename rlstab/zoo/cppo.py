@@ -168,14 +168,16 @@ class CPPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        place = batch.running_total(torch.ones_like(batch.advantages)) - 1
+        anchor = anchor_logprobs(batch, self.anchor)
+        place = batch.running_total(torch.ones_like(batch.position)) - 1
         weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
 
         def before(values: Tensor) -> Tensor:
             return batch.running_total(values) - values
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = constants.anchor.logprobs, anchor_logprobs(batch, self.anchor, constants.anchor)
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
             moved = (probability(live) - probability(other)).abs()
             budget = batch.sequence_quantile(moved, self.quantile).clamp(self.min_budget, 2 * self.min_budget)
             spent = weight * moved

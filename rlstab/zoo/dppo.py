@@ -43,7 +43,7 @@ class DPPO(TokenObjective):
         - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``pull``: min(r, C) inside the region, 0 outside.
+        - ``surrogate``: min(r, C) inside the region, 0 outside.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -150,8 +150,11 @@ class DPPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        anchor = anchor_logprobs(batch, self.anchor)
+
         def pull(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = constants.anchor.logprobs, anchor_logprobs(batch, self.anchor, constants.anchor)
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
             gap, moved = live - other, self._divergence(live, other)
             beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
             stopped = beyond & (constants.advantages.sign() * gap > 0)

@@ -136,8 +136,11 @@ class DRPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        anchor = anchor_logprobs(batch, self.anchor)
+
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = constants.anchor.logprobs, anchor_logprobs(batch, self.anchor, constants.anchor)
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
             moved = probability(live) - probability(other)
             return 1 - constants.advantages.sign() * moved / self.delta
 

@@ -84,11 +84,11 @@ class ESSScale(TokenObjective):
         ...     old_logprobs=now,
         ...     rollout_logprobs=torch.tensor([[0.5], [0.5], [0.1], [0.5]], dtype=torch.float64).log(),
         ... )
-        >>> for method in (ESSScale(), observe(ESSScale())):
+        >>> for method, name in ((ESSScale(), "ess_scale"), (observe(ESSScale()), "observe_ess_scale")):
         ...     objective = compose(method)
         ...     policy = PolicyOutputs.from_padded(batch, logprobs=now.clone().requires_grad_())
         ...     out = objective(batch, policy, state=objective.init_state())
-        ...     print(round(out.lr_scale, 4), round(out.metrics()[f"{method._label}/ess"], 4))
+        ...     print(round(out.lr_scale, 4), round(out.metrics()[f"{name}/ess"], 4))
         0.6719 0.4515
         1.0 0.4515
 

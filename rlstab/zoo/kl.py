@@ -44,6 +44,7 @@ class KLPenalty(TokenObjective):
 
     Reads:
         - ``ref_logprobs`` (n,), nats: of the sampled token under the reference policy.
+        - ``old_logprobs`` (n,), nats: the policy that the ratio divides by, with ``estimator="k3_unbiased"``.
         - live ``logprobs`` (n,), nats, with gradient.
 
     Writes:

@@ -37,8 +37,9 @@ class OffPolicyMask(TokenObjective):
 
     Reads:
         - ``rollout_logprobs`` (n,), nats: as the sampler reported them; with ``anchor="rollout"``.
+        - ``old_logprobs`` (n,), nats: with ``anchor="old"``.
 
-        Its gate reads the live log-probs of all tokens of a response, and ``old_logprobs`` with ``anchor="old"``.
+        Its gate reads the live log-probs of all tokens of a response.
 
     Writes:
         - ``gates``: 0 or 1.
@@ -129,8 +130,11 @@ class OffPolicyMask(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        anchor = anchor_logprobs(batch, self.anchor)
+
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = constants.anchor.logprobs, anchor_logprobs(batch, self.anchor, constants.anchor)
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
             gap = other.double() - live.double()
             far = batch.spread(batch.sequence_mean(gap) > self.max_gap)
             return torch.where(far & (constants.advantages < 0), 0.0, torch.ones_like(ratio))

@@ -37,10 +37,11 @@ class VESPO(TokenObjective):
         ``negative_decay``).
 
     Reads:
-        - ``rollout_logprobs`` (n,), nats: with ``anchor="rollout"`` only; with 'old' the loss gives it the ratio.
+        - ``rollout_logprobs`` (n,), nats: the anchor, with ``anchor="rollout"``.
+        - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``pull``: phi, in the place of the ratio.
+        - ``surrogate``: phi, in the place of the ratio.
 
     Denominator:
         untouched: a response that pulls little still counts.
@@ -143,8 +144,11 @@ class VESPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        anchor = anchor_logprobs(batch, self.anchor)
+
         def kernel(ratio: Tensor, constants: Constants) -> Tensor:
-            gaps = constants.anchor.logprobs - anchor_logprobs(batch, self.anchor, constants.anchor)
+            live = constants.anchor.logprobs
+            gaps = live - (live if anchor is None else anchor)
             total = batch.sequence_total(gaps.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             log_weight = batch.spread(total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             positive = constants.advantages >= 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlstab.config.reward_settings import RewardSettings
+from rlstab.config.settings import RewardSettings
 from rlstab.errors import ConfigError, UnknownName
 from rlstab.tasks import Chain, Countdown, Example, rewards
 from rlstab.tasks.own_task import require_task

@@ -72,9 +72,9 @@ BROKEN: Mapping[TokenObjective, Mapping[str, str]] = {
     cut.SumSoFar(): {"split": PARTS, "permutation": REORDERED, "replication": TWICE},
     cut.Bessel(): {"replication": TWICE},
     cut.ByTheNumberOfTokens(): {"replication": TWICE},
-    cut.CountsPadding(): {"packed": PADDING},
-    cut.RelativeToTheWidth(): {"packed": PADDING},
-    cut.UnmaskedMean(): {"packed": PADDING},
+    cut.CountsPadding(): {"runs": PADDING},
+    cut.RelativeToTheWidth(): {"runs": PADDING},
+    cut.UnmaskedMean(): {"runs": PADDING},
     cut.GateOfOtherTokens(): {"live rows": "with other live outputs outside `plan.live_rows`: "},
     # it writes to what is not its own
     own.EditsItsInput(): {"pure": "it wrote to 'sum_p_sq' of the batch in place"},

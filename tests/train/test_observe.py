@@ -19,9 +19,9 @@ from rlstab.core.metadata import summary
 from rlstab.errors import Conflict
 from rlstab.explain.page import page
 from rlstab.explain.tables import check
-from rlstab.report.idle_methods import idle_parts
-from rlstab.report.model import objective_names
-from rlstab.report.records import load_runs
+from rlstab.report.activity import idle_parts
+from rlstab.report.load import load_runs
+from rlstab.report.runs import objective_names
 from tests.train.runs import go, small, weights
 
 YAML = """

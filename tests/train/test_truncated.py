@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Terms, TokenObjective, TruncatedMask, compose
-from rlstab.train import Responses
+from rlstab.train import Rollout
 from rlstab.train.policy import load_policy
 from tests.train.runs import go, small, weights
 
@@ -34,7 +34,7 @@ class DropEndless(TokenObjective):
         return Terms(keep=batch.signal("endless") == 0)
 
 
-def endless(responses: Responses) -> Tensor:
+def endless(responses: Rollout) -> Tensor:
     ends = torch.tensor(sorted(load_policy("countdown-tiny").eos_ids))
     ended = (torch.isin(responses.response_ids, ends) & responses.response_mask).any(-1)
     return (~ended).float().unsqueeze(-1).expand(responses.response_mask.shape).clone()
