@@ -112,11 +112,6 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
         for drift in sorted(method.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None
     ]
-    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.about.exceptions:
-        lines.append(
-            "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
-            "penalty moves the policy."
-        )
     one_step = optimisation.optimizer_steps_per_rollout == 1
     if one_step and optimisation.refresh == "step" and optimisation.old_logprobs != "rollout":
         lines.append(

@@ -135,7 +135,7 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
 def reads(method: TokenObjective) -> list[str]:
     """The evidence and the live outputs that a method reads beyond the ratio."""
     live = [f"live {name}" for name in sorted(method.live_needs)]
-    return [*sorted(method.needs), *live]
+    return [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
 
 
 def _from(method: TokenObjective, host: Host) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlstab.explain.host_table import reads
+from rlstab.explain.tables import reads
 
 import rlstab
 from rlstab import ClipHigher, LpReg, S2TMask, compose
