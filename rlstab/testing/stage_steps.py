@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.random import uniform
-from rlstab.errors import MissingPackage
+from rlstab.extras import require
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import Offer
 
-try:
-    from hypothesis import strategies as st
-except ImportError as error:
-    raise MissingPackage('rlstab.testing needs hypothesis: pip install "rlstab[testing]".') from error
+require("testing", "rlstab.testing", "hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
 
 #: Shapes of a rollout that have broken stages before.
 KINDS = (
@@ -123,7 +122,7 @@ class Rollout:
             extra[name] = torch.where(sampled, one, other) if of_tokens(name) else one
         return replace(self, responses=replace(whole, extra=extra))
 
-    def only(self, names: frozenset[str]) -> Rollout:
+    def only(self, names: Set[str]) -> Rollout:
         """The same with this evidence and no other."""
         extra = {name: one for name, one in self.responses.extra.items() if name in names}
         return replace(self, responses=replace(self.responses, extra=extra))

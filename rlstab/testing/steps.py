@@ -10,12 +10,11 @@ from torch import Tensor
 
 from rlstab.core.batch import MARKS, SIGNALS, TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.errors import MissingPackage
+from rlstab.extras import require
 
-try:
-    from hypothesis import strategies as st
-except ImportError as error:
-    raise MissingPackage('rlstab.testing needs hypothesis: pip install "rlstab[testing]".') from error
+require("testing", "rlstab.testing", "hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
 
 #: Shapes of an optimizer step that have broken methods before.
 KINDS = (
@@ -70,9 +69,7 @@ class Step:
             group_ids=self.group_ids.clone(),
             extra=extra,
             live_ratio=False,
-            index=None,
-            padded_shape=None,
-            **given,
+            **given,  # type: ignore[arg-type]  # each is a field of this class
         )
 
     def leaves(self) -> dict[str, Tensor]:
