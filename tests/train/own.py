@@ -14,7 +14,7 @@ from rlstab.core.stats import Mean
 from rlstab.core.terms import Penalty
 from rlstab.stages.advantages import dr_grpo
 from rlstab.tasks import Countdown, Example
-from rlstab.train import Responses
+from rlstab.train import Rollout
 
 
 class Graded(Countdown):
@@ -102,7 +102,7 @@ class Poisoned(rlstab.TokenObjective):
         return rlstab.Terms(penalties={"": Penalty(-0.01, paid, reads=frozenset({"entropies"}))})
 
 
-def poison(responses: Responses) -> Tensor:
+def poison(responses: Rollout) -> Tensor:
     """``(R, T)``: 1 for the responses to the third prompt of a run, else 0."""
     return (responses.group_ids == 2).float().unsqueeze(-1).expand(responses.response_mask.shape)
 
@@ -142,11 +142,11 @@ class Unprovided(rlstab.TokenObjective):
         return rlstab.Terms()
 
 
-def places(responses: Responses) -> Tensor:
+def places(responses: Rollout) -> Tensor:
     """``(R, T)``: the place of each token in its response, from 1; NaN where there is none."""
     return responses.response_mask.cumsum(-1).float().where(responses.response_mask, torch.nan)
 
 
-def fading(responses: Responses) -> Tensor:
+def fading(responses: Rollout) -> Tensor:
     """``(R, T)``: Dr. GRPO, less the later a token stands."""
     return dr_grpo(responses.rewards, responses.group_ids).unsqueeze(-1) / places(responses).cpu()

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlstab.config import load_run
-from rlstab.train import Responses, train
+from rlstab.train import Rollout, train
 from tests.train.own import fading, places, poison
 from tests.train.runs import quiet
 
@@ -46,7 +46,7 @@ def provided(file: Path) -> None:
     """The run on a signal and advantages of its own; each process tells of how many responses to each prompt."""
     calls: list[list[int]] = []
 
-    def told(responses: Responses) -> Tensor:
+    def told(responses: Rollout) -> Tensor:
         calls.append(responses.group_ids.unique(return_counts=True)[1].tolist())
         return fading(responses)
 
@@ -64,7 +64,7 @@ def raises(file: Path) -> None:
     """A function of the user that raises, on rank 1 alone, in the second rollout."""
     calls: list[int] = []
 
-    def broken(responses: Responses) -> Tensor:
+    def broken(responses: Rollout) -> Tensor:
         calls.append(1)
         if dist.get_rank() == 1 and len(calls) == 2:
             raise ValueError("no advantages here")

@@ -229,7 +229,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
         assert main(["train", str(file), *options]) == 2
         said = capsys.readouterr().err
         assert said.startswith("ConfigError: ")
-        assert str(process.pid) in said
+        assert str(out) in said
         assert said.count("\n") == 1
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=100)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, ShapeError
 from rlstab.stages.advantages import grpo
-from rlstab.train import Responses
+from rlstab.train import Rollout
 from tests.train import own
 from tests.train.runs import ROOT, differences, equal, go, largest_difference, left, lines, quiet, small, without_times
 
@@ -147,10 +147,10 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
 
 
 def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_estimator(tmp_path: Path) -> None:
-    def each(responses: Responses) -> Tensor:
+    def each(responses: Rollout) -> Tensor:
         return grpo(responses.rewards, responses.group_ids)
 
-    def token(responses: Responses) -> Tensor:
+    def token(responses: Rollout) -> Tensor:
         return each(responses).unsqueeze(-1).expand(responses.response_mask.shape).clone()
 
     go(small(tmp_path / "configured", **CUT))
@@ -161,7 +161,7 @@ def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_
 
 
 def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Path) -> None:
-    def rude(responses: Responses) -> Tensor:
+    def rude(responses: Rollout) -> Tensor:
         found = own.places(responses)
         for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
             tensor.zero_()
