@@ -11,7 +11,7 @@ from rlstab.bench.file import Bench, load_bench
 from rlstab.config import load_run, run_hash
 from rlstab.config.document import dump
 from rlstab.errors import ConfigError
-from tests.bench.benches import tiny
+from tests.bench.test_run import tiny
 
 HEAD = "name: x\nbase: {objective: clip_higher}\n"
 
