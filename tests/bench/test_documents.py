@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlstab.bench.file import BenchFile, MethodEntry, load_bench
-from rlstab.bench.file_schema import bench_schema
+from rlstab.bench.describe import bench_schema
 from rlstab.cli import main
 
 ROOT = Path(__file__).parents[2]
