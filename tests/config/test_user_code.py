@@ -26,14 +26,13 @@ METHOD = """
     import rlstab
 
     class Unfinished(rlstab.TokenObjective):
-        name: ClassVar[str] = "unfinished"
+        name = "unfinished"
 
-    @dataclass(frozen=True)
     class Halve(rlstab.TokenObjective):
         \"\"\"Scale the weight of every token.\"\"\"
 
-        name: ClassVar[str] = "halve"
-        writes = frozenset({"weight"})
+        name = "halve"
+        writes = {"weight"}
         factor: float = 0.5
 
         def terms(self, batch, stat, state):
@@ -41,7 +40,7 @@ METHOD = """
 
     @dataclass(frozen=True)
     class Taken(Halve):
-        name: ClassVar[str] = "s2t"
+        name = "s2t"
 
     CONSTANT = 5
 """
@@ -51,11 +50,10 @@ STAGE = """
     import torch
     from rlstab.stages.stage import AdvantageEstimator
 
-    @dataclass(frozen=True)
     class Plain(AdvantageEstimator):
         \"\"\"Take the reward itself.\"\"\"
 
-        name: ClassVar[str] = "plain"
+        name = "plain"
 
         def advantages(self, responses, stat, state):
             return responses.rewards
