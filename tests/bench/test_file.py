@@ -172,7 +172,7 @@ MISTAKES = [
     (f"{ONE}seeds: {'9' * 5000}\n", "b.yaml:4: not valid YAML"),
     (f"{ONE}seeds: [1e10]\n", "b.yaml:4: seeds.0"),
     (f"{ONE}seeds: [10000000000]\n", "b.yaml:4: seeds.0"),
-    (f"{ONE}settings: {{a: {{rollout.group: 10000000000}}}}\n", "b.yaml:4: rollout.prompts"),
+    (f"{ONE}settings: {{a: {{rollout.group: 10000000000}}}}\n", "b.yaml:4: rollout.group"),
     (f"{ONE}workers: 0\n", "b.yaml:4: workers"),
     ("name: x\nbase: 3\nmethods: {a: s2t}\n", "b.yaml:2: base"),
     ("name: x\nbase: no.yaml\nmethods: {a: s2t}\n", "b.yaml:2: base"),

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rlstab.train.engines import Engine
-from rlstab.train.engines.fsdp2 import Shards
-from rlstab.train.engines.module import PolicyModule
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +17,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rlstab.config import load_run
 from rlstab.train import loop, train
+from rlstab.train.engines import Engine
+from rlstab.train.engines.fsdp2 import Shards
+from rlstab.train.engines.module import PolicyModule
 from rlstab.train.policy import Policy
 
 #: The line in which a process says what it counted begins so.

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, final
 
 import torch
 import torch.distributed as dist
-from rlstab.train.engines import build_engine
-from rlstab.train.processes import count, leave, meet
 from torch import Tensor
 
 import rlstab
@@ -22,8 +20,10 @@ from rlstab.config import RunConfig, load_run
 from rlstab.core.comm import TorchComm
 from rlstab.core.stats import Mean
 from rlstab.stages.advantages import dr_grpo
-from rlstab.train import loop, train
+from rlstab.train import Responses, loop, train
+from rlstab.train.engines import build_engine
 from rlstab.train.policy import Policy, load_policy
+from rlstab.train.processes import count, leave, meet
 from tests.train.counting import counted  # noqa: F401  # scenarios too
 from tests.train.experts import listed  # noqa: F401
 

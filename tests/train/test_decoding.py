@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rlstab.train.decoding import require_decoding
-from rlstab.train.step import forward_signals
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -22,8 +20,10 @@ from transformers import (
 
 from rlstab.config.settings import RolloutSettings
 from rlstab.errors import ModelError
+from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.sampling import sample
+from rlstab.train.step import forward_signals
 from tests.tolerances import depth, rounding
 from tests.train.test_vocabulary_head import SIZE as HEAD_SIZE
 

@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from rlstab.train.processes import count, launched_alone, meet
 
 from rlstab.config import RunConfig, dump_run, load_run
 from rlstab.errors import ConfigError
 from rlstab.train import train
 from rlstab.train.checkpoint import checkpoints, number
+from rlstab.train.processes import count, launched_alone, meet
 from tests.train.ranks import fading, places, weighing
 from tests.train.runs import go, quiet, small, trained_alike, weights, without_times
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from rlstab.train.estimating import Estimating
-from rlstab.train.metrics import Metrics
-from rlstab.train.sequence_gradients import squared_gradients
-from rlstab.train.step import forward_signals
 
 from rlstab.core.comm import LocalComm
 from rlstab.errors import MissingSignal
 from rlstab.stages.opob import OPOB
 from rlstab.stages.opob_proxy import OPOBProxy, logit_squares
+from rlstab.train.estimating import Estimating
+from rlstab.train.metrics import Metrics
 from rlstab.train.policy import load_policy
 from rlstab.train.rollout import Rollout
+from rlstab.train.sequence_gradients import squared_gradients
+from rlstab.train.step import forward_signals
 from tests.stages.estimating import batch
 from tests.train.runs import go, small
 from tests.train.test_sequence_gradients import some

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rlstab.train.health import WINDOW, Health, summary
 
 from rlstab.errors import NonFinite
 from rlstab.train import loop
+from rlstab.train.health import WINDOW, Health, summary
 from tests.train.kills import Graded
 from tests.train.runs import small
 

@@ -12,13 +12,13 @@ import pytest
 from accelerate.commands import launch
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
-from rlstab.train.engines import engine_name, require_launcher
-from rlstab.train.processes import meet
 
 from rlstab.config import load_run
 from rlstab.config.settings import EngineSettings
 from rlstab.errors import ConfigError
 from rlstab.train import processes
+from rlstab.train.engines import engine_name, require_launcher
+from rlstab.train.processes import meet
 
 #: What ``accelerate launch --use_fsdp --fsdp_version 2`` sets, and what it sets where it is asked for nothing.
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}

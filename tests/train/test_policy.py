@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from rlstab.train.padded_rows import Sequences, position_ids
-from rlstab.train.prompts import require_prompts
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlstab.config.settings import RolloutSettings
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.tasks import Countdown, Example, Message
+from rlstab.train.padded_rows import Sequences, position_ids
 from rlstab.train.policy import SHIPPED, Policy, load_policy
+from rlstab.train.prompts import require_prompts
 from tests.tolerances import depth, rounding
 
 GIVE = (

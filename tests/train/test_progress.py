@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
+
 from rlstab.train.progress import Progress, summary_table
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from rlstab.train.providers import Providers
 from torch import Tensor
 
 from rlstab.errors import CheckpointError, ConfigError, NonFinite, ShapeError
 from rlstab.stages.advantages import grpo
 from rlstab.tasks import Example
 from rlstab.train import Rollout, train
+from rlstab.train.providers import Providers
 from rlstab.zoo import METHODS
 from tests.train.ranks import fading, places, weighing
 from tests.train.runs import largest_difference, quiet, small, weights, weights_alike, without_times

@@ -7,15 +7,15 @@ import math
 
 import pytest
 import torch
-from rlstab.train.sampler_weights import LARGEST, Sampler, rounded
-from rlstab.train.step import forward_signals
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from rlstab.config.settings import RolloutSettings
 from rlstab.tasks import Countdown
 from rlstab.train.policy import Policy, load_policy
+from rlstab.train.sampler_weights import LARGEST, Sampler, rounded
 from rlstab.train.sampling import grouped, sample
+from rlstab.train.step import forward_signals
 
 PRECISIONS = ("bf16", "fp8", "int8", "int4")
 every = pytest.mark.parametrize("precision", PRECISIONS)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rlstab.train.step import forward_signals
 
 from rlstab.config.settings import RolloutSettings
 from rlstab.tasks import Countdown
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.sampling import Sampled, _invert, grouped, sample
+from rlstab.train.step import forward_signals
 from tests.tolerances import depth, rounding
 
 SIGNALS = {"logprobs", "entropies", "max_logprobs", "log_kept_mass", "sum_p_sq"}

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from rlstab.train.journal import read
-from rlstab.train.learning_rate import learning_rate
 from transformers import get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from rlstab.config import load_run
 from rlstab.config.settings import CUTS, ENDING, FOLLOWING, OPTIONS
 from rlstab.errors import ConfigError
+from rlstab.train.journal import read
+from rlstab.train.learning_rate import learning_rate
 from tests.train.runs import go, largest_difference, quiet, small, train, without_times
 
 EXAMPLES: dict[str, dict[str, Any]] = {

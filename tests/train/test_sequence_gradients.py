@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rlstab.train.padded_rows import Sequences
-from rlstab.train.sequence_gradients import squared_gradients
 
+from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import Policy, load_policy
+from rlstab.train.sequence_gradients import squared_gradients
 from tests.tolerances import depth, rounding
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rlstab.train.padded_rows import Sequences
-from rlstab.train.row_order import in_parts
 from torch import Tensor
 from transformers import (
     Gemma3ForCausalLM,
@@ -27,7 +25,9 @@ from transformers import (
 )
 
 from rlstab.train import shared_prompts
+from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import Policy, load_policy
+from rlstab.train.row_order import in_parts
 from rlstab.train.shared_prompts import SharedPrompts
 from tests.tolerances import depth, rounding
 from tests.train.runs import go, small, weights

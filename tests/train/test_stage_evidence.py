@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from rlstab.train.stage_evidence import require_evidence
 from torch import Tensor
 
 from rlstab.errors import FitWarning, MissingSignal
@@ -16,6 +15,7 @@ from rlstab.stages import STAGES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.stage import RewardShaper
 from rlstab.testing.stage_examples import STAGE_EXAMPLES
+from rlstab.train.stage_evidence import require_evidence
 from tests.train.runs import go, small
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from rlstab.train.making import Maker
-from rlstab.train.step import Learner
 
 import rlstab
 from rlstab.train import asking, checkpoint
+from rlstab.train.making import Maker
+from rlstab.train.step import Learner
 from tests.train.runs import go, small, trained_alike
 from tests.train.test_distributed import command, counted, file_of, ran
 from tests.train.test_resume import assert_same

@@ -9,9 +9,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from accelerate import Accelerator
-from rlstab.train.engines import OneProcess
-from rlstab.train.metrics import Metrics
-from rlstab.train.step import Experience, Learner, Learnt
 from torch import Tensor
 
 import rlstab
@@ -21,8 +18,11 @@ from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Penalty, Terms
 from rlstab.errors import ShapeError
+from rlstab.train.engines import OneProcess
 from rlstab.train.loop import train
+from rlstab.train.metrics import Metrics
 from rlstab.train.policy import load_policy
+from rlstab.train.step import Experience, Learner, Learnt
 from tests.train.runs import quiet, sampler_gap, small, without_times
 
 

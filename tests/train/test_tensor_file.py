@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from rlstab.train.tensor_file import write_tensors
 from safetensors.torch import load_file
 from torch import Tensor
+
+from rlstab.train.tensor_file import write_tensors
 
 
 def test_it_is_what_safetensors_reads(tmp_path: Path) -> None:

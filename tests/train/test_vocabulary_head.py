@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rlstab.train.padded_rows import Sequences
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -23,6 +22,7 @@ from transformers import (
 )
 
 from rlstab.signals.vocabulary_head import find_head
+from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import Policy, load_policy
 from tests.tolerances import rounding
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from rlstab.train.engines import Engine, OneProcess
-from rlstab.train.metrics import Metrics
-from rlstab.train.padded_rows import Sequences
-from rlstab.train.step import Experience, Learner
 
 from rlstab.config import RunConfig
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.plan import make_plan
 from rlstab.trace.writer import Tracer
+from rlstab.train.engines import Engine, OneProcess
+from rlstab.train.metrics import Metrics
+from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import load_policy
+from rlstab.train.step import Experience, Learner
 from tests.train.crews import Crew
 from tests.train.runs import file_of, small
 from tests.waits import Waits
