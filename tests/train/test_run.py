@@ -156,9 +156,11 @@ def test_a_step_with_a_live_nan_is_refused_and_the_next_one_is_made(tmp_path: Pa
 
 
 def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
-    lost = small(tmp_path, optimisation__lr=1e30, optimisation__rollouts=30, rollout__max_new_tokens=2)
-    with pytest.raises(NonFinite, match=r"optimisation\.lr"):
-        go(lost)
+    lost = small(
+        tmp_path, ["clip_higher", f"{own.__file__}:Poisoned"], optimisation__rollouts=30, rollout__max_new_tokens=2
+    )
+    with pytest.raises(NonFinite, match="20 optimizer steps"):
+        go(lost, signals={"poison": lambda rollout: own.places(rollout).nan_to_num() * 0 + 1})
     assert sum(column(lines(tmp_path / "metrics.jsonl"), "optimizer_steps/refused")) == 19
 
 
