@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel lint cards docs notebooks format clean
 
-# 180 rollouts of GRPO with two methods, about a minute; ends with a table, a picture and traced tokens. One thread: the
+# 180 rollouts of GRPO with two methods, about a minute; ends with a table and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
 train: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/rlstab train examples/countdown.yaml --overwrite

@@ -50,11 +50,11 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.tasks import Countdown
+from rlstab.tasks.scores import score
 from rlstab.train.engines import OneProcess
 from rlstab.train.metrics import Metrics
 from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import Policy, load_policy
-from rlstab.train.reward import score
 from rlstab.train.sampling import Sampled, grouped, sample
 from rlstab.train.sequence_gradients import squared_gradients
 from rlstab.train.step import Experience, Learner, forward_signals

@@ -20,8 +20,8 @@ from rlstab.config.runs import RolloutSettings
 from rlstab.core.plan import Scope
 from rlstab.stages.advantages import grpo
 from rlstab.tasks import Countdown
+from rlstab.tasks.scores import score
 from rlstab.train.policy import load_policy
-from rlstab.train.reward import score
 from rlstab.train.sampling import Sampled, grouped, sample
 
 PARTS = (2, 4, 8, 16, 32)

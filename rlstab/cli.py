@@ -161,12 +161,6 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a file that has only token ids")
     view.set_defaults(command=_view)
 
-    push = commands.add_parser("push", help="upload the model of a run to the hub, private unless --public")
-    push.add_argument("source", metavar="RUN", help="run folder, whose newest checkpoint it is, or a checkpoint")
-    push.add_argument("repo", metavar="REPO", help="name or user/name of the repository, made if it is not there")
-    push.add_argument("--public", action="store_true", help="make a new repository public")
-    push.set_defaults(command=_push)
-
     report = commands.add_parser("report", help="compare finished runs: one HTML file, figures, Markdown tables")
     report.add_argument("runs", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
@@ -397,19 +391,6 @@ def _view(options: argparse.Namespace) -> int:
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
     show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())
-    return 0
-
-
-def _push(options: argparse.Namespace) -> int:
-    from rlstab.extras import require
-
-    require("train", "rlstab push")
-    from rlstab.train.push import has_card, push
-
-    where = push(options.source, options.repo, public=options.public)
-    if not has_card(options.source):
-        print("It has no model card, which a run gets at its end.")
-    print(visible(where, spaces=False))
     return 0
 
 

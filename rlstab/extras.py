@@ -10,7 +10,7 @@ from rlstab.errors import MissingPackage
 #: Extra to the names by which its packages are imported. Not wandb, of `train`: a run that does not track by it does
 #: without.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock", "matplotlib"),
+    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "matplotlib", "plotly", "jinja2"),
 }
 

@@ -823,21 +823,8 @@ for option, kind in {
 row("cards --check --out none", "--check of a folder that is missing")
 row("cards --check --out d", "--check of a folder of something else", files={"d/s2t.md": bytes(range(256))})
 
-# -- push, data sets --------------------------------------------------------------------------------------------------
+# -- data sets --------------------------------------------------------------------------------------------------------
 
-UNFIT: dict[str, dict[str, str | bytes]] = {
-    "of a folder without a run": {"d/x.txt": "mine"},
-    "of an empty checkpoint": {"d/checkpoints/rollout-000001/x": ""},
-    "of a checkpoint without weights": {"d/checkpoints/rollout-000001/trainer.json": "{}"},
-    "of a damaged checkpoint": {"d/checkpoints/rollout-000001/trainer.json": "[" * 1500},
-    "of a run without a checkpoint": {"d/config.yaml": RUN, "d/metrics.jsonl": "", "d/run.json": "{}"},
-    "of a manifest in binary": {"d/manifest.json": bytes(range(256))},
-}
-for kind, files in UNFIT.items():
-    row("push d me/model", kind, files=files)
-for kind, (path, prepare, _) in PATHS.items():
-    if "NUL" not in kind:
-        row(["push", path, "me/model"], f"the run {kind}", prepare=prepare)
 for kind, settings in {
     "without a path": "{name: dataset}",
     "in a folder that is missing": "{name: dataset, path: ./none}",
@@ -868,9 +855,6 @@ for words in (
     "check f.yaml --example x",
     "train",
     "train --timeout x f.yaml",
-    "push",
-    "push d",
-    "push d a --zzz",
     "bench",
     "bench --workers 1.5 f.yaml",
     "view",

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from rich.console import Console
+from rlstab.explain.hosts import HOSTS, hosts
 from torch import Tensor
 
 import rlstab
@@ -70,7 +71,6 @@ from rlstab.core.terms import WRITABLE
 from rlstab.errors import MissingSignal
 from rlstab.explain import stage_words
 from rlstab.explain.costs import costs, everywhere
-from rlstab.explain.hosts import HOSTS, hosts
 from rlstab.explain.idle import idle, idle_in_run, unsafe
 from rlstab.explain.interactions import interactions, pairs
 from rlstab.explain.page import explain, page
@@ -1306,9 +1306,6 @@ def test_what_the_data_level_cannot_say() -> None:
     )
     lines = hosts(compose(S2TMask()))
     assert "- the data level, through `rlstab.adapters.data`: yes." in lines
-    assert any(
-        "`rlstab.adapters.slime` (a contract with slime's documented fields; never run" in line for line in lines
-    )
 
 
 def test_what_the_task_alone_knows_is_not_the_trainers() -> None:

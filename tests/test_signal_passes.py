@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import subprocess
-import sys
 from itertools import combinations
 
 import pytest
@@ -13,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstab import signals
-from rlstab.errors import MissingPackage, OutOfRange, RlstabError, ShapeError
+from rlstab.errors import OutOfRange, RlstabError, ShapeError
 from rlstab.signals import SIGNAL_NAMES, tile, token_signals, token_signals_from_logits
 from tests.tolerances import assert_near
 
@@ -486,30 +483,3 @@ def test_what_does_not_fit_is_refused(changes, kind, text):
     with pytest.raises(kind) as caught:
         token_signals(**{"hidden": HIDDEN, "head_weight": WEIGHT, "token_ids": IDS} | changes)
     assert str(caught.value) == text
-
-
-def test_an_unknown_backend_is_refused():
-    with pytest.raises(OutOfRange) as caught:
-        token_signals(HIDDEN, WEIGHT, IDS, backend="cuda")
-    assert str(caught.value) == "backend = 'cuda', expected 'torch' or 'triton'."
-
-
-def test_without_triton_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as caught:
-        token_signals(HIDDEN, WEIGHT, IDS, backend="triton")
-    assert str(caught.value) == (
-        "token_signals: backend 'triton' needs the package triton, which is not installed. Run `pip install triton`, "
-        "or take backend='torch'."
-    )
-
-
-def test_the_default_never_imports_triton():
-    program = (
-        "import sys, torch; before = 'triton' in sys.modules;"
-        "from rlstab.signals import token_signals;"
-        "given = torch.zeros(3, 4, requires_grad=True), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64);"
-        "token_signals(*given).logprobs.sum().backward();"
-        "assert ('triton' in sys.modules) == before"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -29,7 +29,7 @@ from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean, Stat, settle
 from rlstab.errors import OutOfRange, ShapeError
-from rlstab.explain.data_level import own_bounds, require_data_level
+from rlstab.hosts import own_bounds, require_data_level
 
 Over = Literal["tokens", "sequences", "nothing"]
 Counts = Literal["mask", "response"]

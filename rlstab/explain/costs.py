@@ -15,7 +15,7 @@ from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.terms import Terms
 from rlstab.core.walk import walk
-from rlstab.explain.hosts import measures
+from rlstab.hosts import measures
 
 #: What a signal costs in the trainer that ships.
 COSTS = {

@@ -7,11 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.core.compose import Composition
-from rlstab.core.objective import TokenObjective, require_signals
+from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
-from rlstab.errors import MissingSignal
-from rlstab.explain.data_level import refusal, require_data_level
-from rlstab.explain.hosts import Host, measures
+from rlstab.hosts import Host, measures, refusal
 from rlstab.signals import SIGNAL_NAMES
 
 
@@ -25,30 +23,6 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
         row = (", ".join(reads(method)) or "the ratio alone", "yes" if whole else "no", _from(method, host))
         table.add_row(escape(key), *map(escape, row))
     return Group(table, *map(escape, _forwards(objective, host)))
-
-
-def require_host(objective: Composition, host: Host) -> None:
-    """Refuse what a host cannot give.
-
-    Raises:
-        MissingSignal: names the method, what it reads, and what to change.
-        ConfigError: the host's own loss stays, and a mask and advantages cannot say what a method asks for.
-    """
-    if host.data_level:
-        require_data_level(objective)
-    require_signals(
-        objective,
-        provides=host.gives,
-        live=host.live,
-        host=f"{host.name} {host.oldest}".strip(),
-        otherwise={name: host.cure(name) for name in objective.needs | objective.live_needs},
-    )
-    for key, method in objective.keyed.items() if not host.step else ():
-        if any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method)):
-            raise MissingSignal(
-                f"'{key}' decides by the whole optimizer step, and {host.name} shows one micro-batch at a time. Remove "
-                f"'{key}', or use a host that shows all of it."
-            )
 
 
 def reads(method: TokenObjective) -> list[str]:
@@ -73,18 +47,16 @@ def _from(method: TokenObjective, host: Host) -> str:
 def _forwards(objective: Composition, host: Host) -> list[str]:
     """What the host shows, and whether evidence costs a forward of its own."""
     if host.data_level:
-        own = [f"tried: {host.tried}"] if host.tried else []
-        return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout", *own]
+        return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
     wanted = [
         key
         for key, method in objective.keyed.items()
         if method.needs & SIGNAL_NAMES or "logprobs" in method.reads_policies
     ]
-    seen = "the whole optimizer step, before its first backward pass" if host.step else "one micro-batch at a time"
     told = (
         f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}"
         + (f"; none {host.spared}" if host.spared else "")
         if wanted
         else "evidence: no forward of its own"
     )
-    return [f"sees: {seen}", told]
+    return ["sees: the whole optimizer step, before its first backward pass", told]

@@ -20,14 +20,15 @@ from rlstab.console import Terminal
 from rlstab.core.compose import Composition
 from rlstab.explain import stage_words
 from rlstab.explain.costs import costs
-from rlstab.explain.hosts import hosts
 from rlstab.explain.idle import idle
 from rlstab.explain.interactions import pairs
 from rlstab.explain.recipes import recipes
 from rlstab.explain.story import story
 from rlstab.explain.table import read
+from rlstab.hosts import HOSTS
 from rlstab.paths import exists
 from rlstab.presets import PRESETS, Preset, preset
+from rlstab.signals import TRAINER_SIGNALS
 from rlstab.visible import visible
 from rlstab.zoo import METHODS
 
@@ -86,11 +87,22 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
         "Which recipe it is": recipes(objective, pipeline),
         "What its methods do to each other": pairs(objective, pipeline),
         "What does nothing, and warnings": idle(objective, run),
-        "Where it can run": hosts(objective),
+        "Where it can run": _where(objective),
     }
     hashes = f"Objective `{objective_hash(objective)}`" + (f", run `{run_hash(run)}`." if run else ".")
     body = "\n\n".join(f"## {head}\n\n" + "\n".join(lines) for head, lines in sections.items() if lines)
     return f"# {title}\n\n{about.about + ' ' if about else ''}{note}{hashes}\n\n{body}\n"
+
+
+def _where(objective: Composition) -> list[str]:
+    """Rlstab's own trainer, and every host that an adapter ships for: that it can, or what it lacks."""
+    lacks = {"rlstab's own trainer": [f"`{name}`" for name in sorted(objective.needs - TRAINER_SIGNALS)]}
+    lacks |= {f"{host.titled}, through `{host.adapter}`": host.lacks(objective) for host in HOSTS.values()}
+    lines = [f"- Not in {where}: it lacks {', '.join(missing)}." for where, missing in lacks.items() if missing]
+    able = [where for where, missing in lacks.items() if not missing]
+    needs = sorted(f"`{name}`" for name in objective.needs) + sorted(f"live `{name}`" for name in objective.live_needs)
+    own = f"- In your own loop, which holds {', '.join(['log-probs, old log-probs, advantages', *needs])}."
+    return [*([f"- In {'; '.join(able)}."] if able else []), *lines, own]
 
 
 def _are_names(source: str) -> bool:

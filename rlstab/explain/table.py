@@ -21,10 +21,10 @@ from rlstab.core.observe import Observe
 from rlstab.core.walk import walk
 from rlstab.explain import stage_words
 from rlstab.explain.costs import COSTS
-from rlstab.explain.host_table import host_table, require_host
-from rlstab.explain.hosts import adapted
+from rlstab.explain.host_table import host_table
 from rlstab.explain.idle import idle_in_run, repeated, unsafe
 from rlstab.explain.interactions import interactions
+from rlstab.hosts import adapted
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.pipeline import unmet as stages_unmet
 
@@ -42,7 +42,7 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
     objective, run = read(path, overrides)
     if host is not None:
         console.print(host_table(objective, adapted(host)))
-        require_host(objective, adapted(host))
+        adapted(host).require(objective)
         verb = "train" if adapted(host).package else "express"
         console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can {verb} it")
         return

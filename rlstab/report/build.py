@@ -61,10 +61,10 @@ def make_report(
         again = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
         _refuse_strange(folder / "report.html", html.MARK, "--out")  # before anything is written
         written.append(_write(folder / "report.md", markdown(comparison, command=again), "--out"))
-        written.append(html.write(comparison, folder, again))
-        drawn = figures.write(comparison, folder)
-        if drawn:
-            written.append(drawn[0].parent)
+        saved = figures.write(comparison, folder)
+        written.append(html.write(comparison, folder, again, saved))
+        if saved:
+            written.append(saved[0].path.parent)
     _say(console, comparison, written)
     return comparison
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from rlstab.report import payload, still
+from rlstab.report import payload
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.differences import lines
@@ -16,9 +14,9 @@ from rlstab.report.findings import findings, listed
 from rlstab.report.metric_names import axis, own_title
 from rlstab.report.model import WIDTH, RunRecord
 from rlstab.report.numbers import NOTHING, counted, setting
-from rlstab.report.opening import Opening, curve_of, opening
+from rlstab.report.opening import curve_of, opening
 from rlstab.report.palette import Look, looks
-from rlstab.report.panels import Panels, panels_of
+from rlstab.report.panels import panels_of
 from rlstab.report.samples import MOST_RUNS, Samples, samples_of
 from rlstab.report.tables import about, collapse_table, overlap_table, result_table, sweep_table
 
@@ -44,8 +42,6 @@ HOW_SPENT = {
         "not count."
     ),
 }
-#: Settings of which the page holds still figures: with them all, a page of many would double.
-MOST_STILLS = 12
 #: Panels of learning curves below the opening picture.
 LEARNING = 4
 HOW_OVERLAP = (
@@ -112,8 +108,6 @@ def contents(comparison: Comparison, command: str | None = None, folder: Path | 
             "shares": _titled(panels.shares),
             "own": [{"name": name, "metrics": _own(name, metrics)} for name, metrics in panels.own.items()],
         },
-        "stills": _stills(comparison, tables, look_of, panels, first, learning),
-        "still_settings": min(len(tables), MOST_STILLS),
         "samples": _samples(samples, tables, look_of, folder or Path()),
         "how_samples": _how_samples(samples, comparison.loaded.runs),
         "idle": _idle(comparison, tables),
@@ -191,42 +185,6 @@ def data(comparison: Comparison) -> dict[str, Any]:
         "clocks": payload.clocks(groups),
         **payload.curves(groups),
     }
-
-
-def _stills(
-    comparison: Comparison,
-    tables: Mapping[str, Table],
-    look_of: Mapping[str, Look],
-    panels: Panels,
-    first: Opening,
-    learning: Sequence[str],
-) -> dict[str, list[dict[str, Any]]]:
-    """By figure, what stands in it before the script draws: one drawing for each setting that has it."""
-    several = len(tables) > 1
-    names = {one["key"]: one["name"] for one in _settings(tables)}
-
-    def each(draw: Callable[[Table], Markup | None]) -> list[dict[str, Any]]:
-        drawn = ((key, draw(table)) for key, table in list(tables.items())[:MOST_STILLS])
-        return [{"setting": names[key] if several else "", "svg": svg} for key, svg in drawn if svg is not None]
-
-    def curves(metric: str, size: tuple[int, int], **how: bool) -> list[dict[str, Any]]:
-        return each(lambda table: still.curve(_in_order(table), look_of, metric, size=size, **how))
-
-    found: dict[str, list[dict[str, Any]]] = {f"sweep {index}": [] for index in range(len(comparison.sweeps))}
-    for index, one in enumerate(comparison.sweeps):
-        svg = still.swept(comparison, one, comparison.outcomes[0], look_of) if comparison.outcomes else None
-        found[f"sweep {index}"] = [] if svg is None else [{"setting": "", "svg": svg}]
-    if first.metric is not None:
-        found["first"] = curves(first.metric, still.WIDE, zero=False)
-    if panels.trajectory:
-        found["trajectory"] = each(lambda table: still.trajectory(_in_order(table), look_of))
-    found |= {name: curves(name, still.USUAL) for name in dict.fromkeys([*learning, *panels.shares])}
-    found |= {name: curves(name, still.USUAL, log=True) for name in panels.gradients}
-    return found | {name: curves(name, still.SMALL) for some in panels.own.values() for name in some}
-
-
-def _in_order(table: Table) -> dict[str, list[RunRecord]]:
-    return {name: table.runs[name] for name in table.methods}
 
 
 def _spent(runs: Sequence[RunRecord]) -> list[dict[str, str]]:

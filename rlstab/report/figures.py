@@ -53,19 +53,38 @@ _DASHES = {"solid": "-", "dash": (0, (6, 2.5)), "dot": (0, (1.5, 1.8))}
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle": "^", "cross": "X"}
 
 
-def write(comparison: Comparison, out: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Saved:
+    """A figure in a file.
+
+    Attributes:
+        path: of the file, PNG or SVG.
+        section: what it shows, such as ``learning-curves``.
+        setting: title of the table whose methods it shows, empty where there is one table or it shows several.
+    """
+
+    path: Path
+    section: str
+    setting: str
+
+
+def write(comparison: Comparison, out: Path) -> list[Saved]:
     """Write ``figures/NAME.png`` and ``.svg`` under ``out``, one of each for every setting where there are several.
 
     Returns:
-        the files, in the order of the page.
+        the figures, in the order of the page.
 
     Raises:
         ReportError: one cannot be written.
     """
     folder = out / "figures"
-    written: list[Path] = []
+    written: list[Saved] = []
+    taken = set[str]()
+    several = len(comparison.tables) > 1
     with mpl.rc_context(STYLE):
-        for name, figure in _figures(comparison):
+        for section, title, figure in _figures(comparison):
+            setting = title if several else ""
+            name = _free(f"{section}-{_file_name(setting)}".rstrip("-"), taken)
             for kind in ("png", "svg"):
                 path = folder / f"{name}.{kind}"
                 try:
@@ -75,33 +94,31 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
                 except OSError as error:
                     text = f"{path}: cannot be written: {error.strerror}. Give --out another folder."
                     raise ReportError(text) from error
-                written.append(path)
+                written.append(Saved(path, section, setting))
     return written
 
 
-def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
+    """Section, title of the setting, figure."""
     looks = looks_of(comparison)
-    several, taken = len(comparison.tables) > 1, set[str]()
     for table in comparison.tables:
         methods = _Methods(table.runs, looks)
-        end = _free(f"-{_file_name(table.title)}" if several else "", taken)
         panels = panels_of(run for runs in table.runs.values() for run in runs)
         if table.baseline is not None and len(table.methods) > 1 and comparison.outcomes:
-            yield f"differences{end}", _differences(table, comparison.outcomes, methods)
+            yield "differences", table.title, _differences(table, comparison.outcomes, methods)
         if panels.learning:
-            yield f"learning-curves{end}", _grid(methods, panels.learning[:4], 2)
+            yield "learning-curves", table.title, _grid(methods, panels.learning[:4], 2)
         if panels.trajectory:
-            yield f"entropy-and-reward{end}", _trajectory(methods)
+            yield "entropy-and-reward", table.title, _trajectory(methods)
         if panels.gradients:
-            yield f"gradient-norms{end}", _grid(methods, panels.gradients, 2, log=True)
+            yield "gradient-norms", table.title, _grid(methods, panels.gradients, 2, log=True)
         own = [*panels.shares, *(name for some in panels.own.values() for name in some)]
         if own:
-            yield f"touched{end}", _grid(methods, own, 3, touched=True)
+            yield "touched", table.title, _grid(methods, own, 3, touched=True)
     for one in comparison.sweeps:
-        end = f"-{_file_name(one.bench)}" if len(comparison.sweeps) > 1 else ""
-        yield f"sweep{end}", _sweep(comparison, one, _Methods({}, looks))
-    for index, overlap in enumerate(comparison.overlaps):
-        yield f"overlap-{index}" if len(comparison.overlaps) > 1 else "overlap", _overlap(overlap)
+        yield "sweep", "", _sweep(comparison, one, _Methods({}, looks))
+    for overlap in comparison.overlaps:
+        yield "overlap", "", _overlap(overlap)
 
 
 def _file_name(text: str) -> str:
@@ -109,8 +126,8 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip("-.")[:80]
 
 
-def _free(end: str, taken: set[str]) -> str:
-    found = next(one for one in (end, *(f"{end}-{count}" for count in range(2, 10_000))) if one not in taken)
+def _free(name: str, taken: set[str]) -> str:
+    found = next(one for one in (name, *(f"{name}-{count}" for count in range(2, 10_000))) if one not in taken)
     taken.add(found)
     return found
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,25 @@ from rlstab.errors import ReportError
 from rlstab.report import palette
 from rlstab.report.comparison import Comparison
 from rlstab.report.contents import contents, data
+from rlstab.report.figures import Saved
 from rlstab.report.payload import safe_json
 from rlstab.visible import visible
 
 #: How a page of ours begins, before its title.
 MARK = b'<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n<meta http-equiv='
 
+#: Settings whose figures the page holds as images: with all of them, a page of many settings would double.
+MOST_STILLS = 12
 
-def write(comparison: Comparison, out: Path, command: str | None = None) -> Path:
-    """Write ``out/report.html`` and return its path; ``command`` is what makes it again.
+
+def write(comparison: Comparison, out: Path, command: str | None = None, figures: Sequence[Saved] = ()) -> Path:
+    """Write ``out/report.html`` and return its path.
+
+    Args:
+        comparison: what it shows.
+        out: folder.
+        command: what makes it again.
+        figures: shown to a reader without JavaScript.
 
     Raises:
         ReportError: it cannot be written.
@@ -33,10 +44,22 @@ def write(comparison: Comparison, out: Path, command: str | None = None) -> Path
     path = out / "report.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(contents(comparison, command, out), data(comparison)), encoding="utf-8")
+        context = contents(comparison, command, out) | _stills(comparison, figures)
+        path.write_text(render(context, data(comparison)), encoding="utf-8")
     except OSError as error:
         raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --out another folder.") from error
     return path
+
+
+def _stills(comparison: Comparison, figures: Sequence[Saved]) -> dict[str, Any]:
+    """The figures as images, by section: the page stays one file, and a script in them could not run."""
+    first = [table.title for table in comparison.tables[:MOST_STILLS]]
+    stills: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for figure in figures:
+        if figure.path.suffix == ".svg" and (not figure.setting or figure.setting in first):
+            source = f"data:image/svg+xml;base64,{base64.b64encode(figure.path.read_bytes()).decode()}"
+            stills[figure.section].append({"alt": " ".join((figure.section, figure.setting)), "src": source})
+    return {"stills": stills, "still_settings": min(len(comparison.tables), MOST_STILLS)}
 
 
 def render(context: Mapping[str, Any], figures: Mapping[str, Any]) -> str:

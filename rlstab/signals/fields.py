@@ -39,7 +39,6 @@ class Ask:
         min_p: defines ``log_kept_mass``.
         kept_rows: ``(N,)`` bool, the rows on which ``log_kept_mass`` is needed; None for all.
         rows, columns: the largest tile of logits that is held.
-        backend: whose tiles: ``torch`` or ``triton``.
     """
 
     needs: frozenset[str]
@@ -47,4 +46,3 @@ class Ask:
     kept_rows: Tensor | None
     rows: int
     columns: int
-    backend: str = "torch"

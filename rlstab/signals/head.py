@@ -7,8 +7,7 @@ outside, each tile of the weight's gradient is written once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,10 +73,6 @@ class HeadSignals(torch.autograd.Function):
 
 
 def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
-    if ask.backend == "triton":
-        from rlstab.signals import triton_head  # Triton need not be installed
-
-        return triton_head.running_pass(head, hidden, ids, ask)
     vocab = head.weight.shape[0]
     pass_over = _short_pass if vocab <= ask.columns else _running_pass
     return pass_over(head, hidden, ids, ask, Buffers(hidden, min(ask.rows, hidden.shape[0]) * min(ask.columns, vocab)))
@@ -156,7 +151,6 @@ def _backward(
     grads = {name: one.to(rows.top.dtype) for name, one in grads.items()}
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     buffers = Buffers(hidden, min(ask.rows, few.shape[0]) * min(ask.columns, head.weight.shape[0]))
-    tiles = _tiles(ask.backend, head, few, ids, slope, buffers, summed=wanted[2])
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
     by_hidden = torch.zeros_like(few, dtype=rows.top.dtype) if wanted[0] else None
     by_weight = torch.zeros_like(head.weight) if wanted[1] else None
@@ -164,7 +158,10 @@ def _backward(
     for columns in head.tiles(ask.columns) if few.shape[0] else ():
         share = None if by_weight is None else _Sum(by_weight[columns])
         for span in spans(few.shape[0], ask.rows):
-            g = tiles.of_tile(span, columns)
+            x = head.logits(few, span, columns, buffers)
+            g = slope[span].of_tile(x, ids[span], columns.start, buffers.take("e", *x.shape))
+            if head.softcap is not None:
+                g.mul_(buffers.take("bend", *x.shape))
             if by_bias is not None:
                 by_bias[columns] += g.sum(0)
             if by_hidden is not None:
@@ -179,40 +176,6 @@ def _backward(
     if by_bias is not None and head.bias is not None:
         by_bias = by_bias.to(head.bias.dtype)
     return [by_hidden, by_weight, by_bias]
-
-
-class Tiles(Protocol):
-    """Gradients with respect to what the head multiplies out, a tile at a time."""
-
-    def of_tile(self, span: slice, columns: slice) -> Tensor:
-        """``(rows, columns)``, in a buffer that the next tile overwrites."""
-        ...
-
-
-def _tiles(
-    backend: str, head: Head, hidden: Tensor, ids: Tensor, slope: Slope, buffers: Buffers, summed: bool
-) -> Tiles:
-    if backend == "triton":
-        from rlstab.signals import triton_head  # Triton need not be installed
-
-        every = triton_head.Launcher.of(head, hidden)
-        kind = wide(hidden.dtype) if summed else hidden.dtype
-        return triton_head.Gradients(every, ids.contiguous(), slope, buffers, kind)
-    return _TorchTiles(head, hidden, ids, slope, buffers)
-
-
-@dataclass(frozen=True, eq=False)
-class _TorchTiles:
-    head: Head
-    hidden: Tensor
-    ids: Tensor
-    slope: Slope
-    buffers: Buffers
-
-    def of_tile(self, span: slice, columns: slice) -> Tensor:
-        x = self.head.logits(self.hidden, span, columns, self.buffers)
-        g = self.slope[span].of_tile(x, self.ids[span], columns.start, self.buffers.take("e", *x.shape))
-        return g if self.head.softcap is None else g.mul_(self.buffers.take("bend", *x.shape))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -5,7 +5,7 @@ Needs the extra ``rlstab[train]``; without it the import raises :class:`rlstab.e
 
 from rlstab.extras import require
 
-require("train", "Training")  # all at once, and before anything starts: matplotlib is wanted at the end of a run
+require("train", "Training")  # all that is missing at once
 
 from rlstab.train.loop import RunResult, train  # noqa: E402
 from rlstab.train.providers import Responses  # noqa: E402

@@ -15,14 +15,14 @@ from rlstab.config.runs import RunConfig
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example, Task
+from rlstab.tasks.blocks import block_evidence, told_blocks
 from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.rewards import Rewards
-from rlstab.train.blocks import block_evidence, told_blocks
+from rlstab.tasks.scores import Scores, score, without_lost
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
 from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import Policy
-from rlstab.train.reward import Scores, score, without_lost
 from rlstab.train.sampling import Sampled, sample
 
 #: The evidence that holds rewards from before a flaky grader lost some of them.

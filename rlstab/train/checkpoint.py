@@ -21,7 +21,7 @@ from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, kind_of
 from rlstab.paths import is_dir
-from rlstab.train import card, durable
+from rlstab.train import durable
 from rlstab.train.engines import Moments
 from rlstab.train.policy import Policy
 from rlstab.train.tensor_file import write_tensors
@@ -167,7 +167,7 @@ def discard(path: Path) -> None:
 def discard_own(path: Path) -> None:
     """Remove the files that were written with a checkpoint; others stay. Formats before 3 do not name theirs."""
     try:
-        named = {*_index(path)["files"], INDEX, *([card.NAME] if card.is_untouched(path / card.NAME) else [])}
+        named = {*_index(path)["files"], INDEX}
         others = [one for one in path.rglob("*") if one.is_file() and one.relative_to(path).as_posix() not in named]
     except (Damaged, CheckpointError, LookupError):
         others = []

@@ -13,8 +13,8 @@ from torch import Tensor
 from rlstab.config.runs import EvaluationSettings, RolloutSettings
 from rlstab.tasks import Task
 from rlstab.tasks.rewards import Rewards
+from rlstab.tasks.scores import Scores, score
 from rlstab.train.policy import Policy
-from rlstab.train.reward import Scores, score
 from rlstab.train.sampling import grouped, sample
 
 #: Evaluation draws its random numbers from a stream of its own.

@@ -33,20 +33,17 @@ from rlstab.tasks.from_settings import build_task
 from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
-from rlstab.train import card, checkpoint, durable, lora
+from rlstab.train import checkpoint, durable, lora
 from rlstab.train.about import about
-from rlstab.train.allocator import free_at_once
 from rlstab.train.asking import TRUE, reward_part
 from rlstab.train.decoding import require_decoding
-from rlstab.train.departures import noticing_departures
 from rlstab.train.engines import build_engine, engine_name, loaded_on, require_launcher
 from rlstab.train.estimating import Estimating
 from rlstab.train.evaluate import Share, evaluate
 from rlstab.train.journal import line, read
 from rlstab.train.making import Maker
-from rlstab.train.manifest import CHECKPOINTS, read_mapping
+from rlstab.train.manifest import CHECKPOINTS
 from rlstab.train.metrics import Metrics
-from rlstab.train.picture import draw
 from rlstab.train.policy import load_policy
 from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
 from rlstab.train.progress import Progress, summary_table
@@ -135,7 +132,7 @@ def train(
     require_launcher(os.environ, run)
     out = Path(run.tracking.out)
     accelerator = meet(out, run.tracking.trackers, timeout)
-    with saying_which(accelerator), noticing_departures(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+    with saying_which(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
         try:
             processes = count(run_hash(run), run.engine.model_dump_json())
             alone = launched_alone(processes, os.environ)
@@ -178,8 +175,6 @@ class _Loop:
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=latest
         )
         lora.require_trainable(policy.model, run.model.name)
-        if name == "fsdp2" or run.model.adapter is not None:  # chosen to save memory
-            free_at_once(sum(one.numel() for one in policy.model.parameters()))
         self.engine = engine = build_engine(name, run, policy, accelerator, comm)
         with engine.whole() as policy:
             require_decoding(policy, run.model.name)
@@ -435,16 +430,11 @@ class _Loop:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
         result = RunResult(self.out, read(self.out / "metrics.jsonl")[0])
         if self.folder is not None:
-            picture = self.out / "curves.png"
             with durable.saying(self.out):
                 self.folder.forget_replaced()  # a kill may have come after the checkpoint
-                if self.latest is not None:
-                    card.write(self.latest, self.run, read_mapping(self.out / "run.json"), result.records)
-                draw(result.records, picture, f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
             self._tell(self.folder)
             self.console.print(summary_table(result.records))
-            for what, path in (("run", self.out), ("picture", picture)):
-                self.console.print(f"{what}: {escape(str(path))}", soft_wrap=True, highlight=False)
+            self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if (self.out / "tokens.jsonl").is_file():
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)

@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 JOURNALS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
 
 #: What a run writes beside its checkpoints and the folders of its trackers.
-FILES = ("config.yaml", "run.json", *JOURNALS, "curves.png")
+FILES = ("config.yaml", "run.json", *JOURNALS)
 
 CHECKPOINTS = "checkpoints"
 

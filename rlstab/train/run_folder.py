@@ -262,7 +262,7 @@ class RunFolder:
         cure = "Restore one from a copy, or start over with --overwrite"
         if damaged:
             raise CheckpointError(f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. {cure}.")
-        if manifest.checkpoints or durable.there(self.path / "curves.png"):
+        if manifest.checkpoints:
             raise CheckpointError(f"{self.path} had checkpoints, and they are gone. {cure}.")
 
     def _require_same(self, settings: Mapping[str, Any] | None, manifest: Manifest) -> None:

@@ -39,7 +39,7 @@ from rlstab.core.comm import Comm
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import ConfigError, NonFinite, OutOfRange, ShapeError
-from rlstab.explain.data_level import REFUSED, methods_table, presets_table, refusal
+from rlstab.hosts import REFUSED, refusal
 from rlstab.presets import PRESETS
 from rlstab.testing import Processes
 from rlstab.testing.examples import EXAMPLES, random_compositions
@@ -329,11 +329,6 @@ def test_the_formula_is_that_of_verl(name: str) -> None:
 
 ROOT = Path(rlstab.__file__).parents[1]
 PAGE = ROOT / "docs" / "hosts" / "data.md"
-
-
-@pytest.mark.parametrize("table", [methods_table, presets_table], ids=["methods", "presets"])
-def test_the_page_has_the_tables(table: Any) -> None:
-    assert "\n".join(table()) in PAGE.read_text(encoding="utf-8"), "print rlstab.explain.data_level's tables into it"
 
 
 def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

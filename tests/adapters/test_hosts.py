@@ -18,8 +18,8 @@ from rlstab.adapters.doctor import doctor
 from rlstab.cli import main
 from rlstab.core.contract import BASICS
 from rlstab.errors import MissingSignal, UnknownName
-from rlstab.explain.host_table import reads, require_host
-from rlstab.explain.hosts import HOSTS, Host, adapted
+from rlstab.explain.host_table import reads
+from rlstab.hosts import HOSTS, Host, adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
 
@@ -51,7 +51,7 @@ def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
 
 def test_the_page_on_hosts_names_every_adapter() -> None:
     page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
-    assert {one.key for one in HOSTS if one.key} == set(re.findall(r"`--host (\w+)`", page))
+    assert set(HOSTS) == set(re.findall(r"`--host (\w+)`", page))
 
 
 def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str, host: str = "trl") -> tuple[int, str, str]:
@@ -126,11 +126,10 @@ def test_verl_imports_the_adapter_by_an_entry_point_that_exists() -> None:
     assert (ROOT / f"{declared['rlstab'].replace('.', '/')}.py").exists()
 
 
-def test_a_host_that_shows_micro_batches_is_refused_what_decides_by_the_step() -> None:
-    host = Host("Other", "hook", frozenset({"entropies"}), key="other", oldest="2")
-    require_host(compose(ClipHigher()), host)
-    with pytest.raises(MissingSignal, match=r"'s2t' decides by the whole optimizer step, and Other shows one micro-"):
-        require_host(compose(ClipHigher(), S2TMask()), host)
+def test_a_host_is_refused_what_it_does_not_give() -> None:
+    OTHER.require(compose(ClipHigher()))
+    with pytest.raises(MissingSignal, match=r"'s2t' reads 'entropies', which Other 2 does not provide"):
+        OTHER.require(compose(ClipHigher(), S2TMask()))
 
 
 def test_an_unknown_host_is_told() -> None:
@@ -140,7 +139,7 @@ def test_an_unknown_host_is_told() -> None:
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
-OTHER = Host("Other", "hook", frozenset(), key="other", adapter="other_adapter", package="other-host", oldest="2")
+OTHER = Host("other", "Other", "other_adapter", frozenset(), package="other-host", oldest="2")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, check_host: Any) -> None:

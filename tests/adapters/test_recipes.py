@@ -19,8 +19,7 @@ import rlstab
 from rlstab import load_objective
 from rlstab.cli import main
 from rlstab.config import objective_hash
-from rlstab.explain.host_table import require_host
-from rlstab.explain.hosts import HOSTS, adapted
+from rlstab.hosts import HOSTS
 from rlstab.presets import PRESETS
 from rlstab.train.policy import SHIPPED
 
@@ -67,8 +66,8 @@ def test_the_objective_is_the_preset(name: str) -> None:
     objective = load_objective(FOLDER / name / "objective.yaml")
     assert objective_hash(objective) == objective_hash(PRESETS[name].objective)
     for host in ("trl", "verl"):
-        if host in {one.key for one in HOSTS}:
-            require_host(objective, adapted(host))
+        if host in HOSTS:
+            HOSTS[host].require(objective)
 
 
 @pytest.mark.parametrize("name", NAMES)

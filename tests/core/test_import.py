@@ -58,7 +58,7 @@ FLOORS = [
     {"estimators", "signals", "stages"},
     {"zoo"},
     {"presets"},
-    {"config"},
+    {"config", "hosts"},
     {"explain", "tasks", "testing", "trace"},
     {"adapters", "atlas", "train"},
     {"bench", "report"},

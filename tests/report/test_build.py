@@ -17,8 +17,9 @@ from tests.report.conftest import write_run
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where the page and the figures, which have tests of their own, would be written."""
     found: list[Path] = []
-    monkeypatch.setattr(html, "write", lambda comparison, out, command: found.append(out) or out / "report.html")
-    monkeypatch.setattr(figures, "write", lambda comparison, out: found.append(out) or [out / "figures" / "a.png"])
+    monkeypatch.setattr(html, "write", lambda comparison, out, *_: found.append(out) or out / "report.html")
+    saved = figures.Saved(Path("figures/a.png"), "overlap", "")
+    monkeypatch.setattr(figures, "write", lambda comparison, out: found.append(out) or [saved])
     return found
 
 

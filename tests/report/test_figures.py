@@ -12,11 +12,15 @@ from PIL import Image
 
 from rlstab.errors import ReportError
 from rlstab.report import figures
-from rlstab.report.comparison import compare
+from rlstab.report.comparison import Comparison, compare
 from rlstab.report.model import Loaded
 from rlstab.report.overlap import Overlap
 from rlstab.report.records import load_runs
 from tests.report.conftest import curves, record
+
+
+def files(comparison: Comparison, out: Path) -> list[Path]:
+    return [one.path for one in figures.write(comparison, out)]
 
 
 def names(written: list[Path]) -> list[str]:
@@ -28,7 +32,7 @@ def test_each_figure_is_a_png_and_an_svg(tmp_path):
     runs = [record(curves(60, seed), method=name, seed=seed) for name in ("grpo", nasty) for seed in range(3)]
     overlap = Overlap(None, "default", [nasty, "s2t"], [3, 0], [[1.0, None], [None, None]], "all")
     comparison = dataclasses.replace(compare(Loaded(runs, [], [])), overlaps=[overlap])
-    written = figures.write(comparison, tmp_path)
+    written = files(comparison, tmp_path)
     expected = ["differences", "learning-curves", "entropy-and-reward", "gradient-norms", "touched", "overlap"]
     assert names(written) == expected
     assert sorted(written) == sorted((tmp_path / "figures").iterdir())
@@ -41,7 +45,7 @@ def test_each_figure_is_a_png_and_an_svg(tmp_path):
             texts = "".join(ElementTree.parse(path).getroot().itertext())
             assert nasty in texts
     first = {path.name: path.read_bytes() for path in written if path.stem == "differences"}
-    again = figures.write(comparison, tmp_path / "again")
+    again = files(comparison, tmp_path / "again")
     assert {path.name: path.read_bytes() for path in again if path.stem == "differences"} == first
 
 
@@ -59,7 +63,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_settings_and_sweeps_have_their_own(sweep, tmp_path):
-    found = names(figures.write(compare(load_runs(sweep)), tmp_path))
+    found = names(files(compare(load_runs(sweep)), tmp_path))
     assert "sweep" in found
     assert {f"learning-curves-stability-lr_{one}" for one in ("1e-4", "2e-4", "4e-4")} <= set(found)
     assert len(found) == len(set(found))
@@ -69,7 +73,7 @@ def test_an_empty_panel_says_why(tmp_path):
     runs = [record(curves(60, seed), method="grpo", seed=seed) for seed in range(3)]
     for seed, run in enumerate(runs):
         run.metrics["s2t/threshold"] = (np.array([10 * seed + 7]), np.array([0.4]))
-    written = figures.write(compare(Loaded(runs, [], [])), tmp_path)
+    written = files(compare(Loaded(runs, [], [])), tmp_path)
     [touched] = [path for path in written if path.name == "touched.svg"]
     texts = " ".join("".join(ElementTree.parse(touched).getroot().itertext()).split())
     assert "0 throughout" in texts

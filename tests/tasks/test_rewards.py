@@ -16,8 +16,8 @@ from rlstab.errors import ConfigError, UnknownName
 from rlstab.tasks import Chain, Countdown, Example, rewards
 from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import Reward, Rewards, build_rewards
+from rlstab.tasks.scores import Scores, score
 from rlstab.tasks.scoring import Workers
-from rlstab.train.reward import Scores, score
 from tests.tasks.acts import Acts
 
 FILE = Path(__file__).parent / "reward_file.py"

@@ -164,11 +164,9 @@ def _made(job: Job) -> Done:
 def main() -> None:
     import torch
 
-    from rlstab.train import loop
     from tests.train import kills, ranks  # noqa: F401  # imported once, before the forks
 
     torch.set_num_threads(1)
-    loop.draw = kills.picture
     for line in sys.stdin:
         print(json.dumps(asdict(_made(Job(**json.loads(line))))), flush=True)
 

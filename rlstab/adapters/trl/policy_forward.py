@@ -18,7 +18,7 @@ from rlstab.core.objective import TokenObjective, require_signals
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError, OutOfRange
-from rlstab.explain.hosts import adapted
+from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
 from rlstab.signals.vocabulary_head import find_head
 

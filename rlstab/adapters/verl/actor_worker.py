@@ -37,7 +37,7 @@ from rlstab.core.objective import State, require_signals
 from rlstab.core.plan import make_plan
 from rlstab.core.walk import walk
 from rlstab.errors import ConfigError, HostError, NonFinite, RlstabError
-from rlstab.explain.hosts import adapted
+from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.getLogger(__name__)
