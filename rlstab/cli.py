@@ -89,7 +89,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
     parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(command=lambda _: parser.print_help())
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a policy, as described in a YAML file")
     _takes_file(train, "run file", "run")

@@ -21,7 +21,7 @@ def test_there_are_notebooks() -> None:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda one: one.stem)
 def test_a_notebook_prints_what_it_stores(notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("IPython", reason="a notebook shows HTML: pip install 'rlstab[docs]'")
+    pytest.importorskip("IPython", reason="a notebook shows HTML: pip install -e '.[docs]'")
     cells = [one for one in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if one["cell_type"] == "code"]
     namespace: dict[str, object] = {"__name__": "__main__"}
     for cell in cells:

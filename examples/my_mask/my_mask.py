@@ -7,8 +7,8 @@ class SkipCertain(TokenObjective):
     """Drop tokens of which the policy was nearly certain."""
 
     name = "skip_certain"
-    needs = frozenset({"old_logprobs"})
-    writes = frozenset({"keep"})
+    needs = {"old_logprobs"}
+    writes = {"keep"}
     max_logprob: float = -0.01
 
     def terms(self, batch, stat, state):

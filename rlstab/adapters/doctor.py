@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+from rlstab.extras import how_to_install
 from rlstab.hosts import HOSTS, Host
 
 #: What every host stands on.
@@ -32,7 +33,7 @@ def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
 def _examined(host: Host) -> tuple[str, bool]:
     found = _version(host.package)
     if found is None:
-        return f"{host.name}: not installed. Run: pip install 'rlstab[{host.key}]'", True
+        return f"{host.name}: not installed. {how_to_install(host.key)}", True
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)

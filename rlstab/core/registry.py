@@ -32,7 +32,7 @@ class Registry(Generic[Kind]):
         base: type[Kind] = TokenObjective,  # type: ignore[assignment]  # the kind that most registries have
         noun: str = "method",
     ) -> None:
-        self._where = dict(table)
+        self._table, self._where = table, dict(table)
         self._base, self._group, self._noun = base, group, noun
         self._classes: dict[str, type[Kind]] = {}
         self._looked = False
@@ -41,6 +41,10 @@ class Registry(Generic[Kind]):
         """Every known name, sorted."""
         self._look_outside()
         return sorted(self._where.keys() | self._classes.keys())
+
+    def shipped_classes(self) -> dict[str, str]:
+        """The module of each class of the table, by the name of the class."""
+        return {where.partition(":")[2]: where.partition(":")[0] for where in self._table.values()}
 
     def get(self, name: str) -> type[Kind]:
         """The class of this name.

@@ -3,7 +3,7 @@
 ``print(check_objective(MyMethod()))`` is a readable report; ``parametrize_laws`` is the same under pytest.
 ``check_objective(MyMethod(), processes=2)`` runs ranks as real processes, for what threads share and processes do not.
 ``check_stage`` and ``parametrize_stage_laws`` are the same for a stage.
-Needs the extra ``rlstab[testing]`` (hypothesis, and pytest for the helper).
+Needs the extra ``testing`` (hypothesis, and pytest for the helper).
 """
 
 from rlstab.testing.agreement import BrokenLaw

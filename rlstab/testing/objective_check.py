@@ -19,7 +19,8 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.fit import no_fit_warnings
 from rlstab.core.objective import TokenObjective
 from rlstab.core.walk import walk
-from rlstab.errors import MissingPackage, ProcessError, UnknownName, did_you_mean
+from rlstab.errors import ProcessError, UnknownName, did_you_mean
+from rlstab.extras import require
 from rlstab.testing import elsewhere, tolerances
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.edges import count, edges_of, rich_step, sharp_steps
@@ -153,10 +154,8 @@ def parametrize_laws(
     Raises:
         MissingPackage: pytest is not installed.
     """
-    try:
-        import pytest
-    except ImportError as error:
-        raise MissingPackage('parametrize_laws needs pytest: pip install "rlstab[testing]".') from error
+    require("testing", "parametrize_laws", "pytest")
+    import pytest
 
     def check_of(method: TokenObjective, law: Law) -> Callable[[], None]:
         sent, runs = elsewhere.Sent.of(method), cache(lambda: _hold(method, RUNS, examples, sent))

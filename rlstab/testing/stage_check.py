@@ -9,7 +9,8 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 
-from rlstab.errors import MissingPackage, OutOfRange, ProcessError, UnknownName, did_you_mean
+from rlstab.errors import OutOfRange, ProcessError, UnknownName, did_you_mean
+from rlstab.extras import require
 from rlstab.stages.response_batch import EVIDENCE
 from rlstab.stages.stage import Stage
 from rlstab.testing.agreement import BrokenLaw
@@ -77,10 +78,8 @@ def parametrize_stage_laws(
     Raises:
         MissingPackage: pytest is not installed.
     """
-    try:
-        import pytest
-    except ImportError as error:
-        raise MissingPackage('parametrize_stage_laws needs pytest: pip install "rlstab[testing]".') from error
+    require("testing", "parametrize_stage_laws", "pytest")
+    import pytest
 
     def check_of(stage: Stage, law: StageLaw) -> Callable[[], None]:
         def check() -> None:

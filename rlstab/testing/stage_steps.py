@@ -11,14 +11,13 @@ from torch import Tensor
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.random import uniform
-from rlstab.errors import MissingPackage
+from rlstab.extras import require
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import Offer
 
-try:
-    from hypothesis import strategies as st
-except ImportError as error:
-    raise MissingPackage('rlstab.testing needs hypothesis: pip install "rlstab[testing]".') from error
+require("testing", "rlstab.testing", "hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
 
 #: Shapes of a rollout that have broken stages before.
 KINDS = (

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from rlstab.core.batch import MARKS, SIGNALS, TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.errors import MissingPackage
+from rlstab.extras import require
 
-try:
-    from hypothesis import strategies as st
-except ImportError as error:
-    raise MissingPackage('rlstab.testing needs hypothesis: pip install "rlstab[testing]".') from error
+require("testing", "rlstab.testing", "hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
 
 #: Shapes of an optimizer step that have broken methods before.
 KINDS = (

@@ -1,6 +1,6 @@
 """A minimal GRPO-family trainer on accelerate: rollout, step, loop, checkpoint, tracking.
 
-Needs the extra ``rlstab[train]``; without it the import raises :class:`rlstab.errors.MissingPackage`.
+Needs the extra ``train``; without it the import raises :class:`rlstab.errors.MissingPackage`.
 """
 
 from rlstab.extras import require

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rlstab.config.runs import AdapterSettings, RunConfig
-from rlstab.extras import require_package
+from rlstab.extras import require
 from rlstab.signals import COLUMNS, ROWS
 from rlstab.train import lora
 from rlstab.train.policy import load_part
@@ -137,7 +137,7 @@ def shape(
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         if adapter is not None:
-            require_package("lora", "model.adapter")
+            require("lora", "model.adapter")
             lora.put_shape(model, name, adapter)
     with FakeTensorMode():
         _as_if_on_cpu(model)

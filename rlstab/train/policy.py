@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from rlstab import hub
 from rlstab.config.runs import AdapterSettings
 from rlstab.errors import DataError, ModelError
-from rlstab.extras import require_package
+from rlstab.extras import require
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Message, Prompt, in_words
@@ -360,7 +360,7 @@ def load_policy(
         MissingPackage: an adapter is asked for, and peft is not installed.
     """
     if adapter is not None:
-        require_package("lora", "model.adapter")
+        require("lora", "model.adapter")
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))
     elif saved is not None:
         name = str(saved)

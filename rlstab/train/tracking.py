@@ -59,7 +59,7 @@ def require_installed(trackers: Sequence[str]) -> None:
     Raises:
         ConfigError: a package is missing.
     """
-    known = {"wandb": (is_wandb_available, "wandb"), "tensorboard": (is_tensorboard_available, '"rlstab[tensorboard]"')}
+    known = {"wandb": (is_wandb_available, "wandb"), "tensorboard": (is_tensorboard_available, "-e '.[tensorboard]'")}
     for name in trackers:
         available, package = known[name]
         if not available():  # type: ignore[no-untyped-call]  # accelerate gives it no types

@@ -135,7 +135,7 @@ def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_trl
 def test_a_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
     """The script as it is, with another model, other data, shorter responses and no GPU."""
-    pytest.importorskip("math_verify", reason="math-verify is not installed: pip install 'rlstab[tasks]'")
+    pytest.importorskip("math_verify", reason="math-verify is not installed: pip install -e '.[tasks]'")
     model = shutil.copytree(SHIPPED["chain-tiny"], tmp_path / "model")
     plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     (model / "chat_template.jinja").write_text(plain)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
+pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
 from rlstab.presets import PRESETS

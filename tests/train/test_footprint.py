@@ -74,7 +74,7 @@ def test_activations_are_those_that_autograd_keeps(config: PretrainedConfig, tok
 
 
 def test_activations_beside_an_adapter_are_those_that_autograd_keeps() -> None:
-    pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+    pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
     adapter = AdapterSettings(r=4)
     assert shape(CONFIGS[0], 24, adapter=adapter).kept == pytest.approx(really_kept(CONFIGS[0], 24, adapter), rel=0.02)
 
@@ -157,7 +157,7 @@ def held(tensors: Iterable[Tensor | None]) -> int:
 @pytest.mark.parametrize("name", ["one process", "ddp", "fsdp2"])
 def test_an_engine_holds_what_is_said(name: Engine, adapter: AdapterSettings | None) -> None:
     if adapter is not None:
-        pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+        pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
     alike = partial(pytest.approx, rel=1e-3, abs=0)  # a shard of the embeddings is filled up to even rows
     with group(name):
         policy = load_policy("countdown-tiny", adapter=adapter)
