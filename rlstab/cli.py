@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import missing, require
-from rlstab.paths import exists, is_file, is_strange
+from rlstab.files import exists, is_file, is_foreign
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
+    from rlstab.config.bundled_examples import Kind
     from rlstab.config.runs import RunConfig
-    from rlstab.config.shipped import Kind
 
 _OUT_OF_MEMORY = (
     "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
@@ -224,7 +224,7 @@ def _completed(action: argparse.Action, names: Callable[[], list[str]]) -> None:
 
 
 def _examples(kinds: Sequence[Kind]) -> list[str]:
-    from rlstab.config.shipped import examples
+    from rlstab.config.bundled_examples import examples
 
     return [name for name, one in examples().items() if not kinds or one.kind in kinds]
 
@@ -239,7 +239,7 @@ def _file(options: argparse.Namespace) -> str:
     """The path of the file, given or by the name of an example."""
     if options.example is None:
         return str(options.file)
-    from rlstab.config.shipped import example
+    from rlstab.config.bundled_examples import example
 
     return str(example(options.example, *options.kinds).path)
 
@@ -265,9 +265,7 @@ def _train(options: argparse.Namespace) -> int:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(_file(options), _overrides(options.set))
     require("train", "rlstab train")
-    from rlstab.train.loop import train
-    from rlstab.train.processes import TIMEOUT, leave
-    from rlstab.train.stopping import Stopped
+    from rlstab.train.loop import TIMEOUT, Stopped, leave, train
 
     if options.timeout is not None and not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
@@ -285,7 +283,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from rlstab.bench.explained import is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
     from rlstab.tasks.from_settings import require_settings
@@ -364,7 +362,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from rlstab.bench.explained import bench_page, is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
     with no_fit_warnings():
@@ -387,8 +385,8 @@ def _view(options: argparse.Namespace) -> int:
         print(visible(str(path), spaces=False))
         return 0
     from rlstab.console import Terminal
-    from rlstab.report.terminal import show
-    from rlstab.report.tokens import read_tokens
+    from rlstab.report.token_traces import read_tokens
+    from rlstab.report.view import show
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
     show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())
@@ -427,7 +425,7 @@ def _schema(options: argparse.Namespace) -> int:
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:
         try:
-            if is_strange(options.out, b'"$schema"'):
+            if is_foreign(options.out, b'"$schema"'):
                 raise ConfigError(f"{options.out} exists, is no schema, and stays as it is. Give --out another file.")
             Path(options.out).write_text(text, encoding="utf-8")
         except (OSError, ValueError) as error:  # a name with a null character

@@ -127,6 +127,7 @@ LIGHT = {
     "init": 0,
     "init dapo": 0,
     "check dapo.yaml": 0,
+    "diagnose {examples}/../tests/diagnose/data/truncation.jsonl": 0,
     "runs": 2,
     "view runs/x": 2,
     "train --example countdown": 2,

@@ -23,7 +23,6 @@ NAMED = {
     "core/stats.py": ["CUDA as such"],
     "signals/__init__.py": ["takes 8192 rows at a time"],
     "signals/head.py": ["come out in float32"],
-    "signals/projection.py": ["come out in float32"],
     "train/engines/choice.py": ["also with one process and `offload`"],
     "train/engines/fsdp2.py": ["with pinned memory"],
     "train/footprint.py": ["what `rlstab check` says of a GPU's memory"],

@@ -18,7 +18,7 @@ from rlstab.explain import cards, stage_cards
 from rlstab.explain.card_page import MARK
 from rlstab.explain.card_sections import CardError
 from rlstab.explain.exclusions import shipped
-from rlstab.paths import is_strange
+from rlstab.files import is_foreign
 
 
 def files() -> dict[str, str]:
@@ -66,7 +66,7 @@ def write(folder: str | Path, wanted: Mapping[str, str] | None = None) -> None:
     folder, wanted = Path(folder), files() if wanted is None else wanted
     try:
         for path in (folder / name for name in wanted):
-            if is_strange(path, b"rlstab cards"):
+            if is_foreign(path, b"rlstab cards"):
                 raise CardError(f"{path} exists, is no page of ours, and stays as it is. Give another folder.")
         folder.mkdir(parents=True, exist_ok=True)
         if any(name.startswith("pictures/") for name in wanted):

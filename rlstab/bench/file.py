@@ -31,8 +31,9 @@ from rlstab.bench.part import part, placed
 from rlstab.bench.stack import ablations
 from rlstab.config.document import Document, Place, shown
 from rlstab.config.objectives import digest
-from rlstab.config.own_code import located
-from rlstab.config.runs import Positive, RunConfig, Settings, build_run, run_hash
+from rlstab.config.runs import RunConfig, build_run, run_hash
+from rlstab.config.settings import Count, Settings
+from rlstab.config.user_code import located
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.from_settings import require_settings
 from rlstab.tasks.rewards import require_functions
@@ -73,7 +74,7 @@ class BenchFile(Settings):
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
     seeds: Seeds = Field(5, description="how many, from 0; or a list")
-    workers: Positive | None = Field(None, description="runs at a time, one thread each; null is one per CPU")
+    workers: Count | None = Field(None, description="runs at a time, one thread each; null is one per CPU")
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
         None, description="what to make of the stack; null is both"

@@ -13,7 +13,6 @@ from typing import Any
 
 import filelock
 import torch
-import yaml
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -25,7 +24,6 @@ from rlstab.bench.pool import command, go
 from rlstab.bench.screen import Screen
 from rlstab.bench.status import FILE, read_record, write_record
 from rlstab.config.document import dump
-from rlstab.config.renamed import old_settings
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
 
@@ -111,7 +109,7 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         names = _some([one.name for one in plan.changed])
         raise ConfigError(
             f"{bench.out} holds {len(plan.changed)} finished runs with other settings than {bench.source or 'this'} "
-            f"has now: {names}.{_older_names(plan.changed[0])} Make them again with --overwrite, or keep them and give "
+            f"has now: {names}. Make them again with --overwrite, or keep them and give "
             f"another folder with --out."
         )
     _describe(bench, workers)
@@ -136,16 +134,6 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
     _say_unnamed(bench, console)
     console.print(escape(f"{bench.out}: {_summary(runs)}"), highlight=False, soft_wrap=True)
     return 1 if failed else 0
-
-
-def _older_names(run: BenchRun) -> str:
-    """Why a run has another hash though nothing but names may have changed; empty where that is not the reason."""
-    try:
-        data = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return ""
-    found = ", ".join(f"{old} is called '{now}' now" for old, now in old_settings(data))
-    return f" They were written under older names, which changes their hashes: {found}." if found else ""
 
 
 def _say_unnamed(bench: Bench, console: Console) -> None:

@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 
 from rlstab.config import Document, RunConfig, load_run, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
-from rlstab.config.own_code import is_own, located
+from rlstab.config.user_code import is_user_code, located
 from rlstab.console import Terminal
 from rlstab.core.compose import Composition
 from rlstab.explain import stage_words
@@ -25,8 +25,8 @@ from rlstab.explain.interactions import pairs
 from rlstab.explain.recipes import recipes
 from rlstab.explain.story import story
 from rlstab.explain.table import read
+from rlstab.files import exists
 from rlstab.hosts import HOSTS
-from rlstab.paths import exists
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.visible import visible
@@ -107,7 +107,7 @@ def _where(objective: Composition) -> list[str]:
 
 def _are_names(source: str) -> bool:
     """Words, or classes of files, with commas between, and no file of this name."""
-    return not exists(source) and all(re.fullmatch(r"\w+", one) or is_own(one) for one in _names(source))
+    return not exists(source) and all(re.fullmatch(r"\w+", one) or is_user_code(one) for one in _names(source))
 
 
 def _named(source: str) -> list[dict[str, str]]:

@@ -14,12 +14,12 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rlstab.config import load_run
+from rlstab.config.bundled_examples import example, examples
 from rlstab.config.document import flow
-from rlstab.config.objectives import dump_objective
-from rlstab.config.runs import RunConfig, TaskSettings
-from rlstab.config.shipped import example, examples
-from rlstab.config.stages import dump_stages
-from rlstab.core.docstring import summary
+from rlstab.config.objectives import dump_objective, dump_stages
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import TaskSettings
+from rlstab.core.metadata import summary
 from rlstab.core.settings import settings_of
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
 from rlstab.explain.card_sections import card

@@ -89,7 +89,7 @@ def _loaded(path: str, subset: str | None, splits: list[str], revision: str | No
     local = folder.is_dir()
     if not local and path.startswith((".", "/", "~")):
         raise DataError(f"there is no folder '{folder}'. Set task.path to one, or to a name on the hub.")
-    offline = "" if local else hub.unreachable()
+    offline = "" if local else hub.why_offline()
     with _quiet(offline=bool(offline)):
         try:
             if local and any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):

@@ -89,6 +89,7 @@ EXAMPLES: Mapping[str, tuple[TokenObjective, ...]] = {
     "kl": (
         *(KLPenalty(coefficient=0.1, estimator=one) for one in ("k1", "k2", "k3")),
         KLPenalty(estimator="k3_straight_through"),
+        KLPenalty(coefficient=0.1, estimator="k3_unbiased", cap=None),
     ),
     "kl_cov": (KLCov(share=0.1), KLCov(share=0.3, coefficient=0.2)),
     "lp_reg": (LpReg(share=0.3), LpReg(share=0.4, form="code"), LpReg(share=0.3, ratio_cap=1.2)),

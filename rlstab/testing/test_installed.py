@@ -16,7 +16,7 @@ import pytest
 
 import rlstab
 from rlstab.config import load_objective, load_run, objective_hash
-from rlstab.config.shipped import examples
+from rlstab.config.bundled_examples import examples
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import MissingPackage
 from rlstab.extras import require

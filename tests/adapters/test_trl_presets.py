@@ -68,7 +68,8 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
         objective,
         sampling=scored,
         extra={"signals": {"branch": branch}},
-        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": beta, "max_steps": 2},
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2},
+        **{"beta": beta, "use_bias_correction_kl": beta == 0.0},
     )
     steps = recorder(trainer)
     trainer.train()
