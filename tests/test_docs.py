@@ -18,13 +18,11 @@ import torch
 import yaml
 from pydantic import BaseModel
 
-import rlstab
-from rlstab import stages, zoo
 from rlstab.bench.file import load_bench
 from rlstab.cli import main
 from rlstab.config import RunConfig, json_schema, load_objective, load_run
 from rlstab.core.registry import Registry
-from rlstab.stages.stage import Stage
+from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 from tests.train.runs import go, small
 
@@ -61,10 +59,8 @@ def close(text: str) -> str:
 
 def test_python_in_the_documents_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for page in RUN_HERE:
-        fresh = Registry(dict(METHODS._where))
-        monkeypatch.setattr(zoo, "METHODS", fresh)
-        monkeypatch.setattr(rlstab, "register", fresh.register)
-        monkeypatch.setattr(stages, "STAGES", Registry({}, "rlstab.stages", Stage, "stage"))
+        for registry in (METHODS, STAGES):
+            monkeypatch.setattr(registry, "_classes", dict(registry._classes))
         namespace: dict[str, Any] = {"__name__": "__main__"}
         for block in blocks(page, "python"):
             run(block, str(page), namespace)
