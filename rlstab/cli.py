@@ -310,7 +310,7 @@ def _memory(run: RunConfig, options: argparse.Namespace) -> None:
     if missing("train"):
         return
     from rlstab.console import Terminal
-    from rlstab.train.footprint_table import bytes_of, describe_memory
+    from rlstab.train.footprint import bytes_of, describe_memory
 
     memory = None if options.memory is None else bytes_of(options.memory)
     Terminal().print(describe_memory(run, options.processes, memory))
