@@ -53,7 +53,6 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         paragraphs=paragraphs,
         frame=_frame,
         result_rows=lambda table: list(_result_rows(comparison, table)),
-        in_words=lambda table: _in_words(comparison, table),
         collapse_rows=_collapse_rows,
         sweeps=comparison.sweeps,
         sweep_rows=_sweep_rows,
@@ -102,19 +101,6 @@ def _estimate(estimate: Estimate, digits: int, *, sign: bool = False) -> str:
     if estimate.low is None or estimate.high is None:
         return value
     return f"{value} [{decimals(estimate.low, digits, sign)}, {decimals(estimate.high, digits, sign)}]"
-
-
-def _in_words(comparison: Comparison, table: Table) -> Iterator[str]:
-    """One sentence per outcome, from the verdicts."""
-    for outcome in comparison.outcomes:
-        verdicts: dict[str, list[str]] = defaultdict(list)
-        for method in table.methods:
-            cell = table.cells[method, outcome.name]
-            if cell.paired is not None and cell.values:
-                verdicts[cell.paired.verdict].append(method)
-        if verdicts:
-            told = "; ".join(f"{verdict}: {', '.join(methods)}" for verdict, methods in sorted(verdicts.items()))
-            yield f"{outcome.name} against {table.baseline}: {told}."
 
 
 def _collapse_rows(table: Table) -> list[list[str]]:
