@@ -51,7 +51,7 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.tasks import Countdown
-from rlstab.tasks.scores import score
+from rlstab.tasks.rewards import score
 from rlstab.train.engines import OneProcess
 from rlstab.train.metrics import Metrics
 from rlstab.train.padded_rows import Sequences

@@ -288,7 +288,7 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.core.fit import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
-    from rlstab.tasks.from_settings import require_settings
+    from rlstab.tasks.build import require_settings
     from rlstab.tasks.rewards import require_functions
 
     file = _file(options)

@@ -16,9 +16,8 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, told_blocks
-from rlstab.tasks.flaky import flaky_share
-from rlstab.tasks.rewards import Rewards
-from rlstab.tasks.scores import Scores, score, without_lost
+from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
+from rlstab.tasks.task import flaky_share
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
 from rlstab.train.padded_rows import Sequences

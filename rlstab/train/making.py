@@ -23,8 +23,8 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage, no_features
 from rlstab.tasks import Task
 from rlstab.tasks.blocks import require_blocks
-from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.rewards import Rewards
+from rlstab.tasks.task import flaky_share
 from rlstab.train.asking import TRUE, Asked, Asking, Identities, joined, reward_part
 from rlstab.train.evaluate import Share
 from rlstab.train.metrics import Metrics
