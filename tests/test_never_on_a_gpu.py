@@ -15,7 +15,7 @@ FOR_A_DEVICE = re.compile(
 )
 #: In which words the page speaks of it, by file.
 NAMED = {
-    "bench/pool.py": ["`rlstab bench` workers with a GPU each"],
+    "bench/run.py": ["`rlstab bench` workers with a GPU each"],
     "core/chunks.py": ["a pool of values is"],
     "core/compare.py": ["comparisons, places"],
     "core/random.py": ["random numbers are torch's and not numpy's"],
@@ -23,7 +23,6 @@ NAMED = {
     "core/stats.py": ["CUDA as such"],
     "signals/__init__.py": ["takes 8192 rows at a time"],
     "signals/head.py": ["come out in float32"],
-    "signals/projection.py": ["come out in float32"],
     "train/engines/choice.py": ["also with one process and `offload`"],
     "train/engines/fsdp2.py": ["with pinned memory"],
     "train/footprint.py": ["what `rlstab check` says of a GPU's memory"],

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError
-from rlstab.signals.fields import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, TokenSignals
-from rlstab.signals.head import HeadSignals
+from rlstab.signals.head import HeadSignals, slow_bf16
 from rlstab.signals.logits import LogitsSignals
-from rlstab.signals.tile import wide
+from rlstab.signals.tile import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, TokenSignals, wide
 
 __all__ = [
     "COLUMNS",
@@ -26,6 +25,7 @@ __all__ = [
     "SIGNAL_NAMES",
     "TRAINER_SIGNALS",
     "TokenSignals",
+    "slow_bf16",
     "token_signals",
     "token_signals_from_logits",
 ]

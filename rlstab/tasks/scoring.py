@@ -148,6 +148,8 @@ class Workers:
     def _worker(self, slot: int, cancelled: Callable[[], bool]) -> _Worker:
         worker = self._workers.get(slot)
         if worker is None or not worker.alive():
+            if worker is not None:
+                worker.end()
             worker = self._workers[slot] = _Worker()
             answer = worker.ask((os.getpid(), self.scorer, self.time_limit), START, cancelled) or {}
             if "ready" not in answer and not cancelled():

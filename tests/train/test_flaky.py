@@ -12,8 +12,9 @@ import torch
 from rlstab.config import load_run
 from rlstab.errors import ConfigError
 from rlstab.tasks import Chain, Example
-from rlstab.tasks.build import require_task
-from rlstab.tasks.rewards import Reward, Rewards, Scores, without_lost
+from rlstab.tasks.own_task import require_task
+from rlstab.tasks.rewards import Reward, Rewards
+from rlstab.tasks.scores import Scores, without_lost
 from tests.train.runs import go, small, without_times
 
 LITTERED = {"name": "chain", "terms": 5, "largest": 2, "modulus": 10, "junk_symbols": 1000, "fragile": 0.05}
