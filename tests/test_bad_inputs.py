@@ -710,7 +710,7 @@ row(
     says="t.html exists",
 )
 
-# -- report, diagnose, init, schema, cards ----------------------------------------------------------------------------
+# -- report, diagnose, init, schema ----------------------------------------------------------------------------------
 
 METRICS = "".join(
     json.dumps({"rollout": n, "optimizer_step": n, "reward/mean": 0.1 * n, "tokens/entropy": 1.0}) + "\n"
@@ -751,7 +751,6 @@ row(
 for name in ("report.md", "report.html"):
     row("report run --out d", f"a folder with another {name}", files={**RUNS, f"d/{name}": "mine"}, says="exists")
 row("schema --out notes.json", "--out is a file of somebody else", files={"notes.json": '{"a": 1}'}, says="exists")
-row("cards --out d", "a page of somebody else among ours", files={"d/index.md": "mine"}, says="exists")
 row("report run/metrics.jsonl", "metrics for results", files=RUNS)
 row("report run none", "a good run and one that is missing", files=RUNS)
 row("diagnose run none", "a good run and one that is missing", files=RUNS)
@@ -815,13 +814,11 @@ for option, kind in {
     "a\0b": "a NUL in the path",
 }.items():
     row(
-        ["cards", "--out", option],
+        ["init", "dapo", "--out", option],
         f"--out is {kind}",
         files={"f.txt": "mine"},
         prepare=lambda folder: (folder / "round").symlink_to("round"),
     )
-row("cards --check --out none", "--check of a folder that is missing")
-row("cards --check --out d", "--check of a folder of something else", files={"d/s2t.md": bytes(range(256))})
 
 # -- data sets --------------------------------------------------------------------------------------------------------
 
@@ -865,7 +862,6 @@ for words in (
     "schema --of zzz",
     "schema x",
     "doctor x",
-    "cards x",
     "init a b",
     "explain",
     "explain --preset dapo f.yaml",
