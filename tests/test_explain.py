@@ -1287,7 +1287,7 @@ def test_hosts_name_signals_that_exist() -> None:
 def test_what_a_host_does_not_hand_over() -> None:
     rows = hooks_of(compose(S2TMask(), EntropyBonus()))
     assert rows["`register_policy_loss`"] == "`entropies`, live `entropies`, a look at the whole optimizer step"
-    assert "- TRL 1.16 or later, through `rlstab.adapters.trl`: yes." in hosts(compose(S2TMask(), EntropyBonus()))
+    assert "- TRL 1.16, through `rlstab.adapters.trl`: yes." in hosts(compose(S2TMask(), EntropyBonus()))
     assert any("`rlstab.adapters.trl`: no: it lacks `block_ids`." in line for line in hosts(compose(BlockMean())))
     assert any("for `ref_logprobs`, set GRPOConfig.beta above 0" in line for line in hosts(compose(KLPenalty())))
     assert set(hooks_of(compose(ClipHigher())).values()) == {"nothing"}
