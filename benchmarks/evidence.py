@@ -19,9 +19,9 @@ from benchmarks.protocol import ROOT
 from benchmarks.troubleshooting import page
 from rlstab.diagnose import remedies
 from rlstab.diagnose.remedies import EVIDENCE, Figure
-from rlstab.report.model import setting_of
-from rlstab.report.outcomes import chosen_outcomes, outcome_of
-from rlstab.report.records import load_runs
+from rlstab.report.comparison import chosen_outcomes, outcome_of
+from rlstab.report.load import load_runs
+from rlstab.report.runs import setting_of
 from rlstab.report.statistics import against_baseline
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES
 from rlstab.diagnose.causes import CAUSES, TOGETHER
 from rlstab.diagnose.metric_aliases import ALIASES, SUMS
 from rlstab.diagnose.remedies import Remedy, remedies

@@ -265,9 +265,7 @@ def _train(options: argparse.Namespace) -> int:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(_file(options), _overrides(options.set))
     require("train", "rlstab train")
-    from rlstab.train.loop import train
-    from rlstab.train.processes import TIMEOUT, leave
-    from rlstab.train.stopping import Stopped
+    from rlstab.train.loop import TIMEOUT, Stopped, leave, train
 
     if options.timeout is not None and not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
@@ -285,7 +283,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from rlstab.bench.explained import is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.table import read
     from rlstab.tasks.from_settings import require_settings
@@ -364,7 +362,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from rlstab.bench.explained import bench_page, is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
     with no_fit_warnings():
@@ -387,8 +385,8 @@ def _view(options: argparse.Namespace) -> int:
         print(visible(str(path), spaces=False))
         return 0
     from rlstab.console import Terminal
-    from rlstab.report.terminal import show
-    from rlstab.report.tokens import read_tokens
+    from rlstab.report.token_traces import read_tokens
+    from rlstab.report.view import show
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
     show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())

@@ -6,9 +6,7 @@ import functools
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, final
 
 import pytest
 import torch
@@ -41,7 +39,7 @@ from rlstab.atlas.effect import Decided, cloud_of, coefficients, divisors, facto
 from rlstab.atlas.panel import PUNISHED, REWARDED, Picture
 from rlstab.atlas.probes import BASE, MATTERS, RATIOS, Case, measured, what_matters
 from rlstab.atlas.svg import Drawing, same_drawing, simplified
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import WRITABLE, Penalty
 from rlstab.explain.card_sections import CardError
@@ -101,8 +99,8 @@ def test_every_method_is_in_the_gallery_and_on_the_map() -> None:
         assert f"[![{name}](pictures/{name}-small.svg)]({name}.md)" in files["gallery.md"]
         assert f"![What {name} does](pictures/{name}.svg)" in files[f"{name}.md"]
         rows = {line.split(" | ")[0]: line for line in files["map.md"].splitlines()}
-        assert method.addresses, name
-        for source in method.addresses:
+        assert method.about.addresses, name
+        for source in method.about.addresses:
             assert f"[`{name}`]({name}.md)" in rows[f"| **{source}**"]
         assert f"| [`{name}`]({name}.md)" in rows
     assert all(f"- **{source}**: {about}" in files["map.md"] for source, about in SOURCES.items())
@@ -182,13 +180,11 @@ def test_the_curve_of_a_penalty_is_that_of_its_estimator() -> None:
     expect(found[BASE].rewarded, 0.1 * (1 / RATIOS - 1))  # RATIOS are live over reference
 
 
-@final
-@dataclass(frozen=True)
 class LaterOnly(TokenObjective):
     """Stops punished tokens once ten optimizer steps are done."""
 
-    name: ClassVar[str] = "later_only"
-    writes = frozenset({"gates"})
+    name = "later_only"
+    writes = {"gates"}
 
     def init_state(self):
         return {"steps": 0}
@@ -198,7 +194,9 @@ class LaterOnly(TokenObjective):
 
     def terms(self, batch, stat, state):
         late = state["steps"] > 10
-        return Terms(gates={"": Gate(lambda ratio, held: torch.where((held.advantages < 0) & late, 0.0, 1.0))})
+        return Terms(
+            gates={"": Gate(lambda ratio, constants: torch.where((constants.advantages < 0) & late, 0.0, 1.0))}
+        )
 
 
 def test_what_state_changes_is_shown() -> None:
@@ -208,12 +206,10 @@ def test_what_state_changes_is_shown() -> None:
     assert [one.label for one in panel.lines if one.colour == REWARDED] == ["rewarded"]
 
 
-@final
-@dataclass(frozen=True)
 class Strange(TokenObjective):
     """Fills one field, in a way that no view expects."""
 
-    name: ClassVar[str] = "strange"
+    name = "strange"
     fills: str = ""
 
     @property
@@ -224,9 +220,9 @@ class Strange(TokenObjective):
         rare = batch.logprobs < -3
         given = {
             "lr_scale": 0.5,
-            "exempt": rare,
+            "unclipped": rare,
             "bonus": -2.5 * rare * batch.advantages,
-            "gates": {"": Gate(lambda ratio, held: torch.ones_like(ratio))},
+            "gates": {"": Gate(lambda ratio, constants: torch.ones_like(ratio))},
             "penalties": {"": Penalty(0.1, lambda policy, anchor: policy.logprobs, rare)},
         }
         return Terms(**{self.fills: given[self.fills]} if self.fills else {})
@@ -238,7 +234,7 @@ class Strange(TokenObjective):
         ("", {"left alone"}),
         ("lr_scale", {"left alone"}),
         ("gates", {"left alone"}),
-        ("exempt", {"left alone", "exempt"}),
+        ("unclipped", {"left alone", "unclipped"}),
         ("bonus", {"left alone", "turned around, \N{MULTIPLICATION SIGN} -1.5"}),
         ("penalties", {"left alone", "under a penalty"}),
     ],

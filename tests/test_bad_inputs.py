@@ -741,7 +741,7 @@ for option, kind in {
         files={**RUNS, "f.txt": "mine"},
         prepare=lambda folder: (folder / "round").symlink_to("round"),
     )
-row("report run --export run/metrics.jsonl", "an export onto its own run", files=RUNS, says="is no results file")
+row("report run --export run/metrics.jsonl", "an export onto its own run", files=RUNS, says="is not a results file")
 row(
     "report run --markdown README.md",
     "Markdown onto a page of somebody else",
@@ -1075,7 +1075,7 @@ ELSEWHERE = {
     "tests.tasks.test_hostile": ("test_scorers_in_this_process", "test_patterns"),
     "tests.core.test_misuse": ("test_a_mistake_is_told", "test_what_is_no_method_is_told_with_what_to_write"),
     "tests.config.test_errors": ("test_a_mistake_is_named_with_its_line",),
-    "tests.report.test_bad_folders": ("test_a_bad_folder_is_left_out_or_told", "test_a_report_over_all_of_them"),
+    "tests.report.test_load": ("test_a_bad_folder_is_left_out_or_told", "test_a_report_over_all_of_them"),
     "tests.bench.test_run": ("test_two_processes_do_not_run_one_bench", "test_a_damaged_record_starts_anew"),
 }
 

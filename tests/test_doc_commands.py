@@ -84,4 +84,4 @@ def test_the_commands_run_as_they_are_printed(tmp_path: Path) -> None:
         assert done.returncode == 0, f"rlstab {line}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
     assert (tmp_path / "runs/chain/view.html").is_file()
     assert (tmp_path / "rollout-2.html").is_file()
-    assert (tmp_path / "report/report.html").is_file()
+    assert (tmp_path / "runs/chain/report/report.html").is_file()

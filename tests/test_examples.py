@@ -9,7 +9,7 @@ import pytest
 from rlstab.bench.explained import is_bench
 from rlstab.cli import main
 from rlstab.config import load_run
-from rlstab.core.fit import no_fit_warnings
+from rlstab.core.objective import no_fit_warnings
 from rlstab.explain.table import notes, read
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +65,8 @@ from rlstab import (
 from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
 from rlstab.core.batch import SIGNALS
-from rlstab.core.facts import MASK
+from rlstab.core.metadata import MASK
+from rlstab.core.objective import active_methods
 from rlstab.core.settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
 from rlstab.errors import MissingSignal
@@ -87,7 +88,7 @@ from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper, Stage
 from rlstab.stages.uniform import Uniform
 from rlstab.testing.stage_examples import STAGE_EXAMPLES
-from rlstab.train.stage_evidence import given_to, require_evidence
+from rlstab.train.generate import given_to, require_evidence
 from rlstab.zoo import METHODS
 from tests.zoo.watch import evidence, examples, live
 
@@ -175,9 +176,9 @@ class Own(TokenObjective):
     More is said further down.
     """
 
-    name: ClassVar[str] = "own"
-    needs = frozenset({"mood"})
-    writes = frozenset({"weight", "keep"})
+    name = "own"
+    needs = {"mood"}
+    writes = {"weight", "keep"}
     level: float = 0.25
 
     def terms(self, batch, stat, state):  # type: ignore[no-untyped-def]
@@ -410,8 +411,8 @@ def never_meet(batch: TokenBatch) -> None:
 def exempt(batch: TokenBatch) -> None:
     terms = asked(compose(ClipHigher(), LpReg(share=0.05, min_p=1e-4, form="code")), batch)
     assert terms.bounds is not None
-    assert terms.exempt is not None
-    assert terms.exempt.any()
+    assert terms.unclipped is not None
+    assert terms.unclipped.any()
 
 
 def either(batch: TokenBatch) -> None:
@@ -755,9 +756,7 @@ def in_streams(batch: TokenBatch) -> TokenBatch:
     branch = batch.sequence % 4 < 2
     keep = ~branch | (batch.position < 4)
     per_token = {name: values[keep] for name, values in batch.per_token()}
-    shorter = dataclasses.replace(
-        batch, **per_token, sequence=batch.sequence[keep], position=batch.position[keep], index=None, padded_shape=None
-    )
+    shorter = dataclasses.replace(batch, **per_token, sequence=batch.sequence[keep], position=batch.position[keep])
     return dataclasses.replace(shorter, branch=branch[keep].double())
 
 
@@ -896,7 +895,7 @@ def test_every_declared_pair_is_shown_in_numbers() -> None:
     """But those that are good together, of which nothing is claimed but that they were published so."""
     methods = [METHODS.get(name) for name in METHODS.names()]
     declared = {
-        (cls.name, other) for cls in methods for one in cls.interacts if one.kind != "good" for other in one.names
+        (cls.name, other) for cls in methods for one in cls.about.interacts if one.kind != "good" for other in one.names
     }
     assert declared == SHOWN.keys()
 
@@ -1169,8 +1168,8 @@ def test_a_rollout_is_told_in_its_order() -> None:
 class Reads(RewardShaper):
     """Reads all kinds of evidence"""
 
-    name: ClassVar[str] = "reads"
-    needs = frozenset({"entropies", "squared_gradient", "my_signal", "prompt_features"})
+    name = "reads"
+    needs = {"entropies", "squared_gradient", "my_signal", "prompt_features"}
 
     def shape(self, responses: ResponseBatch, stat: Any, state: Any) -> Tensor:
         return responses.rewards
@@ -1221,9 +1220,9 @@ def test_what_a_stage_expects_and_excludes_is_told() -> None:
     )
     assert any(line.startswith("- **Excluded:** `max_rl` cannot act beside `laconic`, `overlong`: ") for line in told)
     there = run_of(["clip_higher", "stream_weight"], stages=["deep_grpo"])
-    assert unmet(there.pipeline, [one.name for one in there.composition.acting()]) == []
+    assert unmet(there.pipeline, [one.name for one in active_methods(there.composition)]) == []
     observed = run_of(["clip_higher", {"name": "observe", "method": "stream_weight"}], stages=["deep_grpo"])
-    assert len(unmet(observed.pipeline, [one.name for one in observed.composition.acting()])) == 1
+    assert len(unmet(observed.pipeline, [one.name for one in active_methods(observed.composition)])) == 1
 
 
 @pytest.mark.parametrize(

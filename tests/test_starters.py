@@ -183,7 +183,7 @@ def test_where_a_run_is_stopped_the_example_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rlstab.train import loop
-    from rlstab.train.stopping import Stopped
+    from rlstab.train.loop import Stopped
 
     def stop(*_: object, **__: object) -> None:
         raise Stopped(2, 3, 200, None)

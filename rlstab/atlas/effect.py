@@ -11,7 +11,8 @@ from rlstab.atlas.cloud import MIN_P, cloud
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.loss import Part, held_ratio, loss_of_part
-from rlstab.core.objective import State, TokenObjective, ask
+from rlstab.core.method import measure_all
+from rlstab.core.objective import State, TokenObjective, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Totals
@@ -38,7 +39,7 @@ class Decided:
 
         No plan is made, so that a method that requires another one can be drawn alone.
         """
-        settled, state = method.settle([batch], method.init_state() if state is None else state, LocalComm())
+        settled, state = measure_all(method, [batch], method.init_state() if state is None else state, LocalComm())
         for _ in range(steps - 1):
             state = method.advance(state, settled)
         return cls(method, batch, settled, state)
@@ -46,7 +47,7 @@ class Decided:
     def part(self, batch: TokenBatch) -> Part:
         """What the method asks for on some tokens."""
         with torch.no_grad():
-            return Part.of(batch, self.settled, ask(self.method, batch, self.settled, self.state))
+            return Part.of(batch, self.settled, terms_of(self.method, batch, self.settled, self.state))
 
 
 def cloud_of(method: TokenObjective) -> TokenBatch:
@@ -71,9 +72,9 @@ def factors(part: Part, live: PolicyOutputs) -> Tensor:
 
 def penalties(part: Part, live: PolicyOutputs) -> dict[str, Tensor]:
     """What the penalties put before the gradient of each live output, ``(n,)`` by its name; without the divisor."""
-    nothing = torch.zeros_like(part.pulls)
-    only = replace(part.terms, keep=nothing, weight=None, aggregate=None, gates={}, pull=None, ratio=None)
-    return {name: -one for name, one in _slopes(replace(part, terms=only, pulls=nothing), live).items()}
+    nothing = torch.zeros_like(part.has_gradient)
+    only = replace(part.terms, keep=nothing, weight=None, aggregate=None, gates={}, surrogate=None, ratio=None)
+    return {name: -one for name, one in _slopes(replace(part, terms=only, has_gradient=nothing), live).items()}
 
 
 def divisors(part: Part) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES
 from rlstab.core.objective import TokenObjective
 from rlstab.explain.card_page import MARK
 from rlstab.explain.card_sections import BASICS, Card, card
@@ -14,8 +14,8 @@ from rlstab.explain.markdown_text import table
 
 #: Where a method acts, by the fields of Terms that it fills; one that fills none reports a number of the step.
 PLACES: Mapping[str, frozenset[str]] = {
-    "ratio and trust region": frozenset({"ratio", "bounds", "pull", "gates"}),
-    "which tokens count": frozenset({"keep", "weight", "exempt"}),
+    "ratio and trust region": frozenset({"ratio", "bounds", "surrogate", "gates"}),
+    "which tokens count": frozenset({"keep", "weight", "unclipped"}),
     "advantage": frozenset({"bonus"}),
     "penalty": frozenset({"penalties"}),
     "divisor": frozenset({"aggregate"}),
@@ -32,7 +32,7 @@ def source_map(methods: Sequence[TokenObjective]) -> str:
     cards = {method.name: card(type(method)) for method in methods}
     rows = []
     for source, about in {**SOURCES, "": "none of these"}.items():
-        here = [one for one in methods if source in one.addresses or not (source or one.addresses)]
+        here = [one for one in methods if source in one.about.addresses or not (source or one.about.addresses)]
         if here:
             rows.append([f"**{source or about}**", *(_cell(place, here, cards) for place in PLACES)])
     listed = [_row(method, cards[method.name]) for method in methods]

@@ -103,7 +103,7 @@ _LOOKS = {
     "weight 0": (GONE, 4.0),
     "stopped": (GONE, 4.0),
     "dropped": (GONE, 4.0),
-    "exempt": (PURPLE, 3.4),
+    "unclipped": (PURPLE, 3.4),
 }
 
 
@@ -118,7 +118,7 @@ def _marks(part: Part, points: list[tuple[float, float]], side: Tensor) -> Itera
 
 
 def _told(kind: str, values: Tensor) -> str:
-    if kind in ("left alone", "dropped", "stopped", "exempt"):
+    if kind in ("left alone", "dropped", "stopped", "unclipped"):
         return kind
     if kind == "weight 0":
         return "weight 0, still counted"
@@ -151,7 +151,7 @@ def _kinds(part: Part) -> Iterator[tuple[str, Tensor]]:
         "boosted": factor > _BOOSTED[0],
         "boosted a little": factor > 1 + ALIKE,
         "held": held,
-        "exempt": torch.zeros_like(left) if terms.exempt is None else terms.exempt,
+        "unclipped": torch.zeros_like(left) if terms.unclipped is None else terms.unclipped,
         "left alone": torch.ones_like(left),
     }
     for kind, test in tests.items():

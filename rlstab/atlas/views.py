@@ -67,8 +67,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
 }
 #: Letters of settings that fit beside the name.
 _MANY = 90
-REGION = frozenset({"ratio", "bounds", "pull", "gates"})
-_TOKENS = frozenset({"keep", "weight", "bonus", "exempt", "penalties"})
+REGION = frozenset({"ratio", "bounds", "surrogate", "gates"})
+_TOKENS = frozenset({"keep", "weight", "bonus", "unclipped", "penalties"})
 _ON_THE_CLOUD = (
     "The tokens of one optimizer step, the same for all methods: 32 responses whose rare tokens are far more frequent "
     "than in practice."

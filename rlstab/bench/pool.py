@@ -16,7 +16,7 @@ import torch
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.status import read_record, update_record, write_record
 from rlstab.bench.worker import Order, last_lines
-from rlstab.train.manifest import clear
+from rlstab.train.run_folder import clear
 
 #: One thread per run: two such runs side by side do more than one run on two threads.
 ONE_THREAD = {

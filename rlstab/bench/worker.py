@@ -92,8 +92,7 @@ def _train(order: Order) -> str | None:
         import torch
 
         from rlstab.config import load_run
-        from rlstab.train.loop import train
-        from rlstab.train.stopping import Stopped
+        from rlstab.train.loop import Stopped, train
 
         torch.set_num_threads(1)
         try:

@@ -17,7 +17,7 @@ from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.diagnose.run_log import RunLog
 from rlstab.diagnose.signs import SIGNS, Sign, signs
 from rlstab.errors import ReportError
-from rlstab.report.bins import EMPTY
+from rlstab.report.runs import EMPTY
 
 #: Where more lines of the log than this share trained nothing, a remark says so.
 IDLE = 0.25

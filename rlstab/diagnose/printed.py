@@ -14,8 +14,8 @@ from rich.table import Table
 from rlstab.diagnose.diagnosis import Diagnosis, diagnose_paths
 from rlstab.diagnose.remedies import Remedy
 from rlstab.diagnose.signs import SIGNS
-from rlstab.report.model import setting_of
-from rlstab.report.numbers import counted, listed, setting
+from rlstab.report.formatting import counted, listed, setting
+from rlstab.report.runs import setting_of
 from rlstab.visible import visible
 
 #: Of more runs than this each has one line.

@@ -19,11 +19,11 @@ from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
-from rlstab.report.model import RunRecord
-from rlstab.report.numbers import counted, ranges
-from rlstab.report.plain import read_bytes
-from rlstab.report.records import find_runs
-from rlstab.report.tokens import Sample, read_tokens
+from rlstab.report.formatting import counted, ranges
+from rlstab.report.load import find_runs
+from rlstab.report.runs import RunRecord
+from rlstab.report.safe_read import read_bytes
+from rlstab.report.token_traces import Sample, read_tokens
 
 #: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
 STATE = "trainer_state.json"

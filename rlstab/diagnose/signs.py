@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rlstab.diagnose.run_log import RunLog
 from rlstab.report import collapse
-from rlstab.report.bins import EMPTY, binned
-from rlstab.report.model import WIDTH
+from rlstab.report.runs import EMPTY, WIDTH, binned
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do

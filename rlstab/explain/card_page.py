@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from typing import Any, get_args
 
-from rlstab.core.facts import MASK, Kind, Limit
+from rlstab.core.compose import walk
+from rlstab.core.metadata import MASK, Kind, NoOpAt
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS
-from rlstab.core.walk import walk
 from rlstab.explain.card_sections import Card, Parameter
 from rlstab.explain.card_sections import card as card_of
 from rlstab.explain.exclusions import RIVALS, excludes, named, shipped, whom, writers
@@ -60,10 +60,10 @@ def markdown(card: Card[TokenObjective], beside: Collection[str] = (), picture: 
             pieces.append(_RUN_SETTINGS)
         if name == "Deviations":  # what the class declares stands between the sections of its docstring
             pieces += ["## Interacts", listed(_interacts(card, beside))]
-            pieces += ["## Limits", listed(inline(_limit(cls, one), beside) for one in cls.limits)]
-            if cls.exceptions:
+            pieces += ["## Limits", listed(inline(_limit(cls, one), beside) for one in cls.about.no_op_at)]
+            if cls.about.exceptions:
                 pieces.append("Laws of `rlstab.testing` that it does not obey:")
-                pieces.append(listed(f"*{law}*: {inline(why, beside)}" for law, why in cls.exceptions.items()))
+                pieces.append(listed(f"*{law}*: {inline(why, beside)}" for law, why in cls.about.exceptions.items()))
     return "\n\n".join(pieces) + "\n"
 
 
@@ -71,11 +71,11 @@ def _interacts(card: Card[TokenObjective], beside: Collection[str]) -> list[str]
     """Who has a slot that it has too, what it declares of others and others of it; what matters most first."""
     cls, writes = card.cls, set(card.heads("Writes"))
     mask = MASK if "keep" in writes else None
-    found = [(one.kind, one.says(cls.name, *one.names)) for one in cls.interacts]
+    found = [(one.kind, one.says(cls.name, *one.names)) for one in cls.about.interacts]
     rivals: dict[str, list[str]] = {}
     for other in shipped():
         if other is not cls:
-            told = [one for one in other.interacts if {cls.name, mask} & set(one.names)]
+            told = [one for one in other.about.interacts if {cls.name, mask} & set(one.names)]
             found += [(one.kind, one.says(other.name, cls.name)) for one in told]
             theirs = card_of(other).heads("Writes")
             for slot in (one for one in SLOTS if one in writes and one in theirs):
@@ -97,12 +97,12 @@ def _interacts(card: Card[TokenObjective], beside: Collection[str]) -> list[str]
     ]
     titled = [("Conflict", text) for text in conflicts]
     titled += [("Needs", f"{whom(key)}: {why}") for key, why in cls.requires.items()]
-    titled += [("Published with", f"{whom(key)}: {why}") for key, why in cls.expects.items()]
+    titled += [("Published with", f"{whom(key)}: {why}") for key, why in cls.about.expects.items()]
     titled += [(TITLES[kind], text) for kind, text in found]
     return [f"**{title}:** {inline(text, beside)}" for title, text in titled]
 
 
-def _limit(cls: type[TokenObjective], limit: Limit) -> str:
+def _limit(cls: type[TokenObjective], limit: NoOpAt) -> str:
     settings = ", ".join(f"{name}={value!r}" for name, value in (limit.settings or {}).items())
     return f"``{cls.__name__}({settings})``: {limit.why}" if settings else limit.why
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rlstab.core.docstring import docstring
+from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import RlstabError, did_you_mean

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from rlstab.core.batch import SIGNALS
+from rlstab.core.compose import Leaf, walk
 from rlstab.core.settings import settings_of
-from rlstab.core.walk import Leaf, walk
 from rlstab.explain.card_page import MARK, markdown
 from rlstab.explain.card_sections import BASICS, card
 from rlstab.explain.exclusions import exclusions, shipped

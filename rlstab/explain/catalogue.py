@@ -13,9 +13,9 @@ from rich.table import Table
 
 from rlstab.config.bundled_examples import Kind, examples
 from rlstab.config.user_code import classes
+from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition
-from rlstab.core.docstring import docstring, summary
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES, docstring, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.explain.costs import beyond_free
@@ -120,7 +120,7 @@ def _arxiv(cls: type) -> list[str]:
 
 def _first(cls: type[TokenObjective]) -> str:
     """The source under which it is listed."""
-    return next((source for source in SOURCES if source in cls.addresses), "")
+    return next((source for source in SOURCES if source in cls.about.addresses), "")
 
 
 def _facts(cls: type[TokenObjective]) -> str:
@@ -129,9 +129,9 @@ def _facts(cls: type[TokenObjective]) -> str:
     method = sample(cls)
     if method is not None:
         live = [f"live {name}" for name in sorted(method.live_needs)]
-        told.append(f"reads {', '.join([*sorted(method.needs), *live]) or 'the basics'}")
+        told.append(f"reads {', '.join([*sorted(method.needs - BASICS), *live]) or 'the basics'}")
         told.append(f"state: {', '.join(method.init_state())}" if method.init_state() else "no state")
         told.append("; ".join(beyond_free(method)) or "free")
-    others = [source for source in SOURCES if source in cls.addresses and source != _first(cls)]
+    others = [source for source in SOURCES if source in cls.about.addresses and source != _first(cls)]
     told += [f"also {', '.join(others)}"] if others else []
     return " · ".join(told + _arxiv(cls))

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from rlstab.config import RunConfig
-from rlstab.core.batch import SIGNALS, TokenBatch
-from rlstab.core.compose import Composition
-from rlstab.core.fit import no_fit_warnings
-from rlstab.core.objective import State, TokenObjective
+from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
+from rlstab.core.compose import Composition, walk
+from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.core.terms import Terms
-from rlstab.core.walk import walk
 from rlstab.hosts import measures
 
 #: What a signal costs in the trainer that ships.
@@ -38,7 +36,7 @@ _LIVE_COSTS = {
 
 def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     """Signals, passes, rows of the backward, state, statistics: what comes on top of plain GRPO."""
-    lines = [_reads(objective, name) for name in sorted(objective.needs)]
+    lines = [_reads(objective, name) for name in sorted(objective.needs - BASICS)]
     lines += [
         f"- `{name}` of the live policy, with gradient, for {_who(objective, 'live_needs', name)}: "
         f"{_LIVE_COSTS.get(name, 'yours to provide')}."
@@ -70,7 +68,9 @@ _DRIFT_COSTS = {
 
 def beyond_free(method: TokenObjective) -> list[str]:
     """What a method costs in the trainer that ships, at its settings, on top of plain GRPO; empty where it is free."""
-    found = [f"{name}: {cost}" for name in sorted(method.needs) if not (cost := _cost(name)).startswith("free")]
+    found = [
+        f"{name}: {cost}" for name in sorted(method.needs - BASICS) if not (cost := _cost(name)).startswith("free")
+    ]
     found += [f"live {name}: {_LIVE_COSTS.get(name, 'yours to provide')}" for name in sorted(method.live_needs)]
     return found + [_DRIFT_COSTS[one] for one in sorted(method.reads_drift) if one in _DRIFT_COSTS]
 
@@ -151,7 +151,7 @@ def _tried(method: TokenObjective) -> list[Terms]:
     """What a method asks for in three steps whose entropy is so low that controllers act."""
     count = 64
     rng = torch.Generator().manual_seed(0)
-    values = {name: 1e-6 * torch.rand(8, 8, generator=rng) for name in {"entropies", *method.needs}}
+    values = {name: 1e-6 * torch.rand(8, 8, generator=rng) for name in {"entropies", *(method.needs - BASICS)}}
     known: dict[str, Any] = {name: values[name] for name in values if name in SIGNALS}
     batch = TokenBatch.from_padded(
         response_mask=torch.ones(8, 8),

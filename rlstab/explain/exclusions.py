@@ -13,7 +13,7 @@ from rlstab.explain.card_sections import card
 from rlstab.zoo import METHODS
 
 #: Two fields of Terms that no composition has both: each is a surrogate.
-RIVALS = ("pull", "bounds")
+RIVALS = ("surrogate", "bounds")
 
 
 def shipped() -> list[type[TokenObjective]]:

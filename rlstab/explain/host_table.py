@@ -6,9 +6,9 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from rlstab.core.compose import Composition
+from rlstab.core.batch import BASICS
+from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
 from rlstab.hosts import Host, measures, refusal
 from rlstab.signals import SIGNAL_NAMES
 
@@ -28,7 +28,7 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
 def reads(method: TokenObjective) -> list[str]:
     """The evidence and the live outputs that a method reads beyond the ratio."""
     live = [f"live {name}" for name in sorted(method.live_needs)]
-    return [*sorted(method.reads_policies), *sorted(method.needs), *live]
+    return [*sorted(method.needs), *live]
 
 
 def _from(method: TokenObjective, host: Host) -> str:
@@ -36,7 +36,7 @@ def _from(method: TokenObjective, host: Host) -> str:
     if asks is not None:
         return f"refused: {asks}"
     found = []
-    for name in [*sorted(method.needs), *sorted(method.live_needs)]:
+    for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
             found.append(f"{name}: missing; {host.cure(name)}")
         elif name in host.how:
@@ -48,11 +48,7 @@ def _forwards(objective: Composition, host: Host) -> list[str]:
     """What the host shows, and whether evidence costs a forward of its own."""
     if host.data_level:
         return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
-    wanted = [
-        key
-        for key, method in objective.keyed.items()
-        if method.needs & SIGNAL_NAMES or "logprobs" in method.reads_policies
-    ]
+    wanted = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
     told = (
         f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}"
         + (f"; none {host.spared}" if host.spared else "")

@@ -6,14 +6,13 @@ from collections import Counter
 
 from rlstab.config import RunConfig
 from rlstab.config.runs import why_idle
-from rlstab.core.compose import Composition
-from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
+from rlstab.core.compose import Composition, walk
+from rlstab.core.objective import TokenObjective, active_methods
 from rlstab.explain.stage_words import lacking
 from rlstab.stages.grpo import GRPO
 
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
-_REGION = frozenset({"bounds", "gates", "pull", "ratio"})
+_REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
@@ -25,7 +24,7 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
         found += _with_several_steps(objective)
     found += [f"- {text}" for text in repeated(objective)]
     for leaf in walk(objective):
-        reached = [one for one in leaf.method.limits if one.settings and one.reached(leaf.method)]
+        reached = [one for one in leaf.method.about.no_op_at if one.settings and one.reached(leaf.method)]
         found += [f"- {leaf.method!r} does nothing: {one.why}" for one in reached[:1]]
     return found or ["Nothing is known to be idle or unsafe."]
 
@@ -66,7 +65,7 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
         for drift in sorted(one.reads_drift)
         if (why := why_idle(drift, optimisation)) is not None
     ]
-    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.exceptions:
+    if run.rollout.group == 1 and "even group" not in run.pipeline.estimator.about.exceptions:
         found.append(
             "rollout.group = 1: a response has nothing to be compared with, so every advantage is 0, and nothing but a "
             "penalty moves the policy."
@@ -90,7 +89,9 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     """What makes a run unsafe, each with the reason."""
     optimisation, found = run.optimisation, []
     steps = optimisation.optimizer_steps_per_rollout
-    bound = any(one.writes & _REGION - {"ratio"} or "trust region" in one.addresses for one in objective.acting())
+    bound = any(
+        one.writes & _REGION - {"ratio"} or "trust region" in one.about.addresses for one in active_methods(objective)
+    )
     if steps > 1 and not bound:
         found.append(
             f"{steps} optimizer steps per rollout and no method with bounds, pull or gates: nothing stops a token "

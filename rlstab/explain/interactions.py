@@ -6,20 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
-from rlstab.core.compose import Composition
-from rlstab.core.facts import Kind
-from rlstab.core.fit import unmet
-from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
+from rlstab.core.compose import Composition, walk
+from rlstab.core.metadata import Kind
+from rlstab.core.objective import TokenObjective, active_methods, unmet
 from rlstab.explain import stage_words
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.pipeline import unmet as stages_unmet
 
 #: What a kind is called, on a card and by ``rlstab explain``.
 TITLES: Mapping[Kind, str] = {
-    "against": "Against each other",
+    "conflicts": "Against each other",
     "redundant": "Little left to do",
-    "beside": "Good to know",
+    "note": "Good to know",
     "good": "Good together",
 }
 
@@ -30,7 +28,7 @@ def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
     found = {
         (declared.kind, declared.says(own.name, other.name)): None
         for own in leaves
-        for declared in own.method.interacts
+        for declared in own.method.about.interacts
         for other in leaves
         if other is not own and declared.holds(own.method, other.method) and (declared.nested or not own.nested(other))
     }
@@ -39,7 +37,9 @@ def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
 
 def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]:
     """The same as lines of Markdown, and what the stages of a run say of methods and of each other."""
-    missing = unmet(objective) + (stages_unmet(pipeline, [one.name for one in objective.acting()]) if pipeline else [])
+    missing = unmet(objective) + (
+        stages_unmet(pipeline, [one.name for one in active_methods(objective)]) if pipeline else []
+    )
     found = [f"- **Not as published:** {text}" for text in map(_in_backticks, missing)]
     found += [f"- **Excluded:** {text}" for text in (stage_words.excluded(pipeline) if pipeline else [])]
     found += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]

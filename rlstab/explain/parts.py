@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rlstab.core.compose import Leaf, walk
 from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import Leaf, walk
 from rlstab.zoo.token_mean import TokenMean
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlstab.core.compose import Composition
+from rlstab.core.compose import Composition, Leaf
 from rlstab.core.settings import settings_of
-from rlstab.core.walk import Leaf
 from rlstab.explain.costs import listed
 from rlstab.explain.parts import parts
 from rlstab.presets import PRESETS, Preset

@@ -19,7 +19,7 @@ from rlstab.config.document import flow
 from rlstab.config.objectives import dump_objective, dump_stages
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import TaskSettings
-from rlstab.core.docstring import summary
+from rlstab.core.metadata import summary
 from rlstab.core.settings import settings_of
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
 from rlstab.explain.card_sections import card

@@ -83,9 +83,9 @@ def page(card: Card[Stage], beside: Mapping[str, str]) -> str:
             pieces += body(with_imports(cls, text) if name == "Example" else text, beside)
         if name == "Interacts" and (told := _declared(cls, beside)):
             pieces.append(listed(told))
-        if name == "Limits" and cls.exceptions:
+        if name == "Limits" and cls.about.exceptions:
             pieces.append("Laws of `rlstab.testing` that it does not obey:")
-            pieces.append(listed(f"*{law}*: {inline(why, beside)}" for law, why in cls.exceptions.items()))
+            pieces.append(listed(f"*{law}*: {inline(why, beside)}" for law, why in cls.about.exceptions.items()))
     return "\n\n".join(pieces) + "\n"
 
 
@@ -116,7 +116,7 @@ def _declared(cls: type[Stage], beside: Collection[str]) -> list[str]:
     """What a class declares of others, and other stages of it."""
     found = [("Conflict", name, why) for name, why in cls.excludes.items()]
     found += [("Conflict", one.name, one.excludes[cls.name]) for one in shipped() if cls.name in one.excludes]
-    found += [("Published with", name, why) for name, why in cls.expects.items()]
+    found += [("Published with", name, why) for name, why in cls.about.expects.items()]
     return [f"**{title}:** {inline(f'`{name}`', beside)}: {inline(why, beside)}" for title, name, why in found]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlstab.config import RunConfig
-from rlstab.core.compose import Composition
-from rlstab.core.walk import Leaf, walk
+from rlstab.core.compose import Composition, Leaf, walk
+from rlstab.core.objective import active_methods
 from rlstab.explain.parts import parts
 from rlstab.stages.pipeline import Pipeline
 
@@ -16,8 +16,8 @@ STAGES: Mapping[str, str] = {
     "bonus": "Change the advantage",
     "ratio": "Ratio",
     "bounds": "Trust region",
-    "pull": "In place of the ratio",
-    "exempt": "Exempt from the trust region",
+    "surrogate": "In place of the ratio",
+    "unclipped": "Exempt from the trust region",
     "gates": "Gate",
     "weight": "Weight",
     "aggregate": "Average",
@@ -56,8 +56,11 @@ def _otherwise(field: str, objective: Composition) -> str:
     """What happens where nobody has a say; of a trust region, only where nothing takes its place."""
     if field == "keep":
         return "No token is dropped."
-    elsewhere = any(one.writes & {"pull", "gates"} and "trust region" in one.addresses for one in objective.acting())
-    if field != "bounds" or "pull" in objective.writes or elsewhere:
+    elsewhere = any(
+        one.writes & {"surrogate", "gates"} and "trust region" in one.about.addresses
+        for one in active_methods(objective)
+    )
+    if field != "bounds" or "surrogate" in objective.writes or elsewhere:
         return ""
     if "ratio" in objective.writes:
         return "Nothing beside the ratio: a token pulls with it times its advantage."

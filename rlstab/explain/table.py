@@ -12,13 +12,10 @@ from rich.table import Table
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
-from rlstab.core.batch import SIGNALS
-from rlstab.core.compose import Composition
-from rlstab.core.docstring import summary
-from rlstab.core.fit import unmet
-from rlstab.core.objective import TokenObjective
-from rlstab.core.observe import Observe
-from rlstab.core.walk import walk
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import Composition, Observe, walk
+from rlstab.core.metadata import summary
+from rlstab.core.objective import TokenObjective, active_methods, unmet
 from rlstab.explain import stage_words
 from rlstab.explain.costs import COSTS
 from rlstab.explain.host_table import host_table
@@ -81,7 +78,7 @@ def describe(objective: Composition) -> RenderableType:
         table.add_column(column, overflow="fold")
     for key, method in objective.keyed.items():
         table.add_row(key, *map(escape, (_effect(method), _settings(method), _reads(method), _writes(method))))
-    signals = sorted(objective.needs)
+    signals = sorted(objective.needs - BASICS)
     lines = [
         f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, 'yours to provide')}"
         for name in signals
@@ -109,8 +106,10 @@ def describe_stages(pipeline: Pipeline) -> RenderableType:
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """What a user would want to be told: methods that cannot act, and pairs that pull against each other."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stage_words.lacking(run.pipeline)] if run else []
-    pulling = [text for kind, text in interactions(objective) if kind in ("against", "redundant")]
-    published = unmet(objective) + (stages_unmet(run.pipeline, [one.name for one in objective.acting()]) if run else [])
+    pulling = [text for kind, text in interactions(objective) if kind in ("conflicts", "redundant")]
+    published = unmet(objective) + (
+        stages_unmet(run.pipeline, [one.name for one in active_methods(objective)]) if run else []
+    )
     return of_run + repeated(objective) + published + [text.replace("`", "") for text in pulling]
 
 
@@ -126,7 +125,7 @@ def _settings(method: TokenObjective) -> str:
 
 
 def _reads(method: TokenObjective) -> str:
-    return ", ".join(sorted(method.needs | {f"live {name}" for name in method.live_needs})) or "basics only"
+    return ", ".join(sorted((method.needs - BASICS) | {f"live {name}" for name in method.live_needs})) or "basics only"
 
 
 def _writes(method: TokenObjective) -> str:

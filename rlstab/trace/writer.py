@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstab.config.settings import TrackingSettings
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.trace.effects import MethodTrace, Trace, trace
@@ -104,8 +104,7 @@ class Tracer:
         if not rows:
             return
         found = trace(plan, batch, policy)
-        assert batch.index is not None
-        ids = response_ids.reshape(-1)[batch.index]
+        ids = response_ids.reshape(-1)[layout_of(batch).index]
         ratio = torch.where(computed, found.ratio, torch.nan)
         for row in rows:
             where = batch.sequence == row
@@ -134,8 +133,8 @@ class Tracer:
         line["kept"] = found.kept[where].tolist()
         if found.bonus is not None:
             line["bonus"] = _numbers(found.bonus[where])
-        if found.exempt is not None:
-            line["exempt"] = found.exempt[where].tolist()
+        if found.unclipped is not None:
+            line["unclipped"] = found.unclipped[where].tolist()
         line["clipped"] = found.clipped[where].tolist()
         if found.gate is not None:
             line["gate"] = _numbers(found.gate[where])

@@ -21,8 +21,7 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import AdapterSettings
 from rlstab.extras import require
 from rlstab.signals import COLUMNS, ROWS
-from rlstab.train import lora
-from rlstab.train.policy import load_part
+from rlstab.train.policy import load_part, put_adapter
 
 #: Bytes of a float32.
 WIDE = 4
@@ -139,7 +138,7 @@ def shape(
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         if adapter is not None:
             require("lora", "model.adapter")
-            lora.put_shape(model, name, adapter)
+            put_adapter(model, name, adapter)
     with FakeTensorMode():
         _as_if_on_cpu(model)
         names = set(getattr(model, "_no_split_modules", None) or ())
@@ -176,7 +175,7 @@ def footprint(
     Args:
         shape: of the model.
         run: its settings.
-        engine: see :mod:`rlstab.train.engines`.
+        engine: see :mod:`rlstab.train.engine`.
         processes: of the run.
         reference: whether a second model stands beside the policy.
         device: on which weights are.

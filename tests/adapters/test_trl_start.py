@@ -7,14 +7,13 @@ import re
 import sys
 import types
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from dataclasses import dataclass
 
 import trl
 from accelerate import Accelerator, DistributedType
@@ -243,13 +242,11 @@ def test_an_engine_that_accelerate_launch_chose_is_refused(monkeypatch: pytest.M
 # -- steps that are refused, skipped or scaled -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Trouble(TokenObjective):
     """In the second optimizer step: NaN in a gate, or half the learning rate."""
 
-    name: ClassVar[str] = "trouble"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"gates", "lr_scale"})
+    name = "trouble"
+    writes = {"gates", "lr_scale"}
     kind: str = "gate"
 
     def init_state(self) -> Any:
@@ -263,7 +260,7 @@ class Trouble(TokenObjective):
         if self.kind == "lr":
             return Terms(lr_scale=0.5 if now else 1.0)
         value = torch.nan if now else 1.0
-        return Terms(gates={"": Gate(lambda ratio, held: torch.full_like(ratio, value))})
+        return Terms(gates={"": Gate(lambda ratio, constants: torch.full_like(ratio, value))})
 
 
 def moments(trainer: Any) -> list[torch.Tensor]:

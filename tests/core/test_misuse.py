@@ -16,7 +16,7 @@ import math
 import re
 import threading
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -34,9 +34,9 @@ from rlstab import (
     Penalty,
     PolicyOutputs,
     Pool,
-    Pull,
     Range,
     S2TMask,
+    Surrogate,
     Terms,
     TokenBatch,
     TokenObjective,
@@ -51,6 +51,7 @@ from rlstab.config import dump_objective, json_schema, load_objective, objective
 from rlstab.config.document import dump
 from rlstab.core import objective, stats
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.core.terms import WRITABLE
 from rlstab.errors import ConfigError, Conflict, MethodError, MissingSignal, NonFinite, OutOfRange, ShapeError
 from rlstab.testing import check_objective
@@ -133,7 +134,7 @@ def plan_of(*parts):
 
 def undecorated():
     class Plain(TokenObjective):
-        name: ClassVar[str] = "plain"
+        name = "plain"
         share: float = 0.5
 
         def terms(self, batch, stat, state):
@@ -145,7 +146,7 @@ def undecorated():
 def thawed():
     @dataclass
     class Thawed(TokenObjective):
-        name: ClassVar[str] = "thawed"
+        name = "thawed"
         share: float = 0.5
 
         def terms(self, batch, stat, state):
@@ -162,9 +163,8 @@ def inherited():
 
 
 def as_setting():
-    @dataclass(frozen=True)
     class Annotated_(TokenObjective):
-        name: ClassVar[str] = "annotated"
+        name = "annotated"
         needs: frozenset[str] = frozenset({"entropies"})
 
         def terms(self, batch, stat, state):
@@ -614,9 +614,9 @@ TERMS = {
         "example with torch.ones_like(batch.advantages).",
     ),
     "exempt of floats": (
-        planned(lambda b: Terms(exempt=like(b, 1))),
+        planned(lambda b: Terms(unclipped=like(b, 1))),
         MethodError,
-        "'mine': Terms.exempt is torch.float64 of shape (5,), expected bool of shape (5,). Compare, for example "
+        "'mine': Terms.unclipped is torch.float64 of shape (5,), expected bool of shape (5,). Compare, for example "
         "`weights > 0`.",
     ),
     "weight of ints": (
@@ -694,19 +694,19 @@ TERMS = {
         "'mine': Terms.report is a Mean, expected a mapping by name. Write {'name': Mean.of(values)}.",
     ),
     "a gate that is a function": (
-        planned(lambda b: Terms(gates={"": lambda ratio, held: ratio})),
+        planned(lambda b: Terms(gates={"": lambda ratio, constants: ratio})),
         MethodError,
         "'mine': the gate is a function. Write Gate(function).",
     ),
     "a gate without a name": (
-        planned(lambda b: Terms(gates=Gate(lambda ratio, held: ratio))),
+        planned(lambda b: Terms(gates=Gate(lambda ratio, constants: ratio))),
         MethodError,
         "'mine': Terms.gates is a Gate, expected a mapping by name. Write {'name': Gate(function)}.",
     ),
     "a gate of a number": (
         planned(lambda b: Terms(gates={"": Gate(0.5)})),
         MethodError,
-        "'mine': the gate is a float, expected a function. Pass one (ratio, held) -> (n,).",
+        "'mine': the gate is a float, expected a function. Pass one (ratio, constants) -> (n,).",
     ),
     "a gate, where of floats": (
         planned(lambda b: Terms(gates={"": Gate(abs, where=b.advantages)})),
@@ -779,7 +779,7 @@ TERMS = {
     "a ratio of a tensor": (
         planned(lambda b: Terms(ratio=b.advantages)),
         MethodError,
-        "'mine': Terms.ratio is a Tensor, expected a function. Pass one (policy, held) -> (n,).",
+        "'mine': Terms.ratio is a Tensor, expected a function. Pass one (policy, constants) -> (n,).",
     ),
     "an aggregate by name": (
         planned(lambda b: Terms(aggregate="token_mean")),
@@ -812,18 +812,18 @@ TERMS = {
 }
 FUNCTIONS = {
     "a gate that returns a column": (
-        lost(lambda b: Terms(gates={"soft": Gate(lambda ratio, held: ratio[:, None])})),
+        lost(lambda b: Terms(gates={"soft": Gate(lambda ratio, constants: ratio[:, None])})),
         MethodError,
         "'mine': the gate 'soft' returned a tensor of shape (5, 1) for 5 tokens. Return one value per token, "
         "shape (n,).",
     ),
     "a gate that returns a number": (
-        lost(lambda b: Terms(gates={"": Gate(lambda ratio, held: 0.5)})),
+        lost(lambda b: Terms(gates={"": Gate(lambda ratio, constants: 0.5)})),
         MethodError,
         "'mine': the gate returned a float. Return a tensor of shape (n,), one value per token.",
     ),
     "a gate that returns None": (
-        lost(lambda b: Terms(gates={"": Gate(lambda ratio, held: None)})),
+        lost(lambda b: Terms(gates={"": Gate(lambda ratio, constants: None)})),
         MethodError,
         "'mine': the gate returned None. Return a tensor of shape (n,), one value per token.",
     ),
@@ -838,7 +838,9 @@ FUNCTIONS = {
         "'mine': a metric is named '', expected letters, digits and underscores. Give it another name.",
     ),
     "a metric named as the one of its gate": (
-        planned(lambda b: Terms(gates={"": Gate(lambda ratio, held: ratio)}, report={"stopped": Mean.scalar(1.0)})),
+        planned(
+            lambda b: Terms(gates={"": Gate(lambda ratio, constants: ratio)}, report={"stopped": Mean.scalar(1.0)})
+        ),
         MethodError,
         "'mine': the metric 'stopped' has a name that rlstab gives to one of its own. Give it another name.",
     ),
@@ -857,19 +859,19 @@ FUNCTIONS = {
         "'mine': the metric 'would_drop' has a name that rlstab gives to one of its own. Give it another name.",
     ),
     "a gate named as an observed clip": (
-        planned(lambda b: Terms(gates={"clip": Gate(lambda ratio, held: ratio)})),
+        planned(lambda b: Terms(gates={"clip": Gate(lambda ratio, constants: ratio)})),
         MethodError,
         "'mine': the gate 'clip' has a name that rlstab gives to one of its own. Give it another name.",
     ),
     "a pull that returns a number": (
-        lost(lambda b: Terms(pull=Pull(lambda ratio, held: 0.5))),
+        lost(lambda b: Terms(surrogate=Surrogate(lambda ratio, constants: 0.5))),
         MethodError,
-        "'mine': Terms.pull returned a float. Return a tensor of shape (n,), one value per token.",
+        "'mine': Terms.surrogate returned a float. Return a tensor of shape (n,), one value per token.",
     ),
     "a pull that is a function": (
-        lost(lambda b: Terms(pull=lambda ratio, held: ratio)),
+        lost(lambda b: Terms(surrogate=lambda ratio, constants: ratio)),
         MethodError,
-        "'mine': Terms.pull is a function. Write Pull(function).",
+        "'mine': Terms.surrogate is a function. Write Surrogate(function).",
     ),
     "a penalty that returns a mean": (
         lost(lambda b: Terms(penalties={"kl": Penalty(0.1, lambda policy, anchor: policy.logprobs.mean())})),
@@ -1201,7 +1203,7 @@ def test_names_that_a_rank_without_parts_lacks_are_told_before_ranks_wait_for_ea
 
     method = a_class(measure=by_tokens(lambda b: {"a": mean(b)}, lambda b: {}))()
     with pytest.raises(MethodError, match="returned 'a' as a Mean on a part"):
-        method.settle([batch_of(ROWS)], {}, Counting())
+        measure_all(method, [batch_of(ROWS)], {}, Counting())
     assert asked == []
 
 
@@ -1219,7 +1221,7 @@ def test_what_is_only_observed_may_weigh_anything():
 def test_a_gate_that_is_nan_is_counted_by_a_plan_and_raised_by_a_call():
     objective = compose(
         asking(
-            lambda b: Terms(gates={"": Gate(lambda ratio, held: torch.where(b.position == 0, NAN, ratio))}),
+            lambda b: Terms(gates={"": Gate(lambda ratio, constants: torch.where(b.position == 0, NAN, ratio))}),
             writes={"gates"},
         )
     )
@@ -1247,12 +1249,11 @@ def test_a_gradient_at_the_door_is_dropped():
     assert not batch.old_logprobs.requires_grad
 
 
-@dataclass(frozen=True)
 class Places(TokenObjective):
     """Drop tokens at some places of a response."""
 
-    name: ClassVar[str] = "places"
-    writes = frozenset({"keep"})
+    name = "places"
+    writes = {"keep"}
 
     at: tuple[Annotated[int, Range(ge=0)], ...] = (0,)
     shares: tuple[float, ...] | None = None
@@ -1322,10 +1323,9 @@ def test_excludes_and_requires_are_told_with_file_and_line(yaml):
 
 
 def test_a_class_made_inside_a_function_obeys_every_law():
-    @dataclass(frozen=True)
     class Inside(TokenObjective):
-        name: ClassVar[str] = "inside"
-        writes = frozenset({"keep"})
+        name = "inside"
+        writes = {"keep"}
         at: tuple[int, ...] = (0, 2)
 
         def init_state(self):

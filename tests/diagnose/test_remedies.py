@@ -15,7 +15,7 @@ from benchmarks.diagnose import RUNS
 from benchmarks.troubleshooting import page
 from rlstab.config import RunConfig
 from rlstab.diagnose import remedies
-from rlstab.report.numbers import MINUS
+from rlstab.report.formatting import MINUS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 from tests.test_docs import keys

@@ -14,6 +14,7 @@ from torch import Tensor
 import rlstab
 from rlstab.atlas import written
 from rlstab.cli import main
+from rlstab.core.metadata import About
 from rlstab.core.settings import Range
 from rlstab.explain import stage_cards
 from rlstab.explain.card_sections import STAGE_SECTIONS, CardError, card
@@ -99,7 +100,7 @@ def test_deviations_and_source(cls: type[Stage]) -> None:
 def test_others_that_a_card_names_exist(cls: type[Stage]) -> None:
     """A name that looks like a stage and is none has been renamed, or was never there."""
     known = {*STAGES.names(), *rlstab.available(), *rlstab.presets.PRESETS}
-    assert {*cls.excludes, *cls.expects} <= known
+    assert {*cls.excludes, *cls.about.expects} <= known
 
 
 @every_stage
@@ -153,10 +154,12 @@ class Foreign(RewardShaper):
         Own, 2026.
     """
 
-    name: ClassVar[str] = "foreign"
+    name = "foreign"
     excludes: ClassVar = {"s2t": "it counts, and so does this."}
-    expects: ClassVar = {"token_mean": "it was tried with it."}
-    exceptions: ClassVar = {"split": "it reproduces published code."}
+    about = About(
+        expects={"token_mean": "it was tried with it."},
+        exceptions={"split": "it reproduces published code."},
+    )
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.5
 

@@ -29,7 +29,7 @@ class Asks:
     name = "asks"
     keeps_special_tokens = False
     workers: Any = None
-    size = {"train": None, "eval": 3}  # noqa: RUF012
+    size = {"train": None, "eval": 3}
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer

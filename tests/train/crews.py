@@ -115,6 +115,7 @@ def _rank(job: Job, rank: int, port: int, log: Path) -> int:
             os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in several.items()}}
         try:
             from rlstab.train.processes import leave
+
             from tests.train import ranks
 
             getattr(ranks, job.scenario)(Path(job.file))

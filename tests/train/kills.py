@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rlstab.train.stopping import Stopped
 
 from rlstab.config import RunConfig, load_run
 from rlstab.errors import RlstabError
 from rlstab.tasks import Countdown, Example
 from rlstab.train import checkpoint, loop
-from rlstab.train.stopping import Stopped
 
 #: Calls that change what is on the disk.
 CALLS = ("fsync", "write", "replace", "rename", "unlink", "rmdir", "mkdir")

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rlstab.train.engines.ddp import Ddp
+from rlstab.train.engines.fsdp2 import Fsdp2
+from rlstab.train.engines.module import PolicyModule, nothing
+from rlstab.train.engines.one_process import OneProcess
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -22,10 +26,6 @@ from rlstab.config.settings import AdapterSettings
 from rlstab.core.comm import LocalComm
 from rlstab.errors import ConfigError
 from rlstab.train import lora
-from rlstab.train.engines.ddp import Ddp
-from rlstab.train.engines.fsdp2 import Fsdp2
-from rlstab.train.engines.module import PolicyModule, nothing
-from rlstab.train.engines.one_process import OneProcess
 from rlstab.train.footprint import BACKWARD, Engine, Footprint, Numbers, Shape, footprint, shape
 from rlstab.train.footprint_table import bytes_of, in_words
 from rlstab.train.policy import SHIPPED, load_policy

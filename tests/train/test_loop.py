@@ -10,7 +10,6 @@ import re
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +208,9 @@ def test_a_live_policy_with_nan_is_refused_until_the_run_ends(
 
 
 def test_a_signal_that_nobody_provides_fails_before_anything_runs(tmp_path: Path) -> None:
-    @dataclass(frozen=True)
     class Foreign(rlstab.TokenObjective):
         name = "foreign"
-        needs = frozenset({"gradient_norms"})
+        needs = {"gradient_norms"}
 
         def terms(self, batch: Any, stat: Any, state: Any) -> rlstab.Terms:
             return rlstab.Terms()

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.sampler_weights import Sampler, rounded
 from safetensors.torch import load_file, save_file
 
 from rlstab.config import load_run
 from rlstab.config.settings import AdapterSettings
 from rlstab.errors import CheckpointError, ConfigError, MissingPackage, ModelError
 from rlstab.train import loop, lora
-from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import SHIPPED, Policy, load_policy
-from rlstab.train.sampler_weights import Sampler, rounded
 from tests.train.runs import go, largest_difference, sampler_gap, small, trained_alike, weights, without_times
 from tests.train.test_distributed import command, counted, file_of, ran
 

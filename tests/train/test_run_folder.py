@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rlstab.train.journal import cut_after, line, read
+from rlstab.train.manifest import Manifest, clear
+from rlstab.train.stopping import AGAIN, Stopped
 
 from rlstab.cli import main
 from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
 from rlstab.train import asking, checkpoint, durable, loop
-from rlstab.train.journal import cut_after, line, read
-from rlstab.train.manifest import Manifest, clear
 from rlstab.train.run_folder import RunFolder
-from rlstab.train.stopping import AGAIN, Stopped
 from tests.train.damages import BEFORE, ON, REFUSE, kinds, of_another_run
 from tests.train.kills import Graded, left, small
 from tests.train.runs import go

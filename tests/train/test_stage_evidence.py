@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -45,12 +44,11 @@ def test_what_a_stage_was_published_with_is_told_where_it_is_missing(tmp_path: P
     ],
 )
 def test_what_is_not_there_is_told_before_anything_runs(read: str, says: str) -> None:
-    @dataclass(frozen=True)
     class Reads(RewardShaper):
         """Read something."""
 
-        name: ClassVar[str] = "reads"
-        needs = frozenset({read})
+        name = "reads"
+        needs = {read}
 
         def shape(self, responses: Any, stat: Any, state: Any) -> Tensor:
             return torch.zeros(len(responses))

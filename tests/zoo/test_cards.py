@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ import torch
 import rlstab
 from rlstab.atlas import written
 from rlstab.cli import main
-from rlstab.core.facts import Interaction, Limit
+from rlstab.core.compose import walk
+from rlstab.core.metadata import About, Interaction, NoOpAt
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import Range, settings_of
 from rlstab.core.terms import Penalty, Terms
-from rlstab.core.walk import walk
 from rlstab.explain import card_sections, cards
 from rlstab.explain.card_page import markdown
 from rlstab.explain.card_sections import CardError, card
@@ -171,11 +171,11 @@ def test_a_class_without_a_docstring_has_no_card() -> None:
 
 
 class NeedsMore(rlstab.S2TMask):
-    needs = frozenset({"entropies", "max_logprobs"})
+    needs = {"logprobs", "entropies", "max_logprobs"}
 
 
 class NeedsLess(rlstab.S2TMask):
-    needs = frozenset()
+    needs = {"logprobs"}
 
 
 class DifferentiatesLess(rlstab.EntropyBonus):
@@ -183,11 +183,11 @@ class DifferentiatesLess(rlstab.EntropyBonus):
 
 
 class DifferentiatesMore(rlstab.KLPenalty):
-    live_needs = frozenset({"entropies"})
+    live_needs = {"entropies"}
 
 
 class WritesMore(rlstab.S2TMask):
-    writes = frozenset({"keep", "weight"})
+    writes = {"keep", "weight"}
 
 
 class WritesLess(rlstab.S2TMask):
@@ -356,7 +356,6 @@ def test_the_comparison_has_every_method_and_every_value_of_a_preset() -> None:
     assert rows["`dapo`"].endswith("`dual_clip` None<br>[`token_mean`](token_mean.md) |")
 
 
-@dataclass(frozen=True)
 class Foreign(TokenObjective):
     """Keep a * b and <b> and __this__, of ``a | b``.
 
@@ -402,11 +401,13 @@ class Foreign(TokenObjective):
         Ours.
     """
 
-    name: ClassVar[str] = "foreign"
-    exceptions: ClassVar[dict[str, str]] = {"replication": "it counts."}
-    limits = (Limit({"share": 1.0}, "``x * y`` is 1."), Limit({}, "Always."), Limit(None, "On a_b."))
-    interacts = (Interaction("good", ("s2t", "stare"), "{own} goes with {other}."),)
-    writes = frozenset({"bounds"})
+    name = "foreign"
+    about = About(
+        no_op_at=(NoOpAt({"share": 1.0}, "``x * y`` is 1."), NoOpAt({}, "Always."), NoOpAt(None, "On a_b.")),
+        interacts=(Interaction("good", ("s2t", "stare"), "{own} goes with {other}."),),
+        exceptions={"replication": "it counts."},
+    )
+    writes = {"bounds"}
 
     share: Annotated[float, Range(gt=0, le=1)]
 

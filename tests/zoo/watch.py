@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Set
 from typing import ClassVar
 
 import torch
@@ -105,7 +106,11 @@ def differences(cls: type[TokenObjective]) -> list[str]:
             f"{method!r}: {one}"
             for one in [
                 *compare(
-                    "reads '{}', which `needs` does not name", "`needs` names '{}'", seen & SIGNALS.keys(), method.needs
+                    "reads '{}', which `needs` does not name",
+                    "`needs` names '{}'",
+                    # where the live policy is its own denominator: the old log-probs of the ratio are not meant
+                    watch(method, live_ratio=True)[0] & (SIGNALS.keys() | {"logprobs", "old_logprobs"}),
+                    method.needs,
                 ),
                 *compare(
                     "reads the live '{}', which `live_needs` does not name",
@@ -130,17 +135,17 @@ def differences(cls: type[TokenObjective]) -> list[str]:
     return found
 
 
-def compare(undeclared: str, surplus: str, done: set[str], declared: set[str] | frozenset[str]) -> list[str]:
+def compare(undeclared: str, surplus: str, done: set[str], declared: Set[str]) -> list[str]:
     """A line for what is done and not declared, and for what is declared and not done."""
     return [f"{undeclared.format(name)}." for name in sorted(done - declared)] + [
         f"{surplus.format(name)}, and nothing comes of it." for name in sorted(declared - done)
     ]
 
 
-def watch(method: TokenObjective) -> tuple[set[str], set[str], set[str], list[str]]:
+def watch(method: TokenObjective, *, live_ratio: bool = False) -> tuple[set[str], set[str], set[str], list[str]]:
     """What two steps read of the evidence and of the live policy, what they fill, and penalties that mislead."""
     tensors = evidence()
-    batch = WatchedBatch.from_padded(**tensors)
+    batch = WatchedBatch.from_padded(live_ratio=live_ratio, **tensors)
     policy = WatchedPolicy.from_padded(batch, **live(tensors))
     anchor = WatchedPolicy.from_padded(batch, **live(tensors))
     WatchedBatch.seen.clear()
