@@ -287,7 +287,7 @@ def test_what_the_host_has_to_be_set_to() -> None:
     assert DataLevel(compose(EntropyShaping())).loss == HostLoss(NO_LOW, NO_HIGH, None, HostMean())
     with pytest.raises(OutOfRange, match=r"HostMean: over = 'rows'. Write one of: 'tokens', 'sequences', 'nothing'."):
         HostMean("rows")  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match=r"DataLevel.step: a batch has no \(B, T\) shape"):
+    with pytest.raises(ShapeError, match=r"no \(B, T\) shape"):
         DataLevel(STACK).step([step_of().batch()])
 
 
@@ -352,7 +352,7 @@ def test_check_says_what_the_data_level_makes_of_an_objective(
     assert main(["check", str(path), "--host", "data"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "the data level, through rlstab.adapters.data" in out
-    assert "s2t │ logprobs, entropies │ yes │ all of it" in out
+    assert "s2t │ entropies, logprobs │ yes │ all of it" in out
     assert "once its rollout is scored: refresh is rollout" in out
     path.write_text("objective: [clip_higher, {name: kl, coefficient: 0.1}]")
     assert main(["check", str(path), "--host", "data"]) == 2
