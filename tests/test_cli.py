@@ -22,7 +22,7 @@ from rlstab.config import json_schema, load_objective, load_run, objective_hash,
 from rlstab.core.metadata import SOURCES
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Range
-from rlstab.explain.stage_cards import KINDS
+from rlstab.explain.stages import KINDS
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 

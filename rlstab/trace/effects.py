@@ -15,7 +15,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import Constants, Terms
 
 #: What a method can do to a token.
-ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "unclipped")
+ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "exempt")
 #: A gate or pull leaves a token alone that it changes by no more: a soft gate is seldom exactly 1.
 ALIKE = 1e-3
 
@@ -151,5 +151,5 @@ def _actions(
         if penalty.coefficient != 0:
             add("regularised", everywhere if penalty.where is None else penalty.where)
     if terms.unclipped is not None:
-        add("unclipped", terms.unclipped)
+        add("exempt", terms.unclipped)
     return found

@@ -133,8 +133,8 @@ class Tracer:
         line["kept"] = found.kept[where].tolist()
         if found.bonus is not None:
             line["bonus"] = _numbers(found.bonus[where])
-        if found.unclipped is not None:
-            line["unclipped"] = found.unclipped[where].tolist()
+        if found.exempt is not None:
+            line["exempt"] = found.exempt[where].tolist()
         line["clipped"] = found.clipped[where].tolist()
         if found.gate is not None:
             line["gate"] = _numbers(found.gate[where])

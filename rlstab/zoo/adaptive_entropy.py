@@ -8,13 +8,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Penalty, PolicyOutputs, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.core.terms import Penalty, Terms
 from rlstab.errors import OutOfRange
 
 

@@ -8,12 +8,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Constants, Surrogate, Terms
+from rlstab.core.settings import percent
 
 
 class ASPO(TokenObjective):

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms, Totals
+from rlstab.core.terms import Totals
 
 #: Block numbers are below it: a float32 holds whole numbers up to 2^24.
 SPAN = 1 << 32

@@ -8,12 +8,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms, Totals
+from rlstab.core.terms import Totals
 
 
 class ConstantLength(TokenObjective):

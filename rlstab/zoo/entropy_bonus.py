@@ -7,13 +7,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Penalty, Terms
 
 
 class EntropyBonus(TokenObjective):

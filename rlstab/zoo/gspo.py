@@ -6,13 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Constants, Terms
 
 
 class GSPO(TokenObjective):

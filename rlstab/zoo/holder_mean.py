@@ -8,14 +8,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Constants, Mean, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Constants, Terms
 
 
 class HolderMean(TokenObjective):

@@ -9,13 +9,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import NOTHING, Mean, Settled, Stat
-from rlstab.core.terms import Terms
 from rlstab.errors import OutOfRange
 
 

@@ -7,14 +7,10 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Penalty, Terms
+from rlstab.core.settings import percent
 
 
 class KLCov(TokenObjective):

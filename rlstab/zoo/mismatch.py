@@ -8,12 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Pool, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
 from rlstab.errors import OutOfRange
 from rlstab.estimators import k1, k3
 

@@ -8,13 +8,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import anchor_logprobs, anchor_needs
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Constants, Gate, Terms
 
 
 class OffPolicyMask(TokenObjective):

@@ -7,13 +7,10 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms
+from rlstab.core.settings import percent
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
 #: below 2^32: with equal numbers, the tokens dropped would be those at one end of the distribution function.

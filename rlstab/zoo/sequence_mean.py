@@ -7,11 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms, Totals
+from rlstab.core.terms import Totals
 
 
 class SequenceMean(TokenObjective):

@@ -8,12 +8,9 @@ from typing import Annotated, Literal
 
 import torch
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab.core.settings import percent
 from rlstab.errors import OutOfRange
 
 

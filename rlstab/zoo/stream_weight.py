@@ -8,13 +8,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
 from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.core.terms import Terms
 
 
 class StreamWeight(TokenObjective):

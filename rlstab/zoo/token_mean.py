@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms
 
 
 class TokenMean(TokenObjective):

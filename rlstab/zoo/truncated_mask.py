@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
 from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms
 
 
 class TruncatedMask(TokenObjective):

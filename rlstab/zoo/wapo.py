@@ -7,12 +7,9 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Grouped, Mean, Settled, Stat
-from rlstab.core.terms import Terms, Totals
+from rlstab.core.terms import Totals
 
 
 class WAPO(TokenObjective):

@@ -13,7 +13,7 @@ from rlstab.config.document import Document
 from rlstab.config.runs import why_idle
 from rlstab.config.settings import OldLogprobs, OptimisationSettings
 from rlstab.core.validate import DRIFT
-from rlstab.explain.idle import idle_in_run
+from rlstab.explain.notes import idle_in_run
 from rlstab.explain.page import page
 from rlstab.zoo import METHODS
 

@@ -60,7 +60,7 @@ FLOORS = [
     {"presets"},
     {"config", "hosts"},
     {"explain", "tasks", "testing", "trace"},
-    {"adapters", "atlas", "train"},
+    {"adapters", "train"},
     {"bench", "report"},
     {"diagnose"},
     {"cli"},

@@ -18,7 +18,7 @@ from rlstab.config import Document, dump_objective, dump_run, json_schema, load_
 from rlstab.core.metadata import summary
 from rlstab.errors import Conflict
 from rlstab.explain.page import page
-from rlstab.explain.table import check
+from rlstab.explain.tables import check
 from rlstab.report.activity import idle_parts
 from rlstab.report.load import load_runs
 from rlstab.report.runs import objective_names

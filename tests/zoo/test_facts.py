@@ -16,9 +16,8 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.errors import Conflict
-from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
-from tests.zoo.watch import evidence, examples, live
+from tests.zoo.watch import evidence, examples, live, shipped
 
 METHODS = {cls.name: cls for cls in shipped()}
 DECLARED = [(name, one) for name, cls in METHODS.items() for one in cls.about.interacts]

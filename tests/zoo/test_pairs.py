@@ -13,11 +13,11 @@ from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.terms import SLOTS
 from rlstab.errors import Conflict
-from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
 from rlstab.testing.law import Case
 from rlstab.testing.laws_of_agreement import split
 from rlstab.testing.steps import make_step
+from tests.zoo.watch import shipped
 
 NAMES = [cls.name for cls in shipped()]
 PAIRS = list(itertools.combinations_with_replacement(NAMES, 2))
