@@ -352,7 +352,7 @@ def test_check_says_what_the_data_level_makes_of_an_objective(
     assert main(["check", str(path), "--host", "data"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "the data level, through rlstab.adapters.data" in out
-    assert "s2t │ entropies, logprobs │ yes │ all of it" in out
+    assert "s2t │ logprobs, entropies │ yes │ all of it" in out
     assert "once its rollout is scored: refresh is rollout" in out
     path.write_text("objective: [clip_higher, {name: kl, coefficient: 0.1}]")
     assert main(["check", str(path), "--host", "data"]) == 2

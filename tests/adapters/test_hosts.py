@@ -31,7 +31,7 @@ def test_every_method_says_which_log_probs_it_reads() -> None:
     """The law `declared` holds it to what it says; here, that none that ships was left at the default."""
     both = {name for name, several in EXAMPLES.items() for one in several if one.needs >= BASICS}
     assert both == {"ess_scale", "mismatch"}
-    assert reads(S2TMask()) == ["entropies", "logprobs"]
+    assert reads(S2TMask()) == ["logprobs", "entropies"]
     assert reads(ClipHigher()) == []
     assert reads(LpReg())[-1] == "live log_kept_mass"
     assert compose(S2TMask(), ClipHigher()).needs & BASICS == {"logprobs"}
@@ -70,7 +70,7 @@ def test_check_prints_what_trl_makes_of_an_objective(
     assert code == 0
     for text in (
         "TRL 1.16, through rlstab.adapters.trl",
-        "s2t │ entropies, logprobs │ yes │ all of it",
+        "s2t │ logprobs, entropies │ yes │ all of it",
         "clip_higher │ the ratio alone │ no │ all of it",
         "ref_logprobs: set GRPOConfig.beta above 0, which loads the reference model",
         "max_logprobs: write head='rlstab'",
@@ -104,7 +104,7 @@ def test_check_prints_what_verl_makes_of_an_objective(
     assert code == 0
     for one in (
         "verl 0.9.1, through rlstab.adapters.verl",
-        "s2t │ entropies, logprobs │ yes │ all of it",
+        "s2t │ logprobs, entropies │ yes │ all of it",
         "ref_logprobs: set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
         "rollout_logprobs: set actor_rollout_ref.rollout.calculate_log_probs=true",
         "max_logprobs: leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
