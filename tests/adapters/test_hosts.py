@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlstab.explain.tables import reads
 
 import rlstab
 from rlstab import ClipHigher, LpReg, S2TMask, compose
@@ -19,6 +18,7 @@ from rlstab.adapters.doctor import doctor
 from rlstab.cli import main
 from rlstab.core.batch import BASICS
 from rlstab.errors import MissingSignal, UnknownName
+from rlstab.explain.tables import reads
 from rlstab.hosts import HOSTS, Host, adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
