@@ -274,11 +274,11 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlstab.bench.explained import is_bench
+    from rlstab.bench.describe import is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.tables import read
-    from rlstab.tasks.from_settings import require_settings
+    from rlstab.tasks.build import require_settings
     from rlstab.tasks.rewards import require_functions
 
     file = _file(options)
@@ -339,7 +339,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     require("train", "rlstab bench")
     from rlstab.bench.file import load_bench
-    from rlstab.bench.schedule import dry_run, run_bench
+    from rlstab.bench.run import dry_run, run_bench
 
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
@@ -353,7 +353,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from rlstab.bench.explained import bench_page, is_bench
+    from rlstab.bench.describe import bench_page, is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
@@ -410,7 +410,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 def _schema(options: argparse.Namespace) -> int:
     if options.of == "bench":
-        from rlstab.bench.file_schema import bench_schema as json_schema
+        from rlstab.bench.describe import bench_schema as json_schema
     else:
         from rlstab.config import json_schema
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstab.bench.explained import is_bench
+from rlstab.bench.describe import is_bench
 from rlstab.cli import main
 from rlstab.config import load_run
 from rlstab.core.objective import no_fit_warnings
