@@ -26,7 +26,7 @@ from rlstab.config.runs import RunConfig
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import require
 from rlstab.signals import COLUMNS, ROWS
-from rlstab.tasks.from_settings import build_task
+from rlstab.tasks.build import build_task
 from rlstab.train.policy import load_part, put_adapter
 
 #: Bytes of a float32.
