@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
-from rlstab.extras import missing, require
+from rlstab.extras import require
 from rlstab.files import exists, is_file, is_foreign
 from rlstab.visible import visible
 
@@ -278,8 +278,7 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.tables import read
-    from rlstab.tasks.build import require_settings
-    from rlstab.tasks.rewards import require_functions
+    from rlstab.preflight import preflight
 
     file = _file(options)
     if is_file(file) and is_bench(file):
@@ -294,21 +293,18 @@ def _check(options: argparse.Namespace) -> int:
         )
     with no_fit_warnings():
         _, run = read(file, _overrides(options.set))
-        if run is not None and options.host is None:
-            require_settings(run.task)
-            require_functions(run.reward)
-        check(file, _overrides(options.set), host=options.host)
-        if run is not None and options.host is None:
+        tried = preflight(run) if run is not None and options.host is None else []
+        check(file, _overrides(options.set), host=options.host, tried=tried)
+        if run is not None and (options.memory is not None or options.processes != 1):
             _memory(run, options)
     return 0
 
 
 def _memory(run: RunConfig, options: argparse.Namespace) -> None:
-    """What the run would hold, where what is needed to know it is installed."""
+    """What the run would hold in each process."""
     if options.processes < 1:
         raise ConfigError(f"--processes {options.processes}: expected 1 or more.")
-    if missing("train"):
-        return
+    require("train", "rlstab check --memory")
     from rlstab.console import Terminal
     from rlstab.train.footprint_table import bytes_of, describe_memory
 
