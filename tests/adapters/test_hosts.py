@@ -19,7 +19,7 @@ from rlstab.cli import main
 from rlstab.core.batch import BASICS
 from rlstab.errors import MissingSignal, UnknownName
 from rlstab.explain.tables import reads
-from rlstab.hosts import HOSTS, Host, adapted
+from rlstab.hosts import Host, adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
 
@@ -47,11 +47,6 @@ def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
         for method in EXAMPLES[name]:
             assert not method.needs & BASICS
             assert not method.needs & SIGNAL_NAMES
-
-
-def test_the_page_on_hosts_names_every_adapter() -> None:
-    page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
-    assert set(HOSTS) == set(re.findall(r"`--host (\w+)`", page))
 
 
 def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str, host: str = "trl") -> tuple[int, str, str]:

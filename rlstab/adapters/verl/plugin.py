@@ -15,10 +15,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from rlstab.adapters.verl.loss_mode import objective_file
-
+#: What it begins with, before the path of the objective.
+PREFIX = "rlstab:"
 #: Where verl's workers are.
 HOME = "verl.workers.engine_workers"
+
+
+def objective_file(config: Any) -> str | None:
+    """The path behind ``rlstab:`` in the configuration ``actor_rollout_ref``; None in a run without the adapter."""
+    mode = str(config.actor.policy_loss.get("loss_mode", ""))
+    return mode.removeprefix(PREFIX).strip() if mode.startswith(PREFIX) else None
 
 
 class ActorWorker:
@@ -30,7 +36,7 @@ class ActorWorker:
     def __get__(self, host: Any, owner: type | None = None) -> Any:
         if host is None or objective_file(host.config) is None:
             return self.own
-        from rlstab.adapters.verl.actor_worker import RLStabTrainingWorker
+        from rlstab.adapters.verl.worker import RLStabTrainingWorker
 
         return partial(RLStabTrainingWorker, host)
 
