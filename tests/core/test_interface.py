@@ -48,7 +48,7 @@ def test_a_class_is_a_frozen_dataclass_by_itself():
     for method in (Plain(), Decorated()):
         assert pickle.loads(pickle.dumps(method)) == dataclasses.replace(method) == method
         for change in (lambda one: setattr(one, "above", 0.0), lambda one: delattr(one, "above")):
-            with pytest.raises(dataclasses.FrozenInstanceError, match=f"'{method.name}'"):
+            with pytest.raises(dataclasses.FrozenInstanceError):
                 change(method)
 
 
