@@ -60,7 +60,7 @@ FLOORS = [
     {"presets"},
     {"config", "hosts"},
     {"explain", "tasks", "testing", "trace"},
-    {"adapters", "train"},
+    {"adapters", "preflight", "train"},
     {"bench", "report"},
     {"diagnose"},
     {"cli"},
