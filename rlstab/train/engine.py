@@ -390,30 +390,23 @@ def _as_shard(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
 
 _INSTEAD = "Launch with torchrun, or with accelerate launch --multi_gpu, and set `engine` in the run file"
 
-#: What a launcher asks for by a variable of the environment, beside the values with which the run is as it says.
+#: What a launcher may ask for, by a variable of the environment: anything else the run would not do.
 _LAUNCHER = {
     "ACCELERATE_USE_DEEPSPEED": ("false",),
     "ACCELERATE_USE_MEGATRON_LM": ("false",),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("false",),
-    "ACCELERATE_USE_SAGEMAKER": ("false",),
     "ACCELERATE_DYNAMO_BACKEND": ("no",),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("1",),
-}
-
-#: What it asks for with FSDP. The layers that the model names are sharded, and each is let go after its forward.
-_LAUNCHER_FSDP = {
     "FSDP_VERSION": ("2",),
     "FSDP_RESHARD_AFTER_FORWARD": ("true", "full_shard"),
     "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap",),
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": (),
-    "FSDP_IGNORED_MODULES": (),
     "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("false",),
 }
 
 
 def asks_for_shards(environment: Mapping[str, str]) -> bool:
     """Whether the launcher asks for FSDP."""
-    return environment.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1", "yes", "y", "t", "on")
+    return environment.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1")
 
 
 def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
@@ -422,25 +415,20 @@ def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
     Raises:
         ConfigError: names the variable, and what to set.
     """
-    settings, fsdp = run.optimisation, asks_for_shards(environment)
-    agreeing: dict[str, tuple[str, ...]] = dict(_LAUNCHER) | {"ACCELERATE_MIXED_PRECISION": ("no", settings.precision)}
-    if fsdp:
-        agreeing |= _LAUNCHER_FSDP | {
-            "FSDP_OFFLOAD_PARAMS": ("true", "false") if run.engine.offload else ("false",),
-            "FSDP_ACTIVATION_CHECKPOINTING": ("true", "false") if settings.gradient_checkpointing else ("false",),
-        }
-    for variable, values in agreeing.items():
-        asked = environment.get(variable, "1" if variable == "FSDP_VERSION" else "")
-        if asked and asked.lower() not in values:
+    fsdp, settings = asks_for_shards(environment), run.optimisation
+    allowed = _LAUNCHER | {
+        "ACCELERATE_MIXED_PRECISION": ("no", settings.precision),
+        "ACCELERATE_USE_FSDP": ("true", "1", "false") if run.engine.name != "ddp" else ("false",),
+        "FSDP_OFFLOAD_PARAMS": ("false", str(run.engine.offload).lower()),
+        "FSDP_ACTIVATION_CHECKPOINTING": ("false", str(settings.gradient_checkpointing).lower()),
+    }
+    for variable, values in allowed.items():
+        asked = environment.get(variable, "")
+        if asked and asked.lower() not in values and (fsdp or not variable.startswith("FSDP_")):
             raise ConfigError(
                 f"the launcher asks for {variable} = {asked}, which the run does not do. {_INSTEAD}; precision, "
                 f"gradient_checkpointing and micro_batch_size are in `optimisation`, offload is in `engine`."
             )
-    if fsdp and run.engine.name == "ddp":
-        raise ConfigError(
-            "the launcher asks for FSDP (ACCELERATE_USE_FSDP), and engine is ddp. Set engine to fsdp2, or launch "
-            "without FSDP."
-        )
 
 
 def is_sharded(run: RunConfig, environment: Mapping[str, str]) -> bool:

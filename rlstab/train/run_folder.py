@@ -13,22 +13,20 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import filelock
 import torch
-import transformers
 from accelerate import Accelerator
 
 import rlstab
 from rlstab.config.document import Document
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
-from rlstab.config.settings import ENDING
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.tasks.rewards import Rewards
@@ -139,12 +137,13 @@ class RunFolder:
 
     def _refuse_strangers(self, run_id: str | None) -> None:
         """Nothing that this run will write may be there, unless a run of rlstab wrote it."""
-        taken = [name for name in FILES if _is_there(self.path / name)] if run_id is None else []
-        taken += [name for name in FILES if (self.path / name).is_dir()]
         inside = self.path / CHECKPOINTS
-        strange = [path for path in checkpoint.checkpoints(inside) if checkpoint.owner(path) not in (run_id, None)]
-        taken += [f"{CHECKPOINTS}/{path.name}" for path in strange if self._fresh]
+        taken = [
+            name for name in FILES if _is_there(self.path / name) and (run_id is None or (self.path / name).is_dir())
+        ]
         taken += [CHECKPOINTS] if _is_there(inside) and not inside.is_dir() else []
+        for path in checkpoint.checkpoints(inside) if self._fresh else ():
+            taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
         if taken:
             raise ConfigError(
                 f"{self.path} has {', '.join(taken[:6])}{' and more' if len(taken) > 6 else ''}, which no run that "
@@ -155,65 +154,43 @@ class RunFolder:
 
     def _continue(self) -> None:
         """Find the newest checkpoint that is whole, and see that it is of this run."""
-        record: dict[str, Any] | None = None
         damaged: list[str] = []
         for path in reversed(checkpoint.checkpoints(self.path / CHECKPOINTS)):
-            owner = checkpoint.owner(path)
-            if owner not in (self.run_id, None):
+            if checkpoint.owner(path) not in (self.run_id, None):
                 raise CheckpointError(
-                    f"{path} belongs to run {owner}, and {self.path} holds run {self.run_id}. Move that checkpoint "
+                    f"{path} belongs to another run than {self.run_id}, which {self.path} holds. Move that checkpoint "
                     f"away to continue."
                 )
             record = checkpoint.read(path)
             if record is not None:
                 self.start = path
-                break
+                self.remarks += [*damaged, f"continuing from {path.name}"] if damaged else []
+                self._require_same(record["run"])
+                return
             damaged.append(f"{path.name} is damaged")
-        if record is None and damaged:
+        if damaged:
             raise CheckpointError(
                 f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
                 f"over with --overwrite."
             )
-        if record is None:
-            config = self.path / "config.yaml"
-            self._require_same(Document.read(config).data if config.is_file() else None)
-            return
-        if damaged and self.start is not None:
-            self.remarks += [*damaged, f"continuing from {self.start.name}"]
-        about = record["run"]
-        self._require_same(about.get("settings"))
-        if about.get("providers") != dict(self._providers):
-            raise CheckpointError(
-                f"{self.path} was started with the providers {about.get('providers')}, this call has "
-                f"{dict(self._providers)}. A run continues as it began. Pass the same signals and advantages to train, "
-                f"or start over in another tracking.out."
-            )
-        self.remarks += changed_files(about.get("code", {}), checksums(self._run.model_dump(mode="json")))
+        config = self.path / "config.yaml"
+        self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
 
-    def _require_same(self, before: Any) -> None:
-        """A run continues with the settings that it began with."""
-        now, optimisation = self._run.model_dump(mode="json"), self._run.optimisation
-        difference = _difference(portable(before), portable(now)) if isinstance(before, Mapping) else None
-        if difference is not None:
-            place, was, wanted = difference
-            raise CheckpointError(
-                f"{self.path} was started with {place} = {was!r}, the configuration says {wanted!r}. A run continues "
-                f"as it began. Resume with {self.path / 'config.yaml'}, or start over in another tracking.out."
-            )
-        rollouts = before["optimisation"]["rollouts"] if isinstance(before, Mapping) else optimisation.rollouts
-        if rollouts == optimisation.rollouts:
-            return
-        if self._run.rollout.staleness:
-            raise CheckpointError(
-                f"{self.path} was started with optimisation.rollouts = {rollouts}, the configuration says "
-                f"{optimisation.rollouts}. With rollout.staleness its last rollouts were made earlier, so a longer run "
-                f"is another run. Resume with {self.path / 'config.yaml'}, or start over in another tracking.out."
-            )
-        if optimisation.schedule is not None and optimisation.schedule.name in ENDING:
-            self.remarks.append(
-                f"optimisation.rollouts was {rollouts} and is {optimisation.rollouts} now: the schedule "
-                f"'{optimisation.schedule.name}' ends with them, so the learning rate goes on from another place of it"
-            )
+    def _require_same(self, before: Mapping[str, Any]) -> None:
+        """A run continues with the settings and the user-defined functions that it began with."""
+        now = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
+        # with staleness the last rollouts were made earlier, so a longer run is another run
+        fixed = {"optimisation.rollouts"} if self._run.rollout.staleness else set()
+        for key in now.keys() & before.keys():
+            difference = _difference(portable(before[key]), portable(now[key]), MAY_CHANGE - fixed)
+            if difference is not None:
+                place, was, wanted = difference
+                raise CheckpointError(
+                    f"{self.path} was started with {place or key} = {was!r}, and this is {wanted!r} now. A run "
+                    f"continues as it began. Resume with {self.path / 'config.yaml'} and the same functions, or start "
+                    f"over in another tracking.out."
+                )
+        self.remarks += changed_files(before.get("code", {}), checksums(now["settings"]))
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -319,9 +296,7 @@ def describe(
         "objective_hash": objective_hash(run.composition),
         "command": " ".join(sys.argv),
         "rlstab": rlstab.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
+        **{name: version(name) for name in ("torch", "transformers", "accelerate")},
         "python": platform.python_version(),
         "machine": platform.platform(),
         "device": str(accelerator.device),
@@ -361,13 +336,13 @@ def _came_far(folder: Path) -> bool:
     return started and run_id_in(folder) is not None
 
 
-def _difference(before: Any, now: Any, place: str = "") -> tuple[str, Any, Any] | None:
-    """The first setting that differs and may not: its name, what it was, and what it is."""
-    if place in MAY_CHANGE:
+def _difference(before: Any, now: Any, free: Set[str], place: str = "") -> tuple[str, Any, Any] | None:
+    """The first setting that differs and is not free to: its name, what it was, and what it is."""
+    if place in free:
         return None
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         keys = sorted(before.keys() | now.keys(), key=str)
-        inside = (_difference(before.get(key), now.get(key), f"{place}.{key}".lstrip(".")) for key in keys)
+        inside = (_difference(before.get(key), now.get(key), free, f"{place}.{key}".lstrip(".")) for key in keys)
         return next((difference for difference in inside if difference is not None), None)
     return None if before == now else (place, before, now)
 
