@@ -223,7 +223,7 @@ def measure(policy: Policy, stale: Policy, seed: int, options: Any) -> tuple[dic
     drawn = rollout(stale, task, prompts, per, MEASURED, seed)
     rows = torch.arange(options.prompts * per)
     needs = {"logprobs", "sum_p_sq"}
-    now = policy.evidence(drawn.sequences, rows, len(rows), temperature=1.0, needs=needs, options={})
+    now = policy.evidence(drawn.sequences, needs, len(rows), temperature=1.0)
     weights = (now["logprobs"].double() - drawn.signals["logprobs"].double()).sum(-1).exp().clamp(max=options.cap)
     earned = rewards(task, prompts, per, drawn)
     found = Measured(drawn, earned, weights, now, dict(drawn.signals), torch.zeros(len(rows), dtype=torch.float64))

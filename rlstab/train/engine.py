@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -137,21 +137,10 @@ class Engine:
         """:meth:`Policy.shared_prompts` for :meth:`forward`, asked before any of :meth:`micro_batches`."""
         return self.policy.shared_prompts(sequences)
 
-    def forward(
-        self,
-        sequences: Sequences,
-        index: Tensor,
-        *,
-        temperature: float,
-        needs: Set[str],
-        options: Mapping[str, float],
-        rows: Mapping[str, Tensor] | None = None,
-        shared: SharedPrompts | None = None,
-    ) -> TokenSignals:
+    def forward(self, sequences: Sequences, index: Tensor, **asked: Any) -> TokenSignals:
         """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`micro_batches`."""
         if self.processes > 1 and self._last:
-            shared = None  # prompts have a backward of their own, and DDP sends a gradient after the first that it sees
-        asked = {"temperature": temperature, "needs": needs, "options": options, "rows": rows, "shared": shared}
+            asked["shared"] = None  # prompts have their own backward, and DDP sends a gradient after the first it sees
         return _forward(self.module, sequences, index, asked)
 
     def backward(self, loss: Tensor | None) -> None:
@@ -166,7 +155,7 @@ class Engine:
         token = torch.full((1, 1), self.policy.pad_id, device=self.policy.device)
         mask = torch.ones_like(token, dtype=torch.bool)
         index = torch.zeros(1, dtype=torch.int64, device=self.policy.device)
-        asked = {"temperature": 1.0, "needs": {"logprobs"}, "options": {}, "rows": None}
+        asked = {"temperature": 1.0, "needs": {"logprobs"}}
         logprobs = _forward(module, Sequences(token, mask, token, mask), index, asked).logprobs
         assert logprobs is not None
         return 0.0 * logprobs.sum()
@@ -376,14 +365,10 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _as_shard(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
-    """A whole tensor as the shard that this process has of a weight, where that is."""
-    shard = torch.zeros_like(weight, requires_grad=False)
-    if not isinstance(shard, DTensor):
-        return shard.copy_(value)
-    # every process has all of it, so that none has to send
-    own = distribute_tensor(value.to(device), shard.device_mesh, shard.placements, src_data_rank=None)
-    shard.to_local().copy_(own.to_local())
-    return shard
+    """A whole tensor, which every process has, as the shard that this process has of a weight."""
+    assert isinstance(weight, DTensor)
+    shard = distribute_tensor(value.to(device), weight.device_mesh, weight.placements, src_data_rank=None)
+    return shard.to(weight.device)
 
 
 # -- which engine ----------------------------------------------------------------------------------------------------

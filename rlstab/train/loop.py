@@ -12,14 +12,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -148,13 +147,15 @@ def train(
     } | ({} if task is None else {"task": type(task).__qualname__})
     accelerator = start_processes(run, timeout)
     with tag_errors_with_rank(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
-        processes = count_processes(run, console)
+        processes = count_processes(run)
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, resume=resume, overwrite=overwrite))
         try:
             trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
             return trainer.go(describe(run, accelerator, processes, names, trainer.rewards, trainer.engine.in_words))
-        except Dropped:  # before the first rollout
-            raise trainer_stopped(stop, run, folder) from None
+        except Dropped:  # before the first rollout: the run is where it was
+            latest = folder.start if folder is not None else None
+            done = 0 if latest is None else checkpoint.number(latest)
+            raise Stopped(stop.number, done, run.optimisation.rollouts, latest) from None
         finally:
             stop.hold()
             if folder is not None:
@@ -190,9 +191,8 @@ class Trainer:
         comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
         self.rewards = build_rewards(run.reward, self.task)
-        self.latest = on_main_process(accelerator, lambda: folder.start if folder is not None else None)
-        if self.latest is not None:
-            require_seen(self.latest)
+        # the first process has the folder, which all have to see
+        self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
 
         torch.manual_seed(run.seed)
         sharded, precision = is_sharded(run, os.environ), run.optimisation.precision
@@ -214,20 +214,10 @@ class Trainer:
                 gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
             reference = reference_logprobs(gathered, run.rollout.temperature, run.optimisation.micro_batch_size)
 
-        self.leaving, self.beside, sampler = threading.Event(), ThreadPoolExecutor(1), Sampler(run.rollout.precision)
+        sampler = Sampler(run.rollout.precision)
+        policy_now = partial(sampler.refreshed, self.policy)
         self.generator = Generator(
-            run=run,
-            policy=lambda: sampler.refreshed(self.policy),
-            task=self.task,
-            rewards=self.rewards,
-            comm=comm,
-            rank=rank,
-            world=world,
-            signals=signals,
-            reference=reference,
-            say=self.say,
-            leaving=self.leaving,
-            beside=self.beside,
+            run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, self.say
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
@@ -317,8 +307,7 @@ class Trainer:
         except Dropped:
             self._end_early()
         finally:
-            self.leaving.set()
-            self.beside.shutdown(cancel_futures=True)
+            self.generator.close()
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
@@ -333,8 +322,8 @@ class Trainer:
         folder.remarks.clear()
 
     def _perhaps_stop(self) -> None:
-        """Where there are several processes, all of them end when any was asked to."""
-        if self.accelerator.num_processes > 1 and (number := max(gather_object([self.stop.number]))):
+        """All processes end when any was asked to."""
+        if number := max(gather_object([self.stop.number])):
             self.stop.number = number
             raise Dropped
 
@@ -447,59 +436,39 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     return accelerator
 
 
-def count_processes(run: RunConfig, console: Console) -> int:
+def count_processes(run: RunConfig) -> int:
     """The number of processes that answer.
 
     Raises:
         ConfigError: they make different runs or have different engines, or more were launched.
     """
-    answers: list[tuple[str, str]] = gather_object([(run_hash(run), run.engine.model_dump_json())])
+    answers = gather_object([(run_hash(run), run.engine.model_dump_json())])
     for rank, answer in enumerate(answers):
-        for what, own, first in zip(("makes run", "has engine"), answer, answers[0], strict=True):
-            if own != first:
-                raise ConfigError(f"rank {rank} {what} {own}, rank 0 {what} {first}. Give all processes one file.")
+        if answer != answers[0]:
+            raise ConfigError(f"rank {rank} makes run {answer}, rank 0 {answers[0]}. Give all processes one file.")
     launched = int(os.environ.get("WORLD_SIZE") or 1)
     if launched > len(answers):
         raise ConfigError(
             f"{launched} processes were launched (WORLD_SIZE) and {len(answers)} answered. Launch with: torchrun "
             f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
         )
-    # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
-    if len(answers) == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
-        console.print(
-            "[yellow]one process:[/] accelerate launch was asked for several processes (MASTER_ADDR is set) and "
-            "started one, which makes the whole run. Use --multi_gpu instead of --cpu, on a CPU too, or torchrun.",
-            highlight=False,
-        )
     return len(answers)
 
 
 def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None:
-    """Do something in the first process. A path that comes of it is told to all, and so is an error of rlstab."""
-    outcome: list[Any] = [None, None]
+    """Do something in the first process. An error of rlstab there is raised in all."""
     result: T | None = None
+    error: list[RlstabError | None] = [None]
     if accelerator.is_main_process:
         try:
             result = work()
-            outcome[0] = result if isinstance(result, Path) else None
-        except RlstabError as error:
-            outcome[1] = error
+        except RlstabError as raised:
+            error = [raised]
     if accelerator.num_processes > 1:
-        broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return result if accelerator.is_main_process else cast(T | None, outcome[0])
-
-
-def require_seen(path: Path) -> None:
-    """All processes see a folder that the first one found.
-
-    Raises:
-        ConfigError: one of them does not.
-    """
-    for rank, seen in enumerate(gather_object([path.is_dir()])):
-        if not seen:
-            raise ConfigError(f"rank {rank} does not see {path}. Set a tracking.out that all processes see.")
+        broadcast_object_list(error)
+    if error[0] is not None:
+        raise error[0]
+    return result
 
 
 @contextmanager
@@ -545,12 +514,6 @@ class Stopped(KeyboardInterrupt):
         where = f"after rollout {rollout} of {rollouts}" if rollout else "before the first rollout was complete"
         kept = f"the checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
         super().__init__(f"stopped by {name} {where}; {kept}")
-
-
-def trainer_stopped(stop: Stop, run: RunConfig, folder: RunFolder | None) -> Stopped:
-    """What a signal before the first rollout raises: the run is where it was."""
-    latest = folder.start if folder is not None else None
-    return Stopped(stop.number, checkpoint.number(latest) if latest else 0, run.optimisation.rollouts, latest)
 
 
 class Stop:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -223,9 +224,9 @@ class Policy:
         sequences: Sequences,
         index: Tensor,
         *,
-        temperature: float,
         needs: Set[str],
-        options: Mapping[str, float],
+        temperature: float,
+        options: Mapping[str, float] = MappingProxyType({}),
         rows: Mapping[str, Tensor] | None = None,
         shared: SharedPrompts | None = None,
     ) -> TokenSignals:
@@ -252,26 +253,26 @@ class Policy:
 
     @torch.no_grad()
     def evidence(
-        self,
-        sequences: Sequences,
-        rows: Tensor,
-        micro_batch_size: int,
-        *,
-        temperature: float,
-        needs: Set[str],
-        options: Mapping[str, float],
+        self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **asked: Any
     ) -> dict[str, Tensor]:
-        """``(R, T)`` float32 signals on some rows, 0 on the others and where there is no token; without gradient."""
+        """``(R, T)`` float32 signals without gradient, 0 where there is no token.
+
+        Args:
+            sequences: ``R`` prompts and responses.
+            needs: which signals.
+            size: rows in a forward.
+            rows: ``(n,)`` int64, the others are 0 as well; None for all.
+            asked: temperature and options of :meth:`signals`.
+        """
+        rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
         shape, device = sequences.response_ids.shape, sequences.response_ids.device
         evidence = {name: torch.zeros(shape, device=device) for name in needs}
-        for places in rows.to(device).split(micro_batch_size):
+        for places in rows.to(device).split(size):
             if not len(places):
                 continue
             part = sequences.rows(places)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
-            signals = self.signals(
-                part, index, temperature=temperature, needs=needs, options=options, shared=self.shared_prompts(part)
-            )
+            signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
             for name, values in evidence.items():
                 own = getattr(signals, name)
                 flat = torch.zeros(part.response_mask.numel(), dtype=own.dtype, device=device)

@@ -12,6 +12,7 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 import sys
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
@@ -29,7 +30,6 @@ from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
-from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
@@ -119,10 +119,11 @@ class RunFolder:
         except filelock.Timeout:
             self._made.clear()
             raise ConfigError(
-                f"{self.path} is being written by another process. Wait for it to end, end it, or set another "
-                f"tracking.out."
+                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). Wait for it to "
+                f"end, end it, or set another tracking.out."
             ) from None
         self._lock = lock
+        (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def close(self) -> None:
         """Let go of the folder; a folder that was made for a start that failed is gone."""
@@ -138,9 +139,8 @@ class RunFolder:
     def _refuse_strangers(self, run_id: str | None) -> None:
         """Nothing that this run will write may be there, unless a run of rlstab wrote it."""
         inside = self.path / CHECKPOINTS
-        taken = [
-            name for name in FILES if _is_there(self.path / name) and (run_id is None or (self.path / name).is_dir())
-        ]
+        there = [name for name in FILES if _is_there(self.path / name)]
+        taken = [name for name in there if run_id is None or (self.path / name).is_dir()]
         taken += [CHECKPOINTS] if _is_there(inside) and not inside.is_dir() else []
         for path in checkpoint.checkpoints(inside) if self._fresh else ():
             taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
@@ -274,14 +274,9 @@ class RunFolder:
 
 
 def describe(
-    run: RunConfig,
-    accelerator: Accelerator,
-    processes: int,
-    providers: Mapping[str, Any],
-    rewards: Rewards,
-    engine: str,
+    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Any, engine: str
 ) -> dict[str, Any]:
-    """What ``run.json`` says of a run beside its id: versions, the machine, and what took part, as it counted itself.
+    """What ``run.json`` says of a run beside its id: versions, the machine, and what took part.
 
     Args:
         run: its settings.

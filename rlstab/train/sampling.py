@@ -333,9 +333,7 @@ def require_decoding(policy: Policy, name: str, prompt: Prompt, settings: Rollou
     few = settings.model_copy(update={"max_new_tokens": length, "stop": None, "batch_size": len(rows)})
     try:
         rollout = sample(policy, [prompt] * len(rows), rows, few, given=given, seed=0)
-        forward = policy.evidence(
-            rollout.sequences, rows, 1, temperature=settings.temperature, needs={"logprobs"}, options={}
-        )
+        forward = policy.evidence(rollout.sequences, {"logprobs"}, 1, temperature=settings.temperature)
         largest = float(policy.model(input_ids=rollout.sequences.prompt_ids[-1:], use_cache=False).logits.abs().max())
     except DataError:
         raise

@@ -252,13 +252,11 @@ class ProgressBar:
         taught = values.get("gradient/norm") and values.get("lr") and values.get("tokens/live", 1)
         self._idle = 0 if taught else self._idle + 1
         if self._idle == IDLE:
-            numbers = [f"{name} {values.get(name, 0):.3g}" for name in ("reward/mean", "reward/zero_std_groups", "lr")]
-            self._console.print(
-                f"[yellow]nothing learnt in {IDLE} rollouts:[/] {', '.join(numbers)}. Look at samples.jsonl, at refused "
-                f"or skipped optimizer_steps in metrics.jsonl, and ask `rlstab diagnose`.",
-                highlight=False,
-                soft_wrap=True,
-            )
+            names = ("reward/mean", "reward/zero_std_groups", "lr")
+            numbers = [f"{name} {values.get(name, 0):.3g}" for name in names]
+            hint = "Look at samples.jsonl, at refused or skipped optimizer_steps, and ask `rlstab diagnose`."
+            text = f"[yellow]nothing learnt in {IDLE} rollouts:[/] {', '.join(numbers)}. {hint}"
+            self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def summary_table(records: Sequence[Values]) -> RenderableType:
