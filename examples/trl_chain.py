@@ -19,7 +19,7 @@ from trl import GRPOConfig
 
 from rlstab.adapters.trl import RLStabGRPOTrainer
 from rlstab.tasks.chain import Chain
-from rlstab.train.policy import SHIPPED
+from rlstab.models import SHIPPED
 
 OBJECTIVE = Path(__file__).parent / "objective.yaml"
 

@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import AdapterSettings
 from rlstab.extras import require
+from rlstab.models import load_part, put_adapter
 from rlstab.signals import COLUMNS, ROWS
-from rlstab.train.policy import load_part, put_adapter
 
 #: Bytes of a float32.
 WIDE = 4

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 
 from rlstab.config.runs import RunConfig
 from rlstab.errors import ConfigError, RlstabError
+from rlstab.models import load_part
 from rlstab.tasks.from_settings import build_task
 from rlstab.train.footprint import BACKWARD, Engine, Footprint, footprint, shape_of
-from rlstab.train.policy import load_part
 
 #: So many of the first prompts are measured; a longer one may follow.
 MEASURED = 64

@@ -146,18 +146,13 @@ def train(
         "advantages": None if advantages is None else _name(advantages),
     } | ({} if task is None else {"task": type(task).__qualname__})
     accelerator = start_processes(run, timeout)
-    with tag_errors_with_rank(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+    with tag_errors_with_rank(accelerator), Stop() as stop:
         processes = count_processes(run)
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, resume=resume, overwrite=overwrite))
         try:
             trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
             return trainer.go(describe(run, accelerator, processes, names, trainer.rewards, trainer.engine.in_words))
-        except Dropped:  # before the first rollout: the run is where it was
-            latest = folder.start if folder is not None else None
-            done = 0 if latest is None else checkpoint.number(latest)
-            raise Stopped(stop.number, done, run.optimisation.rollouts, latest) from None
         finally:
-            stop.hold()
             if folder is not None:
                 folder.close()
 
@@ -247,15 +242,12 @@ class Trainer:
         run, total = self.run, self.run.optimisation.rollouts
         every, saving = run.evaluation.every, run.tracking.checkpoint_every
         if self.progress.rollouts == 0 and every:
-            values = self._evaluate()
-            with self.stop.held():
-                self.accelerator.log(values, step=0)
+            self.accelerator.log(self._evaluate(), step=0)
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
                 metrics, start = Metrics(), time.perf_counter()
-                rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
-                self._perhaps_stop()
-                self.stop.hold()  # until here a signal drops it all; from here on the rollout is completed first
+                with self._dropped_by_signals():
+                    rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 if not rollout.refused:
                     rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
                     self._trace(rollout, progress)
@@ -271,8 +263,6 @@ class Trainer:
                 bar.show(number, values)
                 if number == total or (saving and number % saving == 0):
                     self._save(planned=True)
-                self._perhaps_stop()
-                self.stop.release()
 
     def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
         """The rollout to learn from, which ``rollout.staleness`` others may follow in the queue.
@@ -292,8 +282,7 @@ class Trainer:
     def go(self, about: Mapping[str, Any]) -> RunResult:
         """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
         folder, append = self.folder, None
-        with self.stop.held():
-            on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+        on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self._tell_remarks(folder)
             if self.engine.in_words != "one process":
@@ -321,18 +310,25 @@ class Trainer:
             self.say("run folder", text)
         folder.remarks.clear()
 
+    @contextmanager
+    def _dropped_by_signals(self) -> Iterator[None]:
+        """A signal before or inside ends the run here; one that comes later waits until the rollout is learnt."""
+        self._perhaps_stop()
+        self.stop.may_drop = self.accelerator.num_processes == 1  # several have to agree
+        try:
+            yield
+        finally:
+            self.stop.may_drop = False
+        self._perhaps_stop()
+
     def _perhaps_stop(self) -> None:
-        """All processes end when any was asked to."""
         if number := max(gather_object([self.stop.number])):
             self.stop.number = number
             raise Dropped
 
     def _end_early(self) -> None:
-        """A signal asks to end: save what is completed, unless the run is."""
-        done = self.progress.rollouts
-        if done == self.run.optimisation.rollouts:
-            return
-        self.stop.hold()
+        """A signal asks to end: save what is completed."""
+        self.stop.may_drop, done = False, self.progress.rollouts
         if done and (self.latest is None or checkpoint.number(self.latest) != done):
             self._save(planned=False)
         raise Stopped(self.stop.number, done, self.run.optimisation.rollouts, self.latest)
@@ -517,49 +513,29 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """While it is entered, a first SIGINT or SIGTERM drops what is being done, or waits until it may be dropped.
+    """While it is entered, a first SIGINT or SIGTERM is noted, or drops what is being done where that may be.
 
     Handlers that the caller installed stay. Outside the main thread there is nothing to install.
 
-    Args:
-        drop: whether to raise :class:`Dropped`; where several processes must agree, they ask :attr:`number` instead.
-
     Attributes:
         number: of the signal that asks to end; 0 while none does.
+        may_drop: whether the signal raises :class:`Dropped` at once.
     """
 
-    def __init__(self, *, drop: bool) -> None:
-        self.number = 0
-        self._drop, self._holding, self._since = drop, False, 0.0
+    def __init__(self) -> None:
+        self.number, self.may_drop, self._since = 0, False, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-            for number, handler in usual.items():
-                if signal.getsignal(number) == handler:
-                    self._before[number] = signal.signal(number, self._handle)
+        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        for number, handler in usual.items() if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) == handler:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """What is inside is completed before a signal has its effect."""
-        self.hold()
-        yield
-        self.release()
-
-    def hold(self) -> None:
-        """From here to :meth:`release`, a signal waits."""
-        self._holding = True
-
-    def release(self) -> None:
-        """A signal may have its effect; a signal that waited has it now."""
-        self._holding = False
-        self._perhaps()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -567,8 +543,5 @@ class Stop:
             raise KeyboardInterrupt
         if not self.number:
             self.number, self._since = number, now
-            self._perhaps()
-
-    def _perhaps(self) -> None:
-        if self.number and self._drop and not self._holding:
-            raise Dropped
+            if self.may_drop:
+                raise Dropped

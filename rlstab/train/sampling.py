@@ -17,9 +17,10 @@ from rlstab.config.settings import RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
+from rlstab.models import is_of_adapter
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Prompt
-from rlstab.train.policy import Policy, Sequences, is_of_adapter
+from rlstab.train.policy import Policy, Sequences
 from rlstab.train.rollout import Rollout
 from rlstab.train.shared_prompts import position_ids
 

@@ -21,7 +21,7 @@ from rlstab.cli import main
 from rlstab.config import objective_hash
 from rlstab.hosts import HOSTS
 from rlstab.presets import PRESETS
-from rlstab.train.policy import SHIPPED
+from rlstab.models import SHIPPED
 
 ROOT = Path(rlstab.__file__).parents[1]
 FOLDER = ROOT / "examples" / "recipes"

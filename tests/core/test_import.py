@@ -59,7 +59,7 @@ FLOORS = [
     {"zoo"},
     {"presets"},
     {"config", "hosts"},
-    {"explain", "tasks", "testing", "trace"},
+    {"explain", "models", "tasks", "testing", "trace"},
     {"adapters", "atlas", "train"},
     {"bench", "report"},
     {"diagnose"},

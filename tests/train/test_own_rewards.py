@@ -15,7 +15,7 @@ from rlstab.cli import main
 from rlstab.config import load_run
 from rlstab.errors import CheckpointError, ConfigError, ModelError
 from rlstab.tasks import Countdown, Example
-from rlstab.train.policy import SHIPPED
+from rlstab.models import SHIPPED
 from tests.train.runs import go, largest_difference, quiet, small, train, without_times
 
 ROOT = Path(__file__).parents[2]
