@@ -100,7 +100,15 @@ def extras(session: nox.Session) -> None:
     """The tests of what needs packages that `dev` may lack; elsewhere they are skipped without them."""
     session.install("-c", "constraints.txt", "torch==2.13.0", "-e", ".[dev,lora,datasets]")
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_EXTRAS": "1"}
-    session.run("python", "-m", "pytest", "tests/train/test_lora.py", "tests/tasks/test_data_set.py", env=env)
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "tests/train/test_split.py",
+        "tests/train/test_resume.py",
+        "tests/tasks/test_data_set.py",
+        env=env,
+    )
 
 
 @nox.session(python="3.11", reuse_venv=True, default=False)

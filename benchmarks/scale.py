@@ -27,9 +27,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from benchmarks.memory import MIB, resident
 from benchmarks.report import fill, markdown
 from rlstab.config import RunConfig, load_run
+from rlstab.models import SHIPPED
 from rlstab.train.footprint import footprint, shape_of
 from rlstab.train.footprint_table import bytes_of, in_words, longest_prompt
-from rlstab.models import SHIPPED
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "several-processes.md"

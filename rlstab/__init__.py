@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 from rlstab import errors
 
 if TYPE_CHECKING:
-    from rlstab.core.batch import TokenBatch
+    from rlstab.core.batch import TokenBatch, to_padded
     from rlstab.core.comm import TorchComm
-    from rlstab.core.compose import Composition, compose, within
+    from rlstab.core.compose import Composition, compose, observe, within
     from rlstab.core.loss import LossOutput
+    from rlstab.core.metadata import About, Interaction, NoOpAt
     from rlstab.core.objective import State, TokenObjective
-    from rlstab.core.observe import observe
     from rlstab.core.plan import Plan, make_plan
     from rlstab.core.policy_outputs import PolicyOutputs
     from rlstab.core.settings import Range
     from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
-    from rlstab.core.terms import Bounds, Gate, Held, Penalty, Pull, Terms
+    from rlstab.core.terms import Bounds, Constants, Gate, Penalty, Surrogate, Terms
     from rlstab.presets import preset
     from rlstab.signals import token_signals
 
@@ -31,39 +31,42 @@ __version__ = "0.2.0"
 
 #: Where the names above are at home. The class of a method is found by the table of the zoo.
 _HOME = {
-    "core.batch": ("TokenBatch",),
+    "core.batch": ("TokenBatch", "to_padded"),
     "core.comm": ("TorchComm",),
-    "core.compose": ("Composition", "compose", "within"),
+    "core.compose": ("Composition", "compose", "observe", "within"),
     "core.loss": ("LossOutput",),
+    "core.metadata": ("About", "Interaction", "NoOpAt"),
     "core.objective": ("State", "TokenObjective"),
-    "core.observe": ("observe",),
     "core.plan": ("Plan", "make_plan"),
     "core.policy_outputs": ("PolicyOutputs",),
     "core.settings": ("Range",),
     "core.stats": ("NOTHING", "Grouped", "Mean", "Pool", "Settled", "Stat", "Threshold"),
-    "core.terms": ("Bounds", "Gate", "Held", "Penalty", "Pull", "Terms"),
+    "core.terms": ("Bounds", "Constants", "Gate", "Penalty", "Surrogate", "Terms"),
     "presets": ("preset",),
     "signals": ("token_signals",),
 }
 
 __all__ = [
     "NOTHING",
+    "About",
     "Bounds",
     "Composition",
+    "Constants",
     "Gate",
     "Grouped",
-    "Held",
+    "Interaction",
     "LossOutput",
     "Mean",
+    "NoOpAt",
     "Penalty",
     "Plan",
     "PolicyOutputs",
     "Pool",
-    "Pull",
     "Range",
     "Settled",
     "Stat",
     "State",
+    "Surrogate",
     "Terms",
     "Threshold",
     "TokenBatch",
@@ -77,6 +80,7 @@ __all__ = [
     "observe",
     "preset",
     "register",
+    "to_padded",
     "token_signals",
     "within",
 ]

@@ -195,14 +195,6 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list methods, stages, presets, examples, or classes of your own")
     listing.add_argument("files", nargs="*", metavar="FILE.py", help="files with classes of your own, which are run")
     listing.set_defaults(command=_list)
-
-    cards = commands.add_parser(
-        "cards", help="write a page for each method and stage, pictures, a gallery, a map, indexes"
-    )
-    cards.add_argument("--out", default="docs/methods", help="folder of the methods (docs/methods)")
-    cards.add_argument("--stages", help="folder of the stages (stages, beside the folder of the methods)")
-    cards.add_argument("--check", action="store_true", help="write nothing; fail if a page or picture is stale")
-    cards.set_defaults(command=_cards)
     return parser
 
 
@@ -282,11 +274,11 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlstab.bench.explained import is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.bench.describe import is_bench
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
-    from rlstab.explain.table import read
-    from rlstab.tasks.from_settings import require_settings
+    from rlstab.explain.tables import read
+    from rlstab.tasks.build import require_settings
     from rlstab.tasks.rewards import require_functions
 
     file = _file(options)
@@ -347,7 +339,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     require("train", "rlstab bench")
     from rlstab.bench.file import load_bench
-    from rlstab.bench.schedule import dry_run, run_bench
+    from rlstab.bench.run import dry_run, run_bench
 
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
@@ -361,8 +353,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from rlstab.bench.explained import bench_page, is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.bench.describe import bench_page, is_bench
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
     with no_fit_warnings():
@@ -418,7 +410,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 def _schema(options: argparse.Namespace) -> int:
     if options.of == "bench":
-        from rlstab.bench.file_schema import bench_schema as json_schema
+        from rlstab.bench.describe import bench_schema as json_schema
     else:
         from rlstab.config import json_schema
 
@@ -449,27 +441,6 @@ def _list(options: argparse.Namespace) -> int:
     from rlstab.explain.catalogue import listing, listing_of_files
 
     Terminal().print(listing_of_files(options.files) if options.files else listing())
-    return 0
-
-
-def _cards(options: argparse.Namespace) -> int:
-    from rlstab.atlas import written
-    from rlstab.explain.card_sections import CardError
-
-    methods = Path(options.out)
-    stages = Path(options.stages) if options.stages else methods.parent / "stages"
-    seen_from_stages = Path(os.path.relpath(methods, stages)).as_posix()
-    folders = {methods: written.files(), stages: written.stage_files(seen_from_stages)}
-    if not options.check:
-        for folder, wanted in folders.items():
-            written.write(folder, wanted)
-        return 0
-    found = {folder: lines for folder, wanted in folders.items() if (lines := written.stale(folder, wanted))}
-    if found:
-        stale = f"{' and '.join(map(str, found))} {'is' if len(found) == 1 else 'are'} stale."
-        listed = "".join(f"  {line}\n" for lines in found.values() for line in lines)
-        again = f" --stages {stages}" if options.stages else ""
-        raise CardError(f"{stale}\n{listed}Run: rlstab cards --out {options.out}{again}")
     return 0
 
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS
+from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.comm import LocalComm
-from rlstab.core.compose import Composition
-from rlstab.core.objective import TokenObjective, ask, require_signals
-from rlstab.core.observe import Observe
+from rlstab.core.compose import Composition, Observe, walk
+from rlstab.core.method import measure_all
+from rlstab.core.objective import TokenObjective, require_signals, terms_of
 from rlstab.core.terms import Bounds
-from rlstab.core.walk import walk
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
 from rlstab.signals import SIGNAL_NAMES
 
@@ -26,9 +25,9 @@ from rlstab.signals import SIGNAL_NAMES
 REFUSED: Mapping[str, str] = {
     "penalties": "a penalty, a term of the loss with a gradient of its own",
     "gates": "a trust region other than one clip of the ratio",
-    "pull": "a replacement for the ratio",
+    "surrogate": "a replacement for the ratio",
     "ratio": "another ratio",
-    "exempt": "tokens without a trust region",
+    "unclipped": "tokens without a trust region",
     "lr_scale": "another learning rate",
 }
 PER_TOKEN = "a separate clip for each token"
@@ -77,7 +76,7 @@ class Host:
 
     def lacks(self, objective: TokenObjective) -> list[str]:
         """What an objective needs and this host cannot give; empty where nothing is missing."""
-        missing = [f"`{name}`" for name in sorted(objective.needs - self.gives)]
+        missing = [f"`{name}`" for name in sorted(objective.needs - self.gives - BASICS)]
         missing += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
         if self.data_level:
             asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
@@ -98,7 +97,7 @@ class Host:
             provides=self.gives,
             live=self.live,
             host=f"{self.name} {self.oldest}".strip(),
-            otherwise={name: self.cure(name) for name in objective.needs | objective.live_needs},
+            otherwise={name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
         )
 
 
@@ -200,7 +199,7 @@ def own_bounds(objective: TokenObjective) -> Bounds | None:
     """The trust region that an objective asks for, from a part without tokens."""
     if "bounds" not in objective.writes:
         return None
-    empty = objective.empty_part()
+    empty = objective._empty_part()
     with torch.no_grad():
-        stat, state = objective.settle([empty], objective.init_state(), LocalComm())
-        return ask(objective, empty, stat, state).bounds
+        stat, state = measure_all(objective, [empty], objective.init_state(), LocalComm())
+        return terms_of(objective, empty, stat, state).bounds

@@ -6,13 +6,11 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import pytest
 
@@ -20,10 +18,10 @@ import rlstab
 from rlstab import ClipHigher, TokenObjective, zoo
 from rlstab.cli import main
 from rlstab.config import json_schema, load_objective, load_run, objective_hash, run_hash
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Range
-from rlstab.explain.stage_cards import KINDS
+from rlstab.explain.stages import KINDS
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 
@@ -184,7 +182,7 @@ def test_list_groups_methods_by_the_source_that_they_are_against(rlstab_command)
     heads = {source: out.index(f"{source}: {about}") for source, about in SOURCES.items()}
     ends = [*sorted(heads.values()), out.index(" presets ")]
     for name in zoo.METHODS.names():
-        first = next(source for source in SOURCES if source in zoo.METHODS.get(name).addresses)
+        first = next(source for source in SOURCES if source in zoo.METHODS.get(name).about.addresses)
         start = heads[first]
         assert f" {name} " in out[start : ends[ends.index(start) + 1]]
 
@@ -209,12 +207,10 @@ def test_list_groups_stages_by_kind_in_the_order_of_a_rollout(rlstab_command):
     assert "squared_gradient: one backward for each response, before the rollout is learnt · arXiv 2602.17616" in out
 
 
-@final
-@dataclass(frozen=True)
 class Bound(TokenObjective):
     """Needs a setting that nobody can guess."""
 
-    name: ClassVar[str] = "bound"
+    name = "bound"
     limit: Annotated[float, Range(gt=7, lt=8)]
 
     def terms(self, batch, stat, state):
@@ -437,7 +433,7 @@ def test_python_without_docstrings_says_the_same(tmp_path):
     (tmp_path / "f.yaml").write_text("[s2t, stare, {name: kl, coefficient: 0.0}]")
     program = (
         "from rlstab.cli import main\n"
-        "for arguments in ('explain s2t,stare', 'check f.yaml', 'list', 'cards --out pages'):\n"
+        "for arguments in ('explain s2t,stare', 'check f.yaml', 'list', 'init dapo --out dapo.yaml'):\n"
         "    code = main(arguments.split())\n"
         "    print(arguments, code)\n"
     )
@@ -447,11 +443,11 @@ def test_python_without_docstrings_says_the_same(tmp_path):
             [sys.executable, *flags, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         printed.append(ran.stdout)
-        pages.append({path.name: path.read_text() for path in (tmp_path / "pages").rglob("*.*")})
-        shutil.rmtree(tmp_path / "pages")
+        pages.append((tmp_path / "dapo.yaml").read_text())
+        (tmp_path / "dapo.yaml").unlink()
     assert printed[0] == printed[1]
     assert pages[0] == pages[1]
-    assert len(re.findall(r"(?m)^(explain|check|list|cards) ?.* 0$", printed[1])) == 4
+    assert len(re.findall(r"(?m)^(explain|check|list|init) ?.* 0$", printed[1])) == 4
     assert "act in opposite directions" in printed[1]
 
 

@@ -15,7 +15,7 @@ FOR_A_DEVICE = re.compile(
 )
 #: In which words the page speaks of it, by file.
 NAMED = {
-    "bench/pool.py": ["`rlstab bench` workers with a GPU each"],
+    "bench/run.py": ["`rlstab bench` workers with a GPU each"],
     "core/chunks.py": ["a pool of values is"],
     "core/compare.py": ["comparisons, places"],
     "core/random.py": ["random numbers are torch's and not numpy's"],

@@ -39,7 +39,7 @@ _PLAIN = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float", "str
 class _Loader(yaml.SafeLoader):
     """Plain data only: dates and ``=`` stay text, ``1e-3`` is a number."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  # the name and the type are PyYAML's
+    yaml_implicit_resolvers = {  # the name and the type are PyYAML's
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":value"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

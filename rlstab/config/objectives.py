@@ -40,15 +40,12 @@ from pydantic import BaseModel, Field, create_model
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
 from rlstab.config.settings import AdvantageSettings, Settings
 from rlstab.config.user_code import is_user_code, load_method, located, name_in_yaml, portable
-from rlstab.core.compose import Composition, Within, compose, within
-from rlstab.core.docstring import docstring
-from rlstab.core.fit import check_complete
+from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
+from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
-from rlstab.core.objective import TokenObjective
-from rlstab.core.observe import Observe, observe
+from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Setting, settings_of
-from rlstab.core.walk import walk
 from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.stages import STAGES

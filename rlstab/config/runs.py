@@ -40,8 +40,8 @@ from rlstab.config.settings import (
     TrackingSettings,
 )
 from rlstab.config.user_code import checksums, is_user_code, located, portable
-from rlstab.core.compose import Composition
-from rlstab.core.walk import walk
+from rlstab.core.compose import Composition, walk
+from rlstab.core.objective import active_methods
 from rlstab.stages.pipeline import Pipeline
 
 #: Estimators whose advantage is 0 for a response without others to the same prompt.
@@ -222,7 +222,7 @@ class Lag(Protocol):
 def _resolved(run: RunConfig, composition: Composition) -> OptimisationSettings:
     """The optimisation with the cheapest evidence with which every method acts that can."""
     # of what acts: a method that is observed, or only reports, would change the run by moving its policies
-    drift = frozenset[str]().union(*(method.reads_drift for method in composition.acting() if method.writes))
+    drift = frozenset[str]().union(*(method.reads_drift for method in active_methods(composition) if method.writes))
     steps = run.optimisation.optimizer_steps_per_rollout
     old = old_logprobs_for(drift, steps, off_policy=run.rollout.staleness > 0 or run.rollout.precision is not None)
     unset = {
@@ -256,7 +256,7 @@ def why_idle(drift: str, lag: Lag) -> str | None:
     """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
 
     Args:
-        drift: one of :data:`rlstab.core.contract.DRIFT`.
+        drift: one of :data:`rlstab.core.validate.DRIFT`.
         lag: settings that leave nothing open.
     """
     one_step, old = lag.optimizer_steps_per_rollout == 1, lag.old_logprobs

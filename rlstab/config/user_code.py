@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlstab.config.document import MAX_DEPTH, Document, Place
-from rlstab.core.contract import check_dataclass
 from rlstab.core.method import Method
 from rlstab.core.registry import Registry
-from rlstab.errors import ConfigError, MethodError, did_you_mean, kind_of
+from rlstab.errors import ConfigError, did_you_mean, kind_of
 from rlstab.files import checksum, exists, in_one_line, is_file, load_module
 
 Kind = TypeVar("Kind", bound=Method[Any])
@@ -143,10 +142,6 @@ def load_method(
         raise document.error(place, f"{where} is not a {noun}. {fix}")
     if inspect.isabstract(cls):
         raise document.error(place, f"{where} lacks {', '.join(sorted(cls.__abstractmethods__))}. Define it there.")
-    try:
-        check_dataclass(cls)
-    except MethodError as error:
-        raise document.error(place, str(error)) from error
     if cls.name in registry.names() and registry.get(cls.name) is not cls:
         text = f"{where} has the name '{cls.name}' of another {noun}. Give the class another `name`."
         raise document.error(place, text)

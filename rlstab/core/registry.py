@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from rlstab.core.contract import check_dataclass
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict, MethodError, UnknownName, did_you_mean, kind_of
@@ -65,7 +64,7 @@ class Registry(Generic[Kind]):
 
         Raises:
             Conflict: another class has that name.
-            MethodError: it is no such class.
+            MethodError: it is not such a class.
         """
         if not (isinstance(cls, type) and issubclass(cls, self._base)):
             example = f"My{self._noun.capitalize()}"
@@ -80,7 +79,6 @@ class Registry(Generic[Kind]):
                 f"'{cls.name}' is already the name of {self._where.get(cls.name, known)}; {cls.__qualname__} cannot "
                 f"take it. Give the class another `name`."
             )
-        check_dataclass(cls)
         self._classes[cls.name] = cls
         return cls
 

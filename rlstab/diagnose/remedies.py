@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES
 from rlstab.report.formatting import estimate
 from rlstab.zoo import METHODS
 
@@ -104,7 +104,7 @@ class Remedy:
         likely: what usually is behind it.
         first: what to try before any method.
         settings: of each trainer, those to look at.
-        sources: of instability, keys of :data:`rlstab.core.facts.SOURCES`.
+        sources: of instability, keys of :data:`rlstab.core.metadata.SOURCES`.
         methods: those against it, the nearest first, then all others whose class names one of the sources.
         stages: those against it.
         evidence: what was compared here: name in the bench and figures.
@@ -139,7 +139,7 @@ def _remedy(cause: str, one: Mapping[str, Any]) -> Remedy:
     others = [
         name
         for name in METHODS.names()
-        if set(one["sources"]) & METHODS.get(name).addresses and name not in one["methods"]
+        if set(one["sources"]) & METHODS.get(name).about.addresses and name not in one["methods"]
     ]
     return Remedy(
         cause=cause,

@@ -17,10 +17,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.core.walk import walk
 from rlstab.testing.steps import Step, make_step, steps
 
 #: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
@@ -110,7 +110,7 @@ def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
 
 def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> Iterator[Edge]:
     read = {"live", "old_logprobs", "logprobs", *needs}
-    plain = [name for name in ("entropies", *sorted(needs - SIGNALS.keys())) if name in needs]
+    plain = [name for name in ("entropies", *sorted(needs - SIGNALS.keys() - BASICS)) if name in needs]
     plain += [f"live {name}" for name in sorted(live_needs)]
     for number in dict.fromkeys([*numbers, *ROUND]):
         gaps = {number, -number} | {_log(one) for one in (number, 1 + number, 1 - number) if 1e-3 <= one <= 1e3}

@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
+from rlstab.core.compose import walk
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.walk import walk
 from rlstab.errors import ProcessError
 from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.outcome import Outcome, run_whole

@@ -9,13 +9,13 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.compose import walk
 from rlstab.core.loss import loss_of_part
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled
 from rlstab.core.terms import Bounds, Penalty, Terms
-from rlstab.core.walk import walk
 from rlstab.testing.elsewhere import Sent
 from rlstab.testing.rank_processes import Processes
 from rlstab.testing.steps import Step
@@ -66,23 +66,21 @@ class Law:
     all_edges: bool = False
 
 
-@dataclass(frozen=True)
 class Doubling(TokenObjective):
     """A partner that writes weights."""
 
     name = "law_partner_doubling"
-    writes = frozenset({"weight"})
+    writes = {"weight"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=1.0 + 0.1 * (batch.position % 3).to(batch.logprobs.dtype))
 
 
-@dataclass(frozen=True)
 class Dropping(TokenObjective):
     """A partner that drops tokens."""
 
     name = "law_partner_dropping"
-    writes = frozenset({"keep"})
+    writes = {"keep"}
 
     def chosen(self, batch: TokenBatch) -> Tensor:
         return batch.uniform(3) < 0.6

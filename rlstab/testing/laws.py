@@ -40,12 +40,12 @@ LAWS: tuple[Law, ...] = (
     Law("live rows", "live outputs outside the rows that a plan names do not matter", agreement.live_rows),
     Law("live ratio", "where the live policy is its own denominator, every ratio is 1", loss.live_ratio),
     Law("zero advantage", "no advantage, no policy gradient", loss.zero_advantage),
-    Law("declared", "reads `needs`, `reads_policies` and `live_needs`, and nothing else", purity.declared),
+    Law("declared", "reads `needs` and `live_needs`, and nothing else", purity.declared),
     Law("monoid", "statistics merge in any order; empty ones change nothing", agreement.monoid, second=True),
     Law("serialises", "repr and state survive, and the run goes on", purity.serialises, second=True),
     Law("process", "another process gives the same, whatever this one has seen", purity.process, second=True),
     Law("precision", "float32 and bfloat16 within a bound of float64; no half precision", loss.precision, "smooth"),
-    Law("limits", "the identity at its `limits`, bit for bit", loss.limits),
+    Law("limits", "the identity at its `no_op_at`, bit for bit", loss.limits),
 )
 
 __all__ = ["LAWS", "RUNS", "Case", "Law", "NotHere"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.comm import LocalComm
 from rlstab.core.compose import compose
 from rlstab.core.objective import TokenObjective
@@ -90,8 +90,7 @@ def packed(method: TokenObjective, case: Case) -> None:
         gradients = {}
         for name, leaf in leaves.items():
             if leaf.grad is not None:
-                assert batch.index is not None
-                gradients[name] = leaf.grad.reshape(-1)[batch.index]
+                gradients[name] = leaf.grad.reshape(-1)[layout_of(batch).index]
                 if not torch.equal(leaf.grad.count_nonzero(), gradients[name].count_nonzero()):
                     raise BrokenLaw(f"padding got a gradient of '{name}'.")
         outcomes.append(Outcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale))

@@ -9,11 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS
-from rlstab.core.compose import compose, within
-from rlstab.core.contract import BASICS
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import compose, observe, within
 from rlstab.core.objective import TokenObjective
-from rlstab.core.observe import observe
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.testing.agreement import BrokenLaw, close
@@ -82,7 +80,7 @@ def process(method: TokenObjective, case: Case) -> None:
 
 
 def declared(method: TokenObjective, case: Case) -> None:
-    """It reads what ``needs``, ``reads_policies`` and ``live_needs`` name; ``writes`` is checked at every call."""
+    """It reads what ``needs`` and ``live_needs`` name; ``writes`` is checked at every call."""
     without = sorted((SIGNALS.keys() | set(case.first.evidence)) - method.needs - _ALWAYS)
     step = case.first
     bare = replace(
@@ -107,7 +105,7 @@ def declared(method: TokenObjective, case: Case) -> None:
 
 def _check_policies(method: TokenObjective, step: Step) -> None:
     """Log-probs that a method does not read, and under a live ratio their old values, may be anything."""
-    for name in sorted(set(BASICS) - method.reads_policies):
+    for name in sorted(BASICS - method.needs):
         batch = replace(step.batch(), live_ratio=True)
         other = replace(batch, **{name: getattr(batch, name).flip(0) - 0.5})
         outcomes = []
@@ -118,7 +116,7 @@ def _check_policies(method: TokenObjective, step: Step) -> None:
             out.loss.backward()
             gradients = {key: leaf.grad for key, leaf in leaves.items() if leaf.grad is not None}
             outcomes.append(Outcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale))
-        close(f"with another '{name}', which its `reads_policies` does not name", outcomes[0], outcomes[1], 0.0)
+        close(f"with another '{name}', which its `needs` does not name", outcomes[0], outcomes[1], 0.0)
 
 
 def serialises(method: TokenObjective, case: Case) -> None:

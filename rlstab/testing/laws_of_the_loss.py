@@ -9,12 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlstab.core.compose import compose
+from rlstab.core.compose import compose, walk
 from rlstab.core.loss import held_ratio
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.walk import walk
 from rlstab.testing import tolerances
 from rlstab.testing.agreement import BrokenLaw, close
 from rlstab.testing.law import Case, Dropping, NotHere, leaves_of, policy_part
@@ -120,8 +119,9 @@ def live_ratio(method: TokenObjective, case: Case) -> None:
         ratio = held_ratio(plan.part(0), PolicyOutputs(**case.first.live))
     if bool((ratio != 1).any()):
         raise BrokenLaw(
-            f"`live_ratio` is set, and a ratio is {float(ratio[ratio != 1][0])!r}. Subtract `held.anchor.logprobs` "
-            f"there, not `batch.old_logprobs`: token_log_ratio(policy, held.anchor, batch) does."
+            f"`live_ratio` is set, and a ratio is {float(ratio[ratio != 1][0])!r}. Subtract "
+            f"`constants.anchor.logprobs` there, not `batch.old_logprobs`: token_log_ratio(policy, constants.anchor, "
+            "batch) does."
         )
 
 
@@ -138,7 +138,9 @@ def zero_advantage(method: TokenObjective, case: Case) -> None:
 
 def limits(method: TokenObjective, case: Case) -> None:
     """Each method is the identity at each of its limits given by settings, whatever its other settings are."""
-    limited = [one.at(leaf.method) for leaf in walk(method) for one in leaf.method.limits if one.settings is not None]
+    limited = [
+        one.at(leaf.method) for leaf in walk(method) for one in leaf.method.about.no_op_at if one.settings is not None
+    ]
     if not limited:
         raise NotHere("it declares no settings at which it is the identity")
     base = run_whole(compose(), case.first)

@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlstab.core.batch import SIGNALS
-from rlstab.core.fit import no_fit_warnings
-from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import walk
+from rlstab.core.objective import TokenObjective, no_fit_warnings
 from rlstab.errors import ProcessError, UnknownName, did_you_mean
 from rlstab.extras import require
 from rlstab.testing import elsewhere, tolerances
@@ -211,13 +210,13 @@ def _hold(
     processes: Processes | None = None,
 ) -> Result:
     excepted = [
-        f"{leaf.name}: {leaf.method.exceptions[law.name]}"
+        f"{leaf.name}: {leaf.method.about.exceptions[law.name]}"
         for leaf in walk(method, observed=True)
-        if law.name in leaf.method.exceptions
+        if law.name in leaf.method.about.exceptions
     ]
     if excepted:
         return Result(law.name, law.says, "excepted", "; ".join(excepted))
-    extra, extreme = sorted(method.needs - SIGNALS.keys()), law.draws == "extreme"
+    extra, extreme = sorted(method.needs - SIGNALS.keys() - BASICS), law.draws == "extreme"
     edges = edges_of(method) if law.draws == "sharp" else ()
     rich = 1 + (examples > 2)
     drawn = steps(extra, extreme=True) if extreme else sharp_steps(extra, edges)

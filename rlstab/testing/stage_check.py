@@ -106,8 +106,8 @@ def _running(processes: int | Processes | None) -> Any:
 def _hold(
     stage: Stage, law: StageLaw, examples: int, *, shrink: bool = True, processes: Processes | None = None
 ) -> Result:
-    if law.name in stage.exceptions:
-        return Result(law.name, law.says, "excepted", stage.exceptions[law.name])
+    if law.name in stage.about.exceptions:
+        return Result(law.name, law.says, "excepted", stage.about.exceptions[law.name])
     drawn = rollouts(sorted(stage.needs - EVIDENCE.keys()), extreme=law.extreme)
 
     @hypothesis.settings(

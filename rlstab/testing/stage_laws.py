@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.comm import LocalComm
-from rlstab.core.method import Method, State
+from rlstab.core.method import Method, State, measure_all
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import (
     AdvantageEstimator,
@@ -89,7 +89,7 @@ def pure(stage: Stage, case: StageCase) -> None:
         batch = rollout.whole(chosen)
         before, remembered = copy.deepcopy(batch), copy.deepcopy(state)
         generators = _global_randomness()
-        stat, _ = stage.settle([batch], state, LocalComm())
+        stat, _ = measure_all(stage, [batch], state, LocalComm())
         _act(stage, batch, stat, state, rollout.offer)
         for (name, now), (_, then) in zip(batch._tensors(), before._tensors(), strict=True):
             if not torch.equal(now, then):
@@ -118,7 +118,7 @@ def shapes(stage: Stage, case: StageCase) -> None:
     """Shapes and dtypes of what it gives are those of its kind, and those of its state stay."""
     for rollout, state, acted in case.run(stage):
         batch = rollout.whole(acted.chosen)
-        empty = stage.empty_part()
+        empty = stage._empty_part()
         for part in (batch, empty):
             _check_kind(stage, part, _act(stage, part, acted.stat, state, rollout.offer))
         before, after = dict(_leaves(state)), dict(_leaves(acted.state))

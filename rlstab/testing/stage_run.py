@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.method import State
+from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Mean, Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, PromptSelector, RewardShaper, RolloutExpander, Stage
@@ -55,8 +55,8 @@ def run_parts(stage: Stage, rollout: Rollout, parts: Parts, state: State, comm: 
     """The rollout in parts, each a list of numbers of groups."""
     chosen = select(stage, rollout, state)
     batches = [rollout.part(part, chosen) for part in parts]
-    stat, after = stage.settle(batches, state, comm)
-    found = [_acted(stage, batch, stat, state, rollout.offer.seed) for batch in batches or [stage.empty_part()]]
+    stat, after = measure_all(stage, batches, state, comm)
+    found = [_acted(stage, batch, stat, state, rollout.offer.seed) for batch in batches or [stage._empty_part()]]
     for one in found:
         one.chosen, one.state = chosen, after
     return joined(found)

@@ -69,9 +69,7 @@ class Step:
             group_ids=self.group_ids.clone(),
             extra=extra,
             live_ratio=False,
-            index=None,
-            padded_shape=None,
-            **given,
+            **given,  # type: ignore[arg-type]  # each is a field of this class
         )
 
     def leaves(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from rlstab.config.runs import RunConfig
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.models import load_part
-from rlstab.tasks.from_settings import build_task
+from rlstab.tasks.build import build_task
 from rlstab.train.footprint import BACKWARD, Engine, Footprint, footprint, shape_of
 
 #: So many of the first prompts are measured; a longer one may follow.

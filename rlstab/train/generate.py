@@ -19,8 +19,9 @@ from torch import Tensor
 
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import RolloutSettings
+from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
-from rlstab.core.method import State
+from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, MethodError, MissingSignal, ModelError, NonFinite, ShapeError, did_you_mean
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
@@ -29,9 +30,8 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, PromptSelector, RolloutExpander, Stage
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
-from rlstab.tasks.flaky import flaky_share
-from rlstab.tasks.rewards import Rewards
-from rlstab.tasks.scores import Scores, score, without_lost
+from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
+from rlstab.tasks.task import flaky_share
 from rlstab.train.policy import Policy
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
@@ -275,7 +275,7 @@ class Generator:
                 run.rollout,
                 given=given,
                 seed=run.seed,
-                needs={"entropies"} | ((run.composition.needs | self.stages.needs) & SIGNAL_NAMES),
+                needs={"entropies"} | ((run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS),
                 options=run.composition.signal_options,
                 skip_special_tokens=not self.task.keeps_special_tokens,
                 on_texts=score_beside,
@@ -343,7 +343,7 @@ class Generator:
         if self.stages.shapers and not self._count_bad(rewards):
             for shaper in self.stages.shapers:
                 seen, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
-                stat, _ = shaper.settle([seen], state, self.comm)
+                stat, _ = measure_all(shaper, [seen], state, self.comm)
                 who, added = f"'{shaper.name}': shape", shaper.shape(seen, stat, state)
                 rewards = rewards + checked_output(added, who, [(len(seen),)], MethodError).double()
         return replace(rollout, responses=rollout.responses.reshaped(rewards))
@@ -363,7 +363,7 @@ class Generator:
         for number in range(expander.rounds):
             whole = Rollout.joined(parts, policy.pad_id)
             seen = whole.seen_by(expander.needs).select(torch.isin(whole.sequence_ids, kept.sequence_ids))
-            stat, _ = expander.settle([seen], state, self.comm)
+            stat, _ = measure_all(expander, [seen], state, self.comm)
             more = expander.expand(seen, stat, state, self.run.seed)
             more.require(expander.name, seen)
             kept = seen if more.drop is None else seen.select(~more.drop)
@@ -427,7 +427,7 @@ def advance(
     stage: Stage, responses: ResponseBatch, state: State, comm: Comm, metrics: Metrics
 ) -> tuple[Settled, State]:
     """The statistics of a stage over all responses of the rollout and its next state; its metrics are logged."""
-    stat, after = stage.settle([responses], state, comm)
+    stat, after = measure_all(stage, [responses], state, comm)
     metrics.report({f"{stage.name}/{name}": mean for name, mean in stage.report(responses, stat, state).items()})
     return stat, after
 

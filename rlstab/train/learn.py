@@ -5,7 +5,7 @@ and ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +16,7 @@ from transformers import get_scheduler
 
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.comm import Comm
 from rlstab.core.objective import State
 from rlstab.core.plan import Plan, make_plan
@@ -87,7 +87,7 @@ class Learner:
         advantages = checked_output(raw, f"'{stage.name}': advantages", shapes, MethodError).double().float()
         return replace(rollout, advantages=advantages), replace(progress, stages={**progress.stages, stage.name: after})
 
-    def _evidence_for(self, needs: frozenset[str], rollout: Rollout, policy: Policy) -> dict[str, Tensor]:
+    def _evidence_for(self, needs: Set[str], rollout: Rollout, policy: Policy) -> dict[str, Tensor]:
         """What the estimator reads and the rollout has not, or has of an older policy."""
         fresh, evidence, size = needs & FRESH, {}, self.settings.micro_batch_size
         if fresh:
@@ -186,7 +186,7 @@ class Learner:
         micro_batches = [rollout.token_batch(cut, live_ratio=settings.old_logprobs == "live") for cut in cuts]
         batches = [batch for _, batch in micro_batches]
         plan = make_plan(self.objective, batches, progress.objective, self.comm, scope=settings.scope)
-        if plan.silent:
+        if plan.has_no_gradient:
             metrics.count("optimizer_steps/skipped")
             return plan.state
 
@@ -296,9 +296,8 @@ class _Part:
         place = wanted.nonzero().squeeze(-1)
         if not place.numel():
             return cls(batch, sequences, where, wanted, place, None, place)
-        assert batch.index is not None
         chosen, row = batch.sequence[place].unique(return_inverse=True)
-        column = batch.index[place] % sequences.response_ids.shape[1]
+        column = layout_of(batch).index[place] % sequences.response_ids.shape[1]
         needed = sequences.rows(chosen).cut(int(column.max()) + 1)
         index = row * needed.response_ids.shape[1] + column
         return cls(batch, sequences, where, wanted, place, needed, index, engine.shared_prompts(needed))

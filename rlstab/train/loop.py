@@ -36,13 +36,12 @@ from rlstab.config.runs import RunConfig, run_hash
 from rlstab.config.user_code import checksums
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.objective import require_signals
+from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
-from rlstab.tasks.from_settings import build_task
-from rlstab.tasks.own_task import require_task
+from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint
@@ -138,7 +137,7 @@ def train(
         otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
     require_evidence(run.pipeline)
-    for text in unmet(run.pipeline, [method.name for method in run.composition.acting()]):
+    for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
     names = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ class Rollout:
         """``(R,)`` int64, unique over the run and over all ranks."""
         return self.responses.group_ids
 
-    def seen_by(self, needs: frozenset[str]) -> ResponseBatch:
+    def seen_by(self, needs: Set[str]) -> ResponseBatch:
         """The responses with the evidence that a stage needs, as far as a sampler can know it."""
         return self.responses.knowing({name: self.signals[name].cpu() for name in needs & self.signals.keys()})
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import EVERY_TOKEN, Interaction, Limit
+from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Penalty, Terms
+from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
 from rlstab.estimators import k1, k2, k3
 
 
-@final
-@dataclass(frozen=True)
 class KLPenalty(TokenObjective):
     """Penalise divergence from a frozen reference policy on every token.
 
@@ -47,6 +39,7 @@ class KLPenalty(TokenObjective):
 
     Reads:
         - ``ref_logprobs`` (n,), nats: of the sampled token under the reference policy.
+        - ``old_logprobs`` (n,), nats: the policy that the ratio divides by, with ``estimator="k3_unbiased"``.
         - live ``logprobs`` (n,), nats, with gradient.
 
     Writes:
@@ -106,23 +99,24 @@ class KLPenalty(TokenObjective):
         huggingface/trl ``trl/trainer/grpo_trainer.py`` (``_compute_loss``).
     """
 
-    limits = (Limit({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),)
-    interacts = (
-        Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
-        Interaction(
-            "against",
-            ("entropy_bonus", "adaptive_entropy"),
-            "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the bonus "
-            "carries the policy less far.",
+    about = About(
+        addresses={"reference"},
+        no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),),
+        interacts=(
+            Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
+            Interaction(
+                "conflicts",
+                ("entropy_bonus", "adaptive_entropy"),
+                "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the "
+                "bonus carries the policy less far.",
+            ),
+            EVERY_TOKEN,
         ),
-        EVERY_TOKEN,
     )
 
-    name: ClassVar[str] = "kl"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"reference"})
-    needs = frozenset({"ref_logprobs"})
-    writes = frozenset({"penalties"})
+    name = "kl"
+    needs = {"ref_logprobs"}
+    writes = {"penalties"}
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
     estimator: Literal["k1", "k2", "k3", "k3_straight_through", "k3_unbiased"] = "k3"

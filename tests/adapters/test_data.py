@@ -35,6 +35,7 @@ from rlstab import (
 )
 from rlstab.adapters.data import NO_HIGH, NO_LOW, DataLevel, DataPart, HostLoss, HostMean
 from rlstab.cli import main
+from rlstab.core.batch import to_padded
 from rlstab.core.comm import Comm
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state, load_state
@@ -84,7 +85,7 @@ def batches_of(step: Step, cut: Sequence[Sequence[int]]) -> list[tuple[TokenBatc
     found = []
     for rows in cut:
         batch, _, live = step.rows(rows).padded(7.0, 2)
-        mask = batch.to_padded(torch.ones(len(batch), dtype=torch.bool), fill=False)
+        mask = to_padded(batch, torch.ones(len(batch), dtype=torch.bool), fill=False)
         found.append((batch, live, mask))
     return found
 
@@ -98,8 +99,8 @@ def by_the_host(level: DataLevel, step: Step, cut: Sequence[Sequence[int]]) -> T
     found: dict[int, Tensor] = {}
     for rows, (batch, _, response), part in zip(cut, packed, given.parts, strict=True):
         live = step.rows(rows).live["logprobs"].clone().requires_grad_()
-        padded = batch.to_padded(live, fill=0.0)
-        losses = vanilla(padded, batch.to_padded(batch.old_logprobs), part.advantages, level.loss)
+        padded = to_padded(batch, live, fill=0.0)
+        losses = vanilla(padded, to_padded(batch, batch.old_logprobs), part.advantages, level.loss)
         averaged(losses, part, response, level.loss, whole).backward()
         assert live.grad is not None
         found |= {row: live.grad[batch.sequence == place] for place, row in enumerate(rows)}
@@ -181,10 +182,10 @@ def test_nothing_kept_is_silent() -> None:
     padded = step_of("no advantage").padded(0.0, 0)[0]
     assert len(padded) == len(step)
     given = DataLevel(STACK).step([padded])
-    assert given.silent
+    assert given.has_no_gradient
     assert not given.parts[0].advantages.any()
     everything = DataLevel(compose(RandomMask(share=1.0, sign="all"))).step([padded])
-    assert everything.silent
+    assert everything.has_no_gradient
     assert everything.metrics()["tokens/kept"] == 0.0
     assert everything.parts[0].mask.any(1).all()
 
@@ -261,7 +262,7 @@ def test_a_kl_penalty_is_refused_by_name() -> None:
 
 def test_every_other_method_is_refused_by_name() -> None:
     refused = [(one, what) for several in EXAMPLES.values() for one in several if (what := refusal(one)) is not None]
-    assert {what for _, what in refused} >= set(REFUSED.values()) - {REFUSED["exempt"]}
+    assert {what for _, what in refused} >= set(REFUSED.values()) - {REFUSED["unclipped"]}
     for one, what in refused:
         with pytest.raises(ConfigError, match=re.escape(f"'{one.name}' asks for {what}")):
             DataLevel(compose(one))
@@ -312,8 +313,8 @@ def test_the_formula_is_that_of_verl(name: str) -> None:
 
         live = step.rows(rows).live["logprobs"].clone().requires_grad_()
         loss, _ = host.compute_policy_loss_vanilla(
-            old_log_prob=batch.to_padded(batch.old_logprobs),
-            log_prob=batch.to_padded(live),
+            old_log_prob=to_padded(batch, batch.old_logprobs),
+            log_prob=to_padded(batch, live),
             advantages=part.advantages,
             response_mask=response.double(),
             loss_agg_mode="token-mean",

@@ -16,9 +16,9 @@ import rlstab
 from rlstab import ClipHigher, LpReg, S2TMask, compose
 from rlstab.adapters.doctor import doctor
 from rlstab.cli import main
-from rlstab.core.contract import BASICS
+from rlstab.core.batch import BASICS
 from rlstab.errors import MissingSignal, UnknownName
-from rlstab.explain.host_table import reads
+from rlstab.explain.tables import reads
 from rlstab.hosts import HOSTS, Host, adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
@@ -29,14 +29,14 @@ ROOT = Path(rlstab.__file__).parents[1]
 
 def test_every_method_says_which_log_probs_it_reads() -> None:
     """The law `declared` holds it to what it says; here, that none that ships was left at the default."""
-    both = {name for name, several in EXAMPLES.items() for one in several if one.reads_policies == set(BASICS)}
+    both = {name for name, several in EXAMPLES.items() for one in several if one.needs >= BASICS}
     assert both == {"ess_scale", "mismatch"}
     assert reads(S2TMask()) == ["logprobs", "entropies"]
     assert reads(ClipHigher()) == []
     assert reads(LpReg())[-1] == "live log_kept_mass"
-    assert compose(S2TMask(), ClipHigher()).reads_policies == {"logprobs"}
-    assert rlstab.observe(S2TMask()).reads_policies == {"logprobs"}
-    assert rlstab.within(S2TMask(), rlstab.AR()).reads_policies == {"logprobs", "old_logprobs"}
+    assert compose(S2TMask(), ClipHigher()).needs & BASICS == {"logprobs"}
+    assert rlstab.observe(S2TMask()).needs & BASICS == {"logprobs"}
+    assert rlstab.within(S2TMask(), rlstab.AR()).needs & BASICS == {"logprobs", "old_logprobs"}
 
 
 def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
@@ -45,7 +45,7 @@ def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
     assert found is not None
     for name in re.findall(r"`(\w+)`", found[1]):
         for method in EXAMPLES[name]:
-            assert not method.reads_policies
+            assert not method.needs & BASICS
             assert not method.needs & SIGNAL_NAMES
 
 

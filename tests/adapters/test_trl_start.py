@@ -6,14 +6,13 @@ import inspect
 import sys
 import types
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from dataclasses import dataclass
 
 import trl
 from trl import GRPOTrainer
@@ -194,13 +193,11 @@ def test_a_private_method_whose_body_changed_is_told(monkeypatch: pytest.MonkeyP
 # -- steps that are refused, skipped or scaled -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Trouble(TokenObjective):
     """In the second optimizer step: NaN in a gate, or half the learning rate."""
 
-    name: ClassVar[str] = "trouble"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"gates", "lr_scale"})
+    name = "trouble"
+    writes = {"gates", "lr_scale"}
     kind: str = "gate"
 
     def init_state(self) -> Any:
@@ -214,7 +211,7 @@ class Trouble(TokenObjective):
         if self.kind == "lr":
             return Terms(lr_scale=0.5 if now else 1.0)
         value = torch.nan if now else 1.0
-        return Terms(gates={"": Gate(lambda ratio, held: torch.full_like(ratio, value))})
+        return Terms(gates={"": Gate(lambda ratio, constants: torch.full_like(ratio, value))})
 
 
 def moments(trainer: Any) -> list[torch.Tensor]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import Any, ClassVar, final, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -13,60 +12,52 @@ from rlstab.config import dump_run, load_run, run_hash
 from rlstab.config.document import Document
 from rlstab.config.runs import why_idle
 from rlstab.config.settings import OldLogprobs, OptimisationSettings
-from rlstab.core.contract import DRIFT
-from rlstab.explain.idle import idle_in_run
+from rlstab.core.validate import DRIFT
+from rlstab.explain.notes import idle_in_run
 from rlstab.explain.page import page
 from rlstab.zoo import METHODS
 
 
-@final
-@dataclass(frozen=True)
 class ReadsLive(TokenObjective):
     """A gate of the ratio; what it compares follows from what it writes."""
 
-    name: ClassVar[str] = "reads_live"
-    writes = frozenset({"gates"})
+    name = "reads_live"
+    writes = {"gates"}
 
     def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
-        return Terms(gates={"": Gate(lambda ratio, held: 1 / ratio)})
+        return Terms(gates={"": Gate(lambda ratio, constants: 1 / ratio)})
 
 
-@final
-@dataclass(frozen=True)
 class ReadsStep(TokenObjective):
     """A weight by how far the policy of this optimizer step is from the one that the ratio divides by."""
 
-    name: ClassVar[str] = "reads_step"
-    writes = frozenset({"weight"})
-    reads_drift = frozenset({"step"})
+    name = "reads_step"
+    writes = {"weight"}
+    reads_drift = {"step"}
 
     def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
         return Terms(weight=1 / (1 + (batch.logprobs - batch.old_logprobs).abs()))
 
 
-@final
-@dataclass(frozen=True)
 class ReadsSampler(TokenObjective):
     """A mask where the trainer and the sampler disagree."""
 
-    name: ClassVar[str] = "reads_sampler"
-    needs = frozenset({"rollout_logprobs"})
-    writes = frozenset({"keep"})
-    reads_drift = frozenset({"sampler"})
+    name = "reads_sampler"
+    needs = {"rollout_logprobs"}
+    writes = {"keep"}
+    reads_drift = {"sampler"}
 
     def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
         return Terms(keep=(batch.old_logprobs - batch.signal("rollout_logprobs")).abs() < 0.1)
 
 
-@final
-@dataclass(frozen=True)
 class ReadsStart(TokenObjective):
     """A mask of what the policy of this optimizer step has left."""
 
-    name: ClassVar[str] = "reads_start"
-    needs = frozenset({"rollout_logprobs"})
-    writes = frozenset({"keep"})
-    reads_drift = frozenset({"start"})
+    name = "reads_start"
+    needs = {"rollout_logprobs"}
+    writes = {"keep"}
+    reads_drift = {"start"}
 
     def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
         return Terms(keep=(batch.logprobs - batch.signal("rollout_logprobs")).abs() < 0.1)

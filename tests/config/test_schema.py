@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 
 import rlstab
-from rlstab.bench.file_schema import bench_schema
+from rlstab.bench.describe import bench_schema
 from rlstab.config import dump_objective, dump_run, json_schema, load_run
 from rlstab.core.settings import settings_of
 from rlstab.presets import PRESETS

@@ -17,7 +17,7 @@ from rlstab.config import dump_run, json_schema, load_objective, load_run, objec
 from rlstab.config.user_code import changed_files, checksums, classes, is_user_code
 from rlstab.errors import ConfigError
 from rlstab.report.load import load_runs
-from rlstab.tasks.from_settings import build_task, require_settings
+from rlstab.tasks.build import build_task, require_settings
 from tests.train.runs import go, small
 
 METHOD = """
@@ -26,14 +26,13 @@ METHOD = """
     import rlstab
 
     class Unfinished(rlstab.TokenObjective):
-        name: ClassVar[str] = "unfinished"
+        name = "unfinished"
 
-    @dataclass(frozen=True)
     class Halve(rlstab.TokenObjective):
         \"\"\"Scale the weight of every token.\"\"\"
 
-        name: ClassVar[str] = "halve"
-        writes = frozenset({"weight"})
+        name = "halve"
+        writes = {"weight"}
         factor: float = 0.5
 
         def terms(self, batch, stat, state):
@@ -41,7 +40,7 @@ METHOD = """
 
     @dataclass(frozen=True)
     class Taken(Halve):
-        name: ClassVar[str] = "s2t"
+        name = "s2t"
 
     CONSTANT = 5
 """
@@ -51,11 +50,10 @@ STAGE = """
     import torch
     from rlstab.stages.stage import AdvantageEstimator
 
-    @dataclass(frozen=True)
     class Plain(AdvantageEstimator):
         \"\"\"Take the reward itself.\"\"\"
 
-        name: ClassVar[str] = "plain"
+        name = "plain"
 
         def advantages(self, responses, stat, state):
             return responses.rewards
@@ -311,7 +309,7 @@ def test_an_installed_task(write: Write, monkeypatch: pytest.MonkeyPatch) -> Non
         return Points([Point()])
 
     monkeypatch.setattr("rlstab.config.runs.entry_points", points)
-    monkeypatch.setattr("rlstab.tasks.own_task.entry_points", points)
+    monkeypatch.setattr("rlstab.tasks.build.entry_points", points)
     run = load_run(run_of(write, task={"name": "doubling", "most": 3}))
     assert run.task.model_dump() == {"name": "own", "code": "doubling", "options": {"most": 3}}
     assert build_task(run.task).size["train"] == 3

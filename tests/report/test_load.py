@@ -377,7 +377,7 @@ BAD: dict[str, tuple[str, str, bool]] = {
     "escape as a task": ("config.yaml", OWN + f'task: {{name: "{ESC}"}}\n', True),
     "list as a key": ("config.yaml", OWN + "[1, 2]: 3\n", False),
     "object": ("config.yaml", OWN + "x: !!python/object/apply:os.system [true]\n", False),
-    "numbers as keys": ("config.yaml", OWN + "5: 6\nnull: 7\n", True),
+    "numbers as keys": ("config.yaml", OWN + "5: 6\nnull: 7\n", False),
     "5,000 digits": ("config.yaml", OWN + f"x: 1{'0' * 5000}\n", False),
     "no numbers": ("config.yaml", "objective: [{name: s2t}]\noptimisation: {rollouts: .nan, lr: .inf}\n", True),
     "hash that is NaN": ("run.json", '{"run_hash": NaN, "objective_hash": Infinity}', True),

@@ -6,6 +6,7 @@ import threading
 
 import torch
 
+from rlstab.core.method import measure_all
 from rlstab.core.random import uniform
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.slots import DICE, ORDER, TIES
@@ -35,7 +36,7 @@ def settled_by_ranks(stage, ranks, state):
     meeting, found = _Meeting(len(ranks)), [None] * len(ranks)
 
     def work(rank):
-        found[rank] = stage.settle(ranks[rank], state, _ThreadComm(meeting, rank))[1]
+        found[rank] = measure_all(stage, ranks[rank], state, _ThreadComm(meeting, rank))[1]
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(ranks))]
     for one in threads:

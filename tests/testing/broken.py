@@ -72,9 +72,9 @@ BROKEN: Mapping[TokenObjective, Mapping[str, str]] = {
     cut.SumSoFar(): {"split": PARTS, "permutation": REORDERED, "replication": TWICE},
     cut.Bessel(): {"replication": TWICE},
     cut.ByTheNumberOfTokens(): {"replication": TWICE},
-    cut.CountsPadding(): {"packed": PADDING},
-    cut.RelativeToTheWidth(): {"packed": PADDING},
-    cut.UnmaskedMean(): {"packed": PADDING},
+    cut.CountsPadding(): {"runs": PADDING},
+    cut.RelativeToTheWidth(): {"runs": PADDING},
+    cut.UnmaskedMean(): {"runs": PADDING},
     cut.GateOfOtherTokens(): {"live rows": "with other live outputs outside `plan.live_rows`: "},
     # it writes to what is not its own
     own.EditsItsInput(): {"pure": "it wrote to 'sum_p_sq' of the batch in place"},
@@ -105,7 +105,7 @@ BROKEN: Mapping[TokenObjective, Mapping[str, str]] = {
     own.CachedByShape(): {"process": ELSEWHERE},
     # it reads what it does not declare, or cannot be saved
     own.UndeclaredSignal(): {"declared": "signals that it does not declare: the loss is "},
-    own.UndeclaredPolicy(): {"declared": "with another .logprobs., which its `reads_policies` does not name: "},
+    own.UndeclaredPolicy(): {"declared": "with another .logprobs., which its `needs` does not name: "},
     own.UndeclaredMetric(): {"declared": "signals that it does not declare: the metric 'reference' is "},
     own.UndeclaredState(): {"declared": r"signals that it does not declare: state\['lag'\] is "},
     own.ForeignState(): {"serialises": r"state\['seen'\] is a tuple"},

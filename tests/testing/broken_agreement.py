@@ -11,19 +11,19 @@ from torch import Tensor
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Grouped, Mean, Pool, Settled, Stat
-from rlstab.core.terms import Gate, Held, Terms, Totals
+from rlstab.core.terms import Constants, Gate, Terms, Totals
 
 
 class _Broken(TokenObjective):
-    needs = frozenset({"entropies"})
-    writes = frozenset({"weight"})
+    needs = {"entropies"}
+    writes = {"weight"}
 
 
 @dataclass(frozen=True)
 class LocalQuantile(_Broken):
     """Its threshold is that of the batch at hand: a micro-batch gives another one."""
 
-    name: ClassVar[str] = "local_quantile"
+    name = "local_quantile"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         entropies = batch.signal("entropies")
@@ -37,7 +37,7 @@ class LocalQuantile(_Broken):
 class LocalMean(_Broken):
     """It divides by the mean of the batch at hand."""
 
-    name: ClassVar[str] = "local_mean"
+    name = "local_mean"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         entropies = batch.signal("entropies") + 0.1
@@ -48,7 +48,7 @@ class LocalMean(_Broken):
 class MeanOfMeans(_Broken):
     """It measures the mean of each part and averages those: a controller that depends on the cut."""
 
-    name: ClassVar[str] = "mean_of_means"
+    name = "mean_of_means"
 
     def init_state(self) -> State:
         return {"entropy": 0.0}
@@ -69,7 +69,7 @@ class MeanOfMeans(_Broken):
 class CountsEmptyParts(_Broken):
     """A part without tokens counts as one: a rank that has nothing would move the mean."""
 
-    name: ClassVar[str] = "counts_empty_parts"
+    name = "counts_empty_parts"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of(batch.signal("entropies") if len(batch) else torch.zeros(1))}
@@ -82,7 +82,7 @@ class CountsEmptyParts(_Broken):
 class UnmergedMetric(_Broken):
     """Its metric is the mean of the part, reported as if every part weighed the same."""
 
-    name: ClassVar[str] = "unmerged_metric"
+    name = "unmerged_metric"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         if not len(batch):
@@ -94,7 +94,7 @@ class UnmergedMetric(_Broken):
 class RandomByOrder(_Broken):
     """Its random numbers go to tokens in order."""
 
-    name: ClassVar[str] = "random_by_order"
+    name = "random_by_order"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         rng = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ class RandomByOrder(_Broken):
 class PlaceByOrder(_Broken):
     """It takes the order in which tokens stand in memory for their place in the response."""
 
-    name: ClassVar[str] = "place_by_order"
+    name = "place_by_order"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         place = torch.zeros_like(batch.logprobs)
@@ -119,7 +119,7 @@ class PlaceByOrder(_Broken):
 class CountsPadding(_Broken):
     """It divides by the size of the padded tensor."""
 
-    name: ClassVar[str] = "counts_padding"
+    name = "counts_padding"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         rows, width = batch.padded_shape or (1, 1)
@@ -130,13 +130,13 @@ class CountsPadding(_Broken):
 class GateOfOtherTokens(_Broken):
     """Its gate reads the whole sequence and does not say so, so that some of it was never computed."""
 
-    name: ClassVar[str] = "gate_of_other_tokens"
+    name = "gate_of_other_tokens"
     needs = frozenset()
-    writes = frozenset({"gates"})
+    writes = {"gates"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            return batch.spread(batch.sequence_mean(held.anchor.logprobs)).exp()
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            return batch.spread(batch.sequence_mean(constants.anchor.logprobs)).exp()
 
         return Terms(gates={"": Gate(gate)})
 
@@ -145,7 +145,7 @@ class GateOfOtherTokens(_Broken):
 class TiesByOrder(_Broken):
     """It takes exactly k tokens, and of those that are equal at the threshold the first in memory."""
 
-    name: ClassVar[str] = "ties_by_order"
+    name = "ties_by_order"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.top(batch.signal("entropies"), 0.4)}
@@ -162,7 +162,7 @@ class TiesByOrder(_Broken):
 class FirstOfTheLargest(_Broken):
     """It spares the token of each response with the largest entropy, by argmax: of equal ones the first in memory."""
 
-    name: ClassVar[str] = "first_of_the_largest"
+    name = "first_of_the_largest"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         entropies = batch.signal("entropies")
@@ -178,7 +178,7 @@ class FirstOfTheLargest(_Broken):
 class LocalLargest(_Broken):
     """It scales by the largest value of the batch at hand."""
 
-    name: ClassVar[str] = "local_largest"
+    name = "local_largest"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         entropies = batch.signal("entropies") + 0.1
@@ -189,7 +189,7 @@ class LocalLargest(_Broken):
 class LargestOfNothing(_Broken):
     """It takes the largest value of each part for a metric, and a part may have no token."""
 
-    name: ClassVar[str] = "largest_of_nothing"
+    name = "largest_of_nothing"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of(batch.signal("entropies"))}
@@ -203,9 +203,9 @@ class LargestOfNothing(_Broken):
 class WhitensTheBatch(_Broken):
     """It whitens advantages with mean and deviation of the batch at hand, as a trainer with one batch may."""
 
-    name: ClassVar[str] = "whitens_the_batch"
+    name = "whitens_the_batch"
     needs = frozenset()
-    writes = frozenset({"bonus"})
+    writes = {"bonus"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         advantages = batch.advantages
@@ -219,7 +219,7 @@ class WhitensTheBatch(_Broken):
 class Bessel(_Broken):
     """Its variance divides by n - 1, so two copies of a step are not the step."""
 
-    name: ClassVar[str] = "bessel"
+    name = "bessel"
 
     def measure(self, batch: TokenBatch) -> Stat:
         entropies = batch.signal("entropies").double()
@@ -235,7 +235,7 @@ class Bessel(_Broken):
 class ByTheNumberOfTokens(_Broken):
     """It makes up for a long optimizer step by its number of tokens, which the denominator has done already."""
 
-    name: ClassVar[str] = "by_the_number_of_tokens"
+    name = "by_the_number_of_tokens"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of(batch.signal("entropies"))}
@@ -248,7 +248,7 @@ class ByTheNumberOfTokens(_Broken):
 class KeptOfThePart(_Broken):
     """It renormalises what it keeps by the share that is kept in the batch at hand."""
 
-    name: ClassVar[str] = "kept_of_the_part"
+    name = "kept_of_the_part"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         kept = (batch.signal("entropies") > 0.5).to(batch.logprobs.dtype)
@@ -259,9 +259,9 @@ class KeptOfThePart(_Broken):
 class AggregateOfThePart(_Broken):
     """It averages over the tokens of each micro-batch, not over those of the optimizer step."""
 
-    name: ClassVar[str] = "aggregate_of_the_part"
+    name = "aggregate_of_the_part"
     needs = frozenset()
-    writes = frozenset({"aggregate"})
+    writes = {"aggregate"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
@@ -274,7 +274,7 @@ class AggregateOfThePart(_Broken):
 class EmptyRowsCount(_Broken):
     """It averages over all rows, those without a token among them: how many there are depends on the host."""
 
-    name: ClassVar[str] = "empty_rows_count"
+    name = "empty_rows_count"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"length": Mean.of(batch.lengths.double())}
@@ -288,7 +288,7 @@ class EmptyRowsCount(_Broken):
 class BaselineOfThePart(_Broken):
     """It compares with the mean of the group in the batch at hand, and groups are torn apart."""
 
-    name: ClassVar[str] = "baseline_of_the_part"
+    name = "baseline_of_the_part"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         groups = batch.spread(batch.group_ids)
@@ -300,7 +300,7 @@ class BaselineOfThePart(_Broken):
 class GroupsInARow(_Broken):
     """It takes group numbers for places in a list."""
 
-    name: ClassVar[str] = "groups_in_a_row"
+    name = "groups_in_a_row"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         totals = torch.zeros(batch.num_sequences, dtype=torch.float64)
@@ -312,7 +312,7 @@ class GroupsInARow(_Broken):
 class NeighbourInMemory(_Broken):
     """It compares each token with the one before it in memory, that of another response at each border."""
 
-    name: ClassVar[str] = "neighbour_in_memory"
+    name = "neighbour_in_memory"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         entropies = batch.signal("entropies")
@@ -323,7 +323,7 @@ class NeighbourInMemory(_Broken):
 class SumSoFar(_Broken):
     """Its running sum goes on over the borders of responses."""
 
-    name: ClassVar[str] = "sum_so_far"
+    name = "sum_so_far"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=1 / (1 + batch.signal("entropies").cumsum(0)))
@@ -333,7 +333,7 @@ class SumSoFar(_Broken):
 class RandomByRow(_Broken):
     """Its random numbers belong to the place of a response in the batch, not to the response."""
 
-    name: ClassVar[str] = "random_by_row"
+    name = "random_by_row"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         rng = torch.Generator().manual_seed(7)
@@ -345,7 +345,7 @@ class RandomByRow(_Broken):
 class RelativeToTheWidth(_Broken):
     """It weighs a token by its place in the padded row."""
 
-    name: ClassVar[str] = "relative_to_the_width"
+    name = "relative_to_the_width"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         width = max(1, batch.padded_shape[1] if batch.padded_shape else 1)
@@ -356,7 +356,7 @@ class RelativeToTheWidth(_Broken):
 class UnmaskedMean(_Broken):
     """It lays tokens out in rows again and divides by the width of the row, padding included."""
 
-    name: ClassVar[str] = "unmasked_mean"
+    name = "unmasked_mean"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         if batch.index is None or batch.padded_shape is None:
@@ -371,7 +371,7 @@ class UnmaskedMean(_Broken):
 class LastPartMeasured(_Broken):
     """It remembers what it measured last on its class: that of the last part, not of the step."""
 
-    name: ClassVar[str] = "last_part_measured"
+    name = "last_part_measured"
     last: ClassVar[float] = 0.0
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -387,7 +387,7 @@ class LastPartMeasured(_Broken):
 class FirstPartOnly(_Broken):
     """It acts on the part whose terms are asked for first after measuring."""
 
-    name: ClassVar[str] = "first_part_only"
+    name = "first_part_only"
     fresh: ClassVar[bool] = False
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -403,7 +403,7 @@ class FirstPartOnly(_Broken):
 class DroppedPerPart(_Broken):
     """Its metric is how many tokens it found, counted once for each part: a mean over parts."""
 
-    name: ClassVar[str] = "dropped_per_part"
+    name = "dropped_per_part"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(report={"forks": Mean.scalar(float((batch.signal("entropies") > 1).sum()))})
@@ -413,8 +413,8 @@ class DroppedPerPart(_Broken):
 class LearningRateOfThePart(_Broken):
     """Its learning rate is that of the tokens at hand, and every rank has others."""
 
-    name: ClassVar[str] = "learning_rate_of_the_part"
-    writes = frozenset({"lr_scale"})
+    name = "learning_rate_of_the_part"
+    writes = {"lr_scale"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(lr_scale=1 / (1 + float(batch.signal("entropies").sum())))
@@ -424,7 +424,7 @@ class LearningRateOfThePart(_Broken):
 class ShareOfThePart(_Broken):
     """It asks for as many tokens as are a fifth of the part, so that no two parts ask for the same statistic."""
 
-    name: ClassVar[str] = "share_of_the_part"
+    name = "share_of_the_part"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.largest(batch.signal("entropies"), max(1, len(batch) // 5))}

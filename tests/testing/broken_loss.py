@@ -5,32 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Limit
 from rlstab.core.loss import token_log_ratio
+from rlstab.core.metadata import NoOpAt
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Grouped, Mean, Pool, Settled, Stat
-from rlstab.core.terms import Bounds, Gate, Held, Penalty, Pull, Terms
+from rlstab.core.terms import Bounds, Constants, Gate, Penalty, Surrogate, Terms
 
 
 class _Broken(TokenObjective):
-    needs = frozenset({"entropies"})
-    writes = frozenset({"weight"})
+    needs = {"entropies"}
+    writes = {"weight"}
 
 
 @dataclass(frozen=True)
 class ReversedClip(_Broken):
     """Its lower and upper bound are exchanged; its oracle is the clip that it means to be."""
 
-    name: ClassVar[str] = "reversed_clip"
+    name = "reversed_clip"
     needs = frozenset()
-    writes = frozenset({"bounds"})
+    writes = {"bounds"}
 
     low: float = 0.05
     high: float = 0.6
@@ -43,7 +42,7 @@ class ReversedClip(_Broken):
 class GraphInAState(_Broken):
     """Its state is a parameter, and every loss made with it keeps its graph."""
 
-    name: ClassVar[str] = "graph_in_a_state"
+    name = "graph_in_a_state"
 
     def init_state(self) -> State:
         return {"scale": torch.ones((), requires_grad=True)}
@@ -56,12 +55,12 @@ class GraphInAState(_Broken):
 class InnerDetach(_Broken):
     """Half of its ratio is a constant made from the policy itself, which finite differences cannot hold."""
 
-    name: ClassVar[str] = "inner_detach"
+    name = "inner_detach"
     needs = frozenset()
-    writes = frozenset({"ratio"})
+    writes = {"ratio"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
+        def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
             return 0.5 * policy.logprobs + 0.5 * policy.logprobs.detach() - batch.old_logprobs
 
         return Terms(ratio=ratio)
@@ -71,9 +70,9 @@ class InnerDetach(_Broken):
 class IgnoresTheAdvantage(_Broken):
     """It imitates every token a little, whatever it earned."""
 
-    name: ClassVar[str] = "ignores_the_advantage"
+    name = "ignores_the_advantage"
     needs = frozenset()
-    writes = frozenset({"bonus"})
+    writes = {"bonus"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(bonus=torch.full_like(batch.advantages, 0.07))
@@ -83,12 +82,12 @@ class IgnoresTheAdvantage(_Broken):
 class RatioOfDroppedTokens(_Broken):
     """Its ratio is the mean over the sequence, tokens that somebody dropped included."""
 
-    name: ClassVar[str] = "ratio_of_dropped_tokens"
+    name = "ratio_of_dropped_tokens"
     needs = frozenset()
-    writes = frozenset({"ratio"})
+    writes = {"ratio"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
+        def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
             gap = policy.logprobs - batch.old_logprobs
             return batch.spread(batch.sequence_mean(gap)).to(gap.dtype)
 
@@ -99,7 +98,7 @@ class RatioOfDroppedTokens(_Broken):
 class InverseProbability(_Broken):
     """It divides by a probability, which a rare token makes infinite."""
 
-    name: ClassVar[str] = "inverse_probability"
+    name = "inverse_probability"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=1e-35 / (batch.logprobs * 10).exp())
@@ -109,7 +108,7 @@ class InverseProbability(_Broken):
 class Cancellation(_Broken):
     """It subtracts two large numbers that differ by little: nothing of it is left in float32."""
 
-    name: ClassVar[str] = "cancellation"
+    name = "cancellation"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=((1 + batch.signal("entropies") * 1e-8) - 1) * 1e8)
@@ -119,8 +118,8 @@ class Cancellation(_Broken):
 class FalseLimit(_Broken):
     """It says that a factor of 0 changes nothing, and a factor of 0 takes the gradient of every token."""
 
-    name: ClassVar[str] = "false_limit"
-    limits = (Limit({"factor": 0.0}, "it has no effect."),)
+    name = "false_limit"
+    limits = (NoOpAt({"factor": 0.0}, "it has no effect."),)
     factor: float = 1.0
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -131,7 +130,7 @@ class FalseLimit(_Broken):
 class HalfThreshold(_Broken):
     """It compares in half precision, where entropies that differ by a thousandth are one."""
 
-    name: ClassVar[str] = "half_threshold"
+    name = "half_threshold"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.top(batch.signal("entropies"), 0.3)}
@@ -146,7 +145,7 @@ class HalfThreshold(_Broken):
 class BrainFloat(_Broken):
     """Its weights go through bfloat16, as under autocast."""
 
-    name: ClassVar[str] = "brain_float"
+    name = "brain_float"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=(1 + batch.signal("entropies")).bfloat16().to(batch.logprobs.dtype))
@@ -156,7 +155,7 @@ class BrainFloat(_Broken):
 class TorchQuantile(_Broken):
     """It takes a quantile over responses by torch, which refuses more than 2^24 of them."""
 
-    name: ClassVar[str] = "torch_quantile"
+    name = "torch_quantile"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"response": Grouped.of(batch.spread(batch.sequence_ids), batch.signal("entropies"))}
@@ -173,7 +172,7 @@ class TorchQuantile(_Broken):
 class StrictShare(_Broken):
     """It means the top share with the threshold, and takes what is above it; the oracle knows."""
 
-    name: ClassVar[str] = "strict_share"
+    name = "strict_share"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.top(batch.signal("entropies"), 0.3)}
@@ -188,7 +187,7 @@ class StrictShare(_Broken):
 class StrictSetting(_Broken):
     """It means entropies of at least ``level``, and takes those above it; the oracle knows."""
 
-    name: ClassVar[str] = "strict_setting"
+    name = "strict_setting"
     level: float = 0.7
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -199,7 +198,7 @@ class StrictSetting(_Broken):
 class StrictLiteral(_Broken):
     """It means probabilities of at least a fifth, and takes those above; the oracle knows."""
 
-    name: ClassVar[str] = "strict_literal"
+    name = "strict_literal"
     needs = frozenset()
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -210,12 +209,12 @@ class StrictLiteral(_Broken):
 class OpenTrustRegion(_Broken):
     """It means ratios up to 1.3 inside, and stops those of exactly 1.3; the oracle knows."""
 
-    name: ClassVar[str] = "open_trust_region"
+    name = "open_trust_region"
     needs = frozenset()
-    writes = frozenset({"gates"})
+    writes = {"gates"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(gates={"": Gate(lambda ratio, held: (ratio < 1.3).to(ratio.dtype))})
+        return Terms(gates={"": Gate(lambda ratio, constants: (ratio < 1.3).to(ratio.dtype))})
 
 
 @dataclass(frozen=True)
@@ -223,9 +222,9 @@ class ZeroIsRewarded(_Broken):
     """It means tokens that were rewarded, and takes those without an advantage too: its metric tells; the oracle knows
     of the bonus."""
 
-    name: ClassVar[str] = "zero_is_rewarded"
-    needs = frozenset({"ref_logprobs"})
-    writes = frozenset({"penalties"})
+    name = "zero_is_rewarded"
+    needs = {"ref_logprobs"}
+    writes = {"penalties"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         where = batch.advantages >= 0
@@ -236,9 +235,9 @@ class ZeroIsRewarded(_Broken):
 class SignOfThePunished(_Broken):
     """Its bonus is meant to raise what surprised, for either sign, and follows the advantage; the oracle knows."""
 
-    name: ClassVar[str] = "sign_of_the_punished"
+    name = "sign_of_the_punished"
     needs = frozenset()
-    writes = frozenset({"bonus"})
+    writes = {"bonus"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(bonus=0.1 * batch.advantages)
@@ -248,25 +247,25 @@ class SignOfThePunished(_Broken):
 class ForgetsTheMinimum(_Broken):
     """It clips the ratio whatever the sign: a punished token above the clip stops pulling; the oracle knows."""
 
-    name: ClassVar[str] = "forgets_the_minimum"
+    name = "forgets_the_minimum"
     needs = frozenset()
-    writes = frozenset({"pull"})
+    writes = {"surrogate"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(pull=Pull(lambda ratio, held: ratio.clamp(0.8, 1.2)))
+        return Terms(surrogate=Surrogate(lambda ratio, constants: ratio.clamp(0.8, 1.2)))
 
 
 @dataclass(frozen=True)
 class WrongAboveThree(_Broken):
     """Its own ratio has half of its gradient where it is above 3."""
 
-    name: ClassVar[str] = "wrong_above_three"
+    name = "wrong_above_three"
     needs = frozenset()
-    writes = frozenset({"ratio"})
+    writes = {"ratio"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
-            gap = token_log_ratio(policy, held.anchor, batch)
+        def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
+            gap = token_log_ratio(policy, constants.anchor, batch)
             return torch.where(gap > math.log(3.0), 0.5 * gap + 0.5 * gap.detach(), gap)
 
         return Terms(ratio=ratio)
@@ -276,9 +275,9 @@ class WrongAboveThree(_Broken):
 class WrongFarBelow(_Broken):
     """Its penalty has no gradient on tokens that became a hundred times rarer."""
 
-    name: ClassVar[str] = "wrong_far_below"
+    name = "wrong_far_below"
     needs = frozenset()
-    writes = frozenset({"penalties"})
+    writes = {"penalties"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def squared(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
@@ -292,13 +291,13 @@ class WrongFarBelow(_Broken):
 class StillAtOne(_Broken):
     """Its ratio has no gradient where it is exactly 1: in the first optimizer step after a rollout, on every token."""
 
-    name: ClassVar[str] = "still_at_one"
+    name = "still_at_one"
     needs = frozenset()
-    writes = frozenset({"ratio"})
+    writes = {"ratio"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
-            gap = token_log_ratio(policy, held.anchor, batch)
+        def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
+            gap = token_log_ratio(policy, constants.anchor, batch)
             return gap.sign().detach() * gap.abs()
 
         return Terms(ratio=ratio)
@@ -308,9 +307,9 @@ class StillAtOne(_Broken):
 class HalfDetachedKL(_Broken):
     """Its k3 holds the ratio constant, so that the penalty pulls and never lets go."""
 
-    name: ClassVar[str] = "half_detached_kl"
-    needs = frozenset({"ref_logprobs"})
-    writes = frozenset({"penalties"})
+    name = "half_detached_kl"
+    needs = {"ref_logprobs"}
+    writes = {"penalties"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def k3(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
@@ -324,9 +323,9 @@ class HalfDetachedKL(_Broken):
 class DecidesOnTheLivePolicy(_Broken):
     """It penalises tokens that became rarer than they were, as the live policy has it at that moment."""
 
-    name: ClassVar[str] = "decides_on_the_live_policy"
+    name = "decides_on_the_live_policy"
     needs = frozenset()
-    writes = frozenset({"penalties"})
+    writes = {"penalties"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def rarer(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
@@ -339,9 +338,9 @@ class DecidesOnTheLivePolicy(_Broken):
 class OldInItsRatio(_Broken):
     """Its ratio divides by the old policy also where the batch says that the live one is its own denominator."""
 
-    name: ClassVar[str] = "old_in_its_ratio"
+    name = "old_in_its_ratio"
     needs = frozenset()
-    writes = frozenset({"ratio"})
+    writes = {"ratio"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(ratio=lambda policy, held: policy.logprobs - batch.old_logprobs)
@@ -351,13 +350,13 @@ class OldInItsRatio(_Broken):
 class UnclampedExp(_Broken):
     """It takes the exponential of a log-ratio as it is, and float32 ends at e^88."""
 
-    name: ClassVar[str] = "unclamped_exp"
+    name = "unclamped_exp"
     needs = frozenset()
-    writes = frozenset({"gates"})
+    writes = {"gates"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            return 1 + 1e-9 * (batch.logprobs - held.anchor.logprobs).square().exp()
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            return 1 + 1e-9 * (batch.logprobs - constants.anchor.logprobs).square().exp()
 
         return Terms(gates={"": Gate(gate)})
 
@@ -366,7 +365,7 @@ class UnclampedExp(_Broken):
 class SumOfExponentials(_Broken):
     """Its log of a sum of exponentials does not take the largest out first."""
 
-    name: ClassVar[str] = "sum_of_exponentials"
+    name = "sum_of_exponentials"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of((8 * batch.signal("entropies")).exp())}
@@ -381,7 +380,7 @@ class SumOfExponentials(_Broken):
 class MeanOfNothing(_Broken):
     """It divides by the mean over rewarded tokens, and there may be none."""
 
-    name: ClassVar[str] = "mean_of_nothing"
+    name = "mean_of_nothing"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of(batch.signal("entropies"), batch.advantages > 0)}
@@ -394,7 +393,7 @@ class MeanOfNothing(_Broken):
 class RestOfTheMass(_Broken):
     """It divides by what a token leaves to others, which is nothing where the policy is certain."""
 
-    name: ClassVar[str] = "rest_of_the_mass"
+    name = "rest_of_the_mass"
     needs = frozenset()
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -405,7 +404,7 @@ class RestOfTheMass(_Broken):
 class DeviationOfOne(_Broken):
     """It reports a deviation that divides by n - 1 also where there is one token."""
 
-    name: ClassVar[str] = "deviation_of_one"
+    name = "deviation_of_one"
     writes = frozenset()
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -422,9 +421,9 @@ class DeviationOfOne(_Broken):
 class UndeclaredLiveRead(_Broken):
     """Its penalty reads live entropies and does not say so, and they may not be there."""
 
-    name: ClassVar[str] = "undeclared_live_read"
+    name = "undeclared_live_read"
     needs = frozenset()
-    writes = frozenset({"penalties"})
+    writes = {"penalties"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def bonus(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
@@ -437,8 +436,8 @@ class UndeclaredLiveRead(_Broken):
 class ConstantPush(_Broken):
     """It pushes every token up by a little, by a bonus that does not ask what the token earned."""
 
-    name: ClassVar[str] = "constant_push"
-    writes = frozenset({"bonus"})
+    name = "constant_push"
+    writes = {"bonus"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(bonus=0.01 * batch.signal("entropies"))
@@ -448,9 +447,9 @@ class ConstantPush(_Broken):
 class StrictTopShare(_Broken):
     """It says that a share of 1 keeps everything, and drops the last token, which is on the threshold."""
 
-    name: ClassVar[str] = "strict_top_share"
-    writes = frozenset({"keep"})
-    limits = (Limit({"share": 1.0}, "all tokens reach the smallest entropy."),)
+    name = "strict_top_share"
+    writes = {"keep"}
+    limits = (NoOpAt({"share": 1.0}, "all tokens reach the smallest entropy."),)
     share: float = 0.5
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -465,7 +464,7 @@ class StrictTopShare(_Broken):
 class WrongShape(_Broken):
     """It gives a weight for each response, not for each token."""
 
-    name: ClassVar[str] = "wrong_shape"
+    name = "wrong_shape"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=torch.ones(batch.num_sequences + 1))

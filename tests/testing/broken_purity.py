@@ -15,20 +15,20 @@ from torch import Tensor
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.core.terms import Gate, Held, Terms
+from rlstab.core.terms import Constants, Gate, Terms
 
 
 class _Broken(TokenObjective):
-    needs = frozenset({"entropies"})
-    writes = frozenset({"weight"})
+    needs = {"entropies"}
+    writes = {"weight"}
 
 
 @dataclass(frozen=True)
 class EditsItsInput(_Broken):
     """It zeroes entries of a tensor that belongs to the caller."""
 
-    name: ClassVar[str] = "edits_its_input"
-    needs = frozenset({"sum_p_sq"})
+    name = "edits_its_input"
+    needs = {"sum_p_sq"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         batch.signal("sum_p_sq").zero_()
@@ -39,7 +39,7 @@ class EditsItsInput(_Broken):
 class GlobalRandomness(_Broken):
     """It draws from the global generator, so whatever is drawn next depends on it."""
 
-    name: ClassVar[str] = "global_randomness"
+    name = "global_randomness"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=(torch.rand(len(batch)) >= 0).to(batch.logprobs.dtype))
@@ -49,7 +49,7 @@ class GlobalRandomness(_Broken):
 class UndeclaredSignal(_Broken):
     """It uses a signal that it does not name, where it happens to be there."""
 
-    name: ClassVar[str] = "undeclared_signal"
+    name = "undeclared_signal"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=None if batch.ref_logprobs is None else batch.ref_logprobs.exp())
@@ -59,8 +59,7 @@ class UndeclaredSignal(_Broken):
 class UndeclaredPolicy(_Broken):
     """It weighs by the log-prob at the start of the step, and says that it reads none."""
 
-    name: ClassVar[str] = "undeclared_policy"
-    reads_policies = frozenset[str]()
+    name = "undeclared_policy"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=batch.logprobs.exp())
@@ -70,7 +69,7 @@ class UndeclaredPolicy(_Broken):
 class ForeignState(_Broken):
     """Its state holds an object that no checkpoint can hold."""
 
-    name: ClassVar[str] = "foreign_state"
+    name = "foreign_state"
 
     def init_state(self) -> State:
         return {"seen": (1, 2)}
@@ -87,7 +86,7 @@ _running: list[float] = [0.0]
 class ClampsItsInput(_Broken):
     """It limits advantages in place, far beyond what most of them are."""
 
-    name: ClassVar[str] = "clamps_its_input"
+    name = "clamps_its_input"
     needs = frozenset()
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -98,7 +97,7 @@ class ClampsItsInput(_Broken):
 class ClipsByNumpy(_Broken):
     """It limits a signal by numpy, which writes to the memory of the tensor."""
 
-    name: ClassVar[str] = "clips_by_numpy"
+    name = "clips_by_numpy"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         entropies = batch.signal("entropies").numpy()
@@ -110,13 +109,13 @@ class ClipsByNumpy(_Broken):
 class ScalesWhatIsHeld(_Broken):
     """Its gate turns the advantages of the loss into signs, in place."""
 
-    name: ClassVar[str] = "scales_what_is_held"
+    name = "scales_what_is_held"
     needs = frozenset()
-    writes = frozenset({"gates"})
+    writes = {"gates"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            return held.advantages.clamp_(-1e9, 1e9).abs().clamp(max=1.0)
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            return constants.advantages.clamp_(-1e9, 1e9).abs().clamp(max=1.0)
 
         return Terms(gates={"": Gate(gate)})
 
@@ -125,13 +124,13 @@ class ScalesWhatIsHeld(_Broken):
 class LimitsTheLivePolicy(_Broken):
     """Its gate limits the constants that it is given, which are the memory of the live log-probs."""
 
-    name: ClassVar[str] = "limits_the_live_policy"
+    name = "limits_the_live_policy"
     needs = frozenset()
-    writes = frozenset({"gates"})
+    writes = {"gates"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            return held.anchor.logprobs.clamp_(min=-500.0).exp()
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            return constants.anchor.logprobs.clamp_(min=-500.0).exp()
 
         return Terms(gates={"": Gate(gate)})
 
@@ -140,7 +139,7 @@ class LimitsTheLivePolicy(_Broken):
 class CountsInPlace(_Broken):
     """It counts optimizer steps in the state that it is given."""
 
-    name: ClassVar[str] = "counts_in_place"
+    name = "counts_in_place"
 
     def init_state(self) -> State:
         return {"steps": 0}
@@ -157,7 +156,7 @@ class CountsInPlace(_Broken):
 class AveragesInPlace(_Broken):
     """It moves the running mean of its state by `mul_`: what was handed out before moves with it."""
 
-    name: ClassVar[str] = "averages_in_place"
+    name = "averages_in_place"
 
     def init_state(self) -> State:
         return {"entropy": torch.zeros((), dtype=torch.float64)}
@@ -177,7 +176,7 @@ class AveragesInPlace(_Broken):
 class AdvancesInTerms(_Broken):
     """It advances its state once more each time that terms are asked for."""
 
-    name: ClassVar[str] = "advances_in_terms"
+    name = "advances_in_terms"
 
     def init_state(self) -> State:
         return {"steps": 0}
@@ -194,7 +193,7 @@ class AdvancesInTerms(_Broken):
 class NumpyRandomness(_Broken):
     """It draws from numpy's global generator."""
 
-    name: ClassVar[str] = "numpy_randomness"
+    name = "numpy_randomness"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         drawn = torch.from_numpy(np.random.rand(len(batch)))  # noqa: NPY002  # that is what is wrong with it
@@ -205,7 +204,7 @@ class NumpyRandomness(_Broken):
 class PythonRandomness(_Broken):
     """It draws from the global generator of `random`."""
 
-    name: ClassVar[str] = "python_randomness"
+    name = "python_randomness"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=torch.full_like(batch.logprobs, float(random.random() >= 0)))
@@ -215,7 +214,7 @@ class PythonRandomness(_Broken):
 class SeedsTheProcess(_Broken):
     """It seeds the global generator so that its own draw can be repeated; everybody else's is repeated too."""
 
-    name: ClassVar[str] = "seeds_the_process"
+    name = "seeds_the_process"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         torch.manual_seed(0)
@@ -226,7 +225,7 @@ class SeedsTheProcess(_Broken):
 class FreshGenerator(_Broken):
     """Its generator is its own, and its seed is that of the moment."""
 
-    name: ClassVar[str] = "fresh_generator"
+    name = "fresh_generator"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=torch.full_like(batch.logprobs, float(np.random.default_rng().random())))
@@ -236,7 +235,7 @@ class FreshGenerator(_Broken):
 class WarnsByNumpy(_Broken):
     """It asks numpy to warn of what underflows, for the rest of the process."""
 
-    name: ClassVar[str] = "warns_by_numpy"
+    name = "warns_by_numpy"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         np.seterr(under="warn")
@@ -247,7 +246,7 @@ class WarnsByNumpy(_Broken):
 class HashOfItsName(_Broken):
     """Its seed is the hash of its name, which Python salts anew in each process."""
 
-    name: ClassVar[str] = "hash_of_its_name"
+    name = "hash_of_its_name"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=torch.full_like(batch.logprobs, hash(self.name) % 1000 / 1000))
@@ -257,7 +256,7 @@ class HashOfItsName(_Broken):
 class OrderOfASet(_Broken):
     """It gives factors to bands of entropy in the order of a set of names."""
 
-    name: ClassVar[str] = "order_of_a_set"
+    name = "order_of_a_set"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         bands = ("lowest", "low", "rising", "middle", "high", "highest")
@@ -270,7 +269,7 @@ class OrderOfASet(_Broken):
 class ProcessId(_Broken):
     """Its seed is the number of its process."""
 
-    name: ClassVar[str] = "process_id"
+    name = "process_id"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=torch.full_like(batch.logprobs, os.getpid() % 10007 / 10007))
@@ -280,7 +279,7 @@ class ProcessId(_Broken):
 class RankZeroActs(_Broken):
     """It acts on the first rank only, as the launcher numbers them."""
 
-    name: ClassVar[str] = "rank_zero_acts"
+    name = "rank_zero_acts"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         first = os.environ.get("RANK", "0") == "0"
@@ -291,7 +290,7 @@ class RankZeroActs(_Broken):
 class SeedOfTheDay(_Broken):
     """Its seed is the date: a run that is resumed tomorrow is another one."""
 
-    name: ClassVar[str] = "seed_of_the_day"
+    name = "seed_of_the_day"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=torch.full_like(batch.logprobs, time.time() // 86400 % 1009 / 1009))
@@ -301,7 +300,7 @@ class SeedOfTheDay(_Broken):
 class CalibratesOnce(_Broken):
     """It scales by the mean entropy of the first optimizer step that it sees, kept in a variable of its module."""
 
-    name: ClassVar[str] = "calibrates_once"
+    name = "calibrates_once"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of(batch.signal("entropies"))}
@@ -315,7 +314,7 @@ class CalibratesOnce(_Broken):
 class RunningInTheModule(_Broken):
     """Its running mean is a variable of its module, moved each time that terms are asked for."""
 
-    name: ClassVar[str] = "running_in_the_module"
+    name = "running_in_the_module"
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         if len(batch):
@@ -327,7 +326,7 @@ class RunningInTheModule(_Broken):
 class WarmsUpByCalls(_Broken):
     """It begins to act after some optimizer steps, which it counts on its class."""
 
-    name: ClassVar[str] = "warms_up_by_calls"
+    name = "warms_up_by_calls"
     calls: ClassVar[list[int]] = [0]
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -342,7 +341,7 @@ class WarmsUpByCalls(_Broken):
 class KeepsOnItself(_Broken):
     """It keeps the first mean that it sees on itself, around the dataclass that is frozen."""
 
-    name: ClassVar[str] = "keeps_on_itself"
+    name = "keeps_on_itself"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of(batch.signal("entropies"))}
@@ -360,7 +359,7 @@ _by_count: dict[int, float] = {}
 class CachedByShape(_Broken):
     """It computes a statistic once for each number of tokens."""
 
-    name: ClassVar[str] = "cached_by_shape"
+    name = "cached_by_shape"
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Mean.of(batch.signal("entropies"))}
@@ -375,7 +374,7 @@ class CachedByShape(_Broken):
 class UndeclaredMetric(_Broken):
     """It reports a signal that it does not name, where it happens to be there."""
 
-    name: ClassVar[str] = "undeclared_metric"
+    name = "undeclared_metric"
     writes = frozenset()
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -386,7 +385,7 @@ class UndeclaredMetric(_Broken):
 class UndeclaredState(_Broken):
     """Its state follows a signal that it does not name."""
 
-    name: ClassVar[str] = "undeclared_state"
+    name = "undeclared_state"
 
     def init_state(self) -> State:
         return {"lag": 0.0}
@@ -407,7 +406,7 @@ class UndeclaredState(_Broken):
 class StateNamedTensor(_Broken):
     """An entry of its state has the name by which a tensor is marked in JSON."""
 
-    name: ClassVar[str] = "state_named_tensor"
+    name = "state_named_tensor"
 
     def init_state(self) -> State:
         return {"tensor": 0.0}
@@ -427,7 +426,7 @@ class StateNamedTensor(_Broken):
 class StateByNumber(_Broken):
     """The keys of its state are numbers, and come back from JSON as texts."""
 
-    name: ClassVar[str] = "state_by_number"
+    name = "state_by_number"
 
     def init_state(self) -> Any:
         return {0: 0.0, 1: 0.0}
@@ -440,7 +439,7 @@ class StateByNumber(_Broken):
 class HiddenSetting(_Broken):
     """Its repr leaves out a setting."""
 
-    name: ClassVar[str] = "hidden_setting"
+    name = "hidden_setting"
     factor: float = field(default=1.0, repr=False)
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

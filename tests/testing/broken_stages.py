@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,21 +31,19 @@ def _unless_even(responses: ResponseBatch, advantages: Tensor) -> Tensor:
     return torch.where(responses.even, 0.0, advantages)
 
 
-@dataclass(frozen=True)
 class LocalBaseline(AdvantageEstimator):
     """Its baseline is the mean of the responses at hand: another part gives another one."""
 
-    name: ClassVar[str] = "local_baseline"
+    name = "local_baseline"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return _unless_even(responses, responses.rewards - responses.rewards.mean())
 
 
-@dataclass(frozen=True)
 class MeanOfMeans(RewardShaper):
     """It measures the mean length of each part and averages those: a price that depends on the cut."""
 
-    name: ClassVar[str] = "mean_of_means"
+    name = "mean_of_means"
 
     def init_state(self) -> State:
         return {"price": 0.0}
@@ -63,11 +59,10 @@ class MeanOfMeans(RewardShaper):
         return responses.lengths * -float(state["price"])
 
 
-@dataclass(frozen=True)
 class CountsEmptyParts(RewardShaper):
     """A part without responses counts as one of length 0: a rank that has nothing would move the mean."""
 
-    name: ClassVar[str] = "counts_empty_parts"
+    name = "counts_empty_parts"
 
     def measure(self, responses: ResponseBatch) -> Stat:
         return {"length": Mean.of(responses.lengths if len(responses) else torch.zeros(1))}
@@ -77,16 +72,15 @@ class CountsEmptyParts(RewardShaper):
         return responses.lengths - (mean.value if float(mean.count) else 0.0)
 
 
-@dataclass(frozen=True)
 class StateOfThisRank(RewardShaper):
     """Its state comes from the responses of this rank alone, so ranks drift apart."""
 
-    name: ClassVar[str] = "state_of_this_rank"
+    name = "state_of_this_rank"
 
     def init_state(self) -> State:
         return {"responses": 0}
 
-    def settle(self, parts: Sequence[ResponseBatch], state: State, comm: Comm) -> tuple[Settled, State]:
+    def measure_all(self, parts: Sequence[ResponseBatch], state: State, comm: Comm) -> tuple[Settled, State]:
         stat, _ = super().settle(parts, state, LocalComm())
         return stat, {"responses": state["responses"] + sum(map(len, parts))}
 
@@ -94,11 +88,10 @@ class StateOfThisRank(RewardShaper):
         return torch.zeros_like(responses.rewards)
 
 
-@dataclass(frozen=True)
 class UnmergedMetric(AdvantageEstimator):
     """Its metric is the mean of the part, reported as if every part weighed the same."""
 
-    name: ClassVar[str] = "unmerged_metric"
+    name = "unmerged_metric"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return torch.zeros_like(responses.rewards)
@@ -108,21 +101,19 @@ class UnmergedMetric(AdvantageEstimator):
         return {"reward": Mean.scalar(float(mean))}
 
 
-@dataclass(frozen=True)
 class AsksForItsOwn(RolloutExpander):
     """It asks for as many prompts as it saw fail itself: each rank for another number."""
 
-    name: ClassVar[str] = "asks_for_its_own"
+    name = "asks_for_its_own"
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
         return Expansion(fresh=int(responses.even[responses.first].sum()))
 
 
-@dataclass(frozen=True)
 class DropsByOrder(RolloutExpander):
     """Its random numbers go to groups in the order in which they stand in the batch."""
 
-    name: ClassVar[str] = "drops_by_order"
+    name = "drops_by_order"
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
         rng = torch.Generator().manual_seed(seed)
@@ -130,32 +121,29 @@ class DropsByOrder(RolloutExpander):
         return Expansion(drop=(torch.rand(responses.groups, generator=rng) < 0.5)[order][responses.group])
 
 
-@dataclass(frozen=True)
 class FirstIsTheBaseline(AdvantageEstimator):
     """Its baseline is the answer that happens to stand first."""
 
-    name: ClassVar[str] = "first_is_the_baseline"
+    name = "first_is_the_baseline"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return responses.rewards - responses.rewards[responses.first][responses.group]
 
 
-@dataclass(frozen=True)
 class EditsRewards(RewardShaper):
     """It subtracts from the rewards of the caller, in place."""
 
-    name: ClassVar[str] = "edits_rewards"
+    name = "edits_rewards"
 
     def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         responses.rewards.sub_(0.5 * (~responses.ended).double())
         return torch.zeros_like(responses.rewards)
 
 
-@dataclass(frozen=True)
 class EditsItsState(RewardShaper):
     """It counts prompts in the tensor that it was given, so a checkpoint of before has the counts of after."""
 
-    name: ClassVar[str] = "edits_its_state"
+    name = "edits_its_state"
 
     def init_state(self) -> State:
         return {"seen": torch.zeros(24, dtype=torch.float64)}
@@ -171,11 +159,10 @@ class EditsItsState(RewardShaper):
         return torch.zeros_like(responses.rewards)
 
 
-@dataclass(frozen=True)
 class GlobalRandomness(PromptSelector):
     """It draws from the global generator, so whatever is drawn next depends on it."""
 
-    name: ClassVar[str] = "global_randomness"
+    name = "global_randomness"
 
     def select(self, offer: Offer, state: State) -> Tensor:
         torch.rand(offer.count)
@@ -190,105 +177,95 @@ def _wrapped(offer: Offer) -> Tensor:
 _CALLS = itertools.count()
 
 
-@dataclass(frozen=True)
 class ByCallOrder(PromptSelector):
     """It goes on where its last call ended, wherever the run went on."""
 
-    name: ClassVar[str] = "by_call_order"
+    name = "by_call_order"
 
     def select(self, offer: Offer, state: State) -> Tensor:
         return (next(_CALLS) + torch.arange(offer.count)) % (offer.size or 1000)
 
 
-@dataclass(frozen=True)
 class RefillsFromTheStart(PromptSelector):
     """A refill begins where the rollout began, and asks the same prompts again."""
 
-    name: ClassVar[str] = "refills_from_the_start"
+    name = "refills_from_the_start"
 
     def select(self, offer: Offer, state: State) -> Tensor:
         return (offer.drawn - offer.first + torch.arange(offer.count)) % (offer.size or 1000)
 
 
-@dataclass(frozen=True)
 class BeyondTheTask(PromptSelector):
     """It never looks at how many prompts there are."""
 
-    name: ClassVar[str] = "beyond_the_task"
+    name = "beyond_the_task"
 
     def select(self, offer: Offer, state: State) -> Tensor:
         return offer.drawn + 30 + torch.arange(offer.count)
 
 
-@dataclass(frozen=True)
 class ByPythonsHash(PromptSelector):
     """It shuffles by ``hash`` of a text, which every process seeds anew: only real processes show it."""
 
-    name: ClassVar[str] = "by_pythons_hash"
+    name = "by_pythons_hash"
 
     def select(self, offer: Offer, state: State) -> Tensor:
         places = range(offer.drawn, offer.drawn + offer.count)
         return torch.tensor([hash(f"{offer.seed}/{one}") % (offer.size or 1000) for one in places])
 
 
-@dataclass(frozen=True)
 class FavoursIds(AdvantageEstimator):
     """It leaves out a share of the groups by their ids, which are names and no randomness."""
 
-    name: ClassVar[str] = "favours_ids"
+    name = "favours_ids"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         kept = (responses.group_ids % 3 != 0).double()
         return _unless_even(responses, kept * (responses.rewards - responses.group_mean(responses.rewards)))
 
 
-@dataclass(frozen=True)
 class DividesByTheDeviation(AdvantageEstimator):
     """It divides by the deviation of a group, also where that is 0."""
 
-    name: ClassVar[str] = "divides_by_the_deviation"
+    name = "divides_by_the_deviation"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         deviation = responses.rewards - responses.group_mean(responses.rewards)
         return deviation / responses.group_mean(deviation.abs())
 
 
-@dataclass(frozen=True)
 class NoBaseline(AdvantageEstimator):
     """A lone answer keeps its reward as its advantage."""
 
-    name: ClassVar[str] = "no_baseline"
+    name = "no_baseline"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         size = responses.group_sum(torch.ones_like(responses.rewards))
         return torch.where(size == 1, responses.rewards, 0.0)
 
 
-@dataclass(frozen=True)
 class HalfPrecision(AdvantageEstimator):
     """It gives float32."""
 
-    name: ClassVar[str] = "half_precision"
+    name = "half_precision"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return _unless_even(responses, responses.rewards - responses.group_mean(responses.rewards)).float()
 
 
-@dataclass(frozen=True)
 class DropsAPart(RolloutExpander):
     """It drops the cut-off responses of a group and leaves the rest to be compared without them."""
 
-    name: ClassVar[str] = "drops_a_part"
+    name = "drops_a_part"
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
         return Expansion(drop=~responses.ended)
 
 
-@dataclass(frozen=True)
 class BranchesAtTheEnd(RolloutExpander):
     """It branches after the last token, where nothing is left to sample."""
 
-    name: ClassVar[str] = "branches_at_the_end"
+    name = "branches_at_the_end"
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
         parents = (responses.rewards <= 0).nonzero().squeeze(-1)
@@ -296,11 +273,10 @@ class BranchesAtTheEnd(RolloutExpander):
         return Expansion(parents=parents, pivots=tokens, branches=2)
 
 
-@dataclass(frozen=True)
 class GradientInItsState(RewardShaper):
     """Its state is a parameter, and everything made with it keeps a graph."""
 
-    name: ClassVar[str] = "gradient_in_its_state"
+    name = "gradient_in_its_state"
 
     def init_state(self) -> State:
         return {"scale": torch.ones((), dtype=torch.float64, requires_grad=True)}
@@ -310,33 +286,30 @@ class GradientInItsState(RewardShaper):
         return shaped
 
 
-@dataclass(frozen=True)
 class UndeclaredEvidence(AdvantageEstimator):
     """It weighs by evidence that it does not name, where it happens to be there."""
 
-    name: ClassVar[str] = "undeclared_evidence"
+    name = "undeclared_evidence"
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         weight = responses.extra.get("squared_gradient", responses.lengths)
         return _unless_even(responses, responses.rewards - responses.group_mean(responses.rewards, weight))
 
 
-@dataclass(frozen=True)
 class CountsPadding(RewardShaper):
     """It takes the mean over all columns, those after the end of a response included."""
 
-    name: ClassVar[str] = "counts_padding"
-    needs = frozenset({"entropies"})
+    name = "counts_padding"
+    needs = {"entropies"}
 
     def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return responses.evidence("entropies").double().sum(-1) / responses.limit
 
 
-@dataclass(frozen=True)
 class ForeignState(RewardShaper):
     """Its state holds an object that no checkpoint can hold."""
 
-    name: ClassVar[str] = "foreign_state"
+    name = "foreign_state"
 
     def init_state(self) -> State:
         return {"window": (1, 2)}
@@ -345,11 +318,10 @@ class ForeignState(RewardShaper):
         return torch.zeros_like(responses.rewards)
 
 
-@dataclass(frozen=True)
 class RandomById(RolloutExpander):
     """Not broken: what the laws ask of randomness."""
 
-    name: ClassVar[str] = "random_by_id"
+    name = "random_by_id"
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
         return Expansion(drop=uniform(seed + 5, responses.group_ids) < 0.5)

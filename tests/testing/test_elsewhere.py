@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -33,10 +32,9 @@ SEEN = {}
 print("the script ran")
 
 
-@dataclass(frozen=True)
 class First(TokenObjective):
-    name: ClassVar[str] = "first"
-    writes = frozenset({"weight"})
+    name = "first"
+    writes = {"weight"}
 
     def terms(self, batch, stat, state):
         seen = SEEN.setdefault("first", 1 + float(batch.advantages.abs().sum()))
@@ -47,11 +45,10 @@ print(sorted(check_objective(First(), examples=3, laws=["process"]).failed))
 """
 
 
-@dataclass(frozen=True)
 class Odd(TokenObjective):
     """Does something elsewhere that it does not do here."""
 
-    name: ClassVar[str] = "odd"
+    name = "odd"
 
     does: str
 

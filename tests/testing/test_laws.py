@@ -28,7 +28,7 @@ from rlstab import (
     compose,
     within,
 )
-from rlstab.core.observe import observe
+from rlstab.core.compose import observe
 from rlstab.errors import MissingPackage, UnknownName
 from rlstab.presets import PRESETS
 from rlstab.testing import LAWS, BrokenLaw, check_objective, parametrize_laws

@@ -6,13 +6,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from rlstab import STARE, ClipHigher, S2TMask, Terms, TokenBatch, TokenObjective, compose, observe
+from rlstab.core.metadata import About
 from rlstab.errors import ProcessError
 from rlstab.testing import Processes, Report, check_objective, parametrize_laws
 from rlstab.testing.examples import EXAMPLES, random_compositions
@@ -25,23 +25,23 @@ COMPOSED = compose(ClipHigher(), S2TMask(), STARE(target_entropy=0.8))
 NO_TOKENS = make_step("mixed", [0, 0], 1, 0, ())
 
 
-@dataclass(frozen=True)
 class SeededByProcess(TokenObjective):
     """Its random numbers belong to a token, as they should, but their seed is that of the process."""
 
-    name: ClassVar[str] = "seeded_by_process"
-    writes = frozenset({"weight"})
-    exceptions: ClassVar = {"replication": "a copy of a sequence is another sequence, with other random numbers"}
+    name = "seeded_by_process"
+    writes = {"weight"}
+    about = About(
+        exceptions={"replication": "a copy of a sequence is another sequence, with other random numbers"},
+    )
 
     def terms(self, batch: TokenBatch, stat: Any, state: Any) -> Terms:
         return Terms(weight=batch.uniform(os.getpid()).to(batch.logprobs.dtype))
 
 
-@dataclass(frozen=True)
 class OnRankOne(TokenObjective):
     """Raises, dies or sleeps on rank 1."""
 
-    name: ClassVar[str] = "on_rank_one"
+    name = "on_rank_one"
 
     does: str
 

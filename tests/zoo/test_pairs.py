@@ -13,11 +13,11 @@ from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.core.terms import SLOTS
 from rlstab.errors import Conflict
-from rlstab.explain.exclusions import shipped
 from rlstab.testing.examples import EXAMPLES
 from rlstab.testing.law import Case
 from rlstab.testing.laws_of_agreement import split
 from rlstab.testing.steps import make_step
+from tests.zoo.watch import shipped
 
 NAMES = [cls.name for cls in shipped()]
 PAIRS = list(itertools.combinations_with_replacement(NAMES, 2))
@@ -61,7 +61,7 @@ def test_what_owns_one_slot_is_refused_whatever_the_settings() -> None:
     for one, other in itertools.combinations(NAMES, 2):
         for pair in itertools.product(EXAMPLES[one], EXAMPLES[other]):
             slots = [method.writes & set(SLOTS) for method in pair]
-            region = [slot & {"bounds", "pull"} for slot in slots]
+            region = [slot & {"bounds", "surrogate"} for slot in slots]
             both = bool(slots[0] & slots[1]) or all(region)
             told = any(
                 key == right.name or key in right.writes

@@ -8,8 +8,8 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
 from rlstab.errors import ConfigError
 
 #: What decides TRL's own loss, with what to write in the objective instead.
