@@ -146,7 +146,7 @@ def train(
     } | ({} if task is None else {"task": type(task).__qualname__})
     accelerator = start_processes(run, timeout)
     with tag_errors_with_rank(accelerator), Stop() as stop:
-        processes = count_processes(run)
+        processes = count_processes(run, console)
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, resume=resume, overwrite=overwrite))
         try:
             trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
@@ -431,7 +431,7 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     return accelerator
 
 
-def count_processes(run: RunConfig) -> int:
+def count_processes(run: RunConfig, console: Console) -> int:
     """The number of processes that answer.
 
     Raises:
@@ -447,6 +447,10 @@ def count_processes(run: RunConfig) -> int:
             f"{launched} processes were launched (WORLD_SIZE) and {len(answers)} answered. Launch with: torchrun "
             f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
         )
+    # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
+    if len(answers) == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
+        text = "accelerate launch was asked for several processes and started one. Use --multi_gpu instead of --cpu."
+        console.print(f"[yellow]one process:[/] {text}", highlight=False)
     return len(answers)
 
 

@@ -79,6 +79,7 @@ class RunFolder:
         self.start: Path | None = None
         self.remarks: list[str] = []
         self._made: list[Path] = []
+        self._about: dict[str, Any] = {}
         self._lock: filelock.BaseFileLock | None = None
         if resume and overwrite:
             raise ConfigError("resume and overwrite exclude each other: one continues the run, the other replaces it.")
@@ -140,7 +141,7 @@ class RunFolder:
         """Nothing that this run will write may be there, unless a run of rlstab wrote it."""
         inside = self.path / CHECKPOINTS
         there = [name for name in FILES if _is_there(self.path / name)]
-        taken = [name for name in there if run_id is None or (self.path / name).is_dir()]
+        taken = [name for name in there if run_id is None or not (self.path / name).is_file()]
         taken += [CHECKPOINTS] if _is_there(inside) and not inside.is_dir() else []
         for path in checkpoint.checkpoints(inside) if self._fresh else ():
             taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
@@ -172,6 +173,11 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
                 f"over with --overwrite."
+            )
+        if checkpoint.read_json(self.path / "run.json").get("saved"):
+            raise CheckpointError(
+                f"{self.path} had checkpoints, and they are gone. Restore one from a copy, or start over with "
+                f"--overwrite."
             )
         config = self.path / "config.yaml"
         self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
@@ -207,7 +213,8 @@ class RunFolder:
             last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
                 _cut_after(self.path / name, last)
-            _write(self.path / "run.json", json.dumps({"run_id": self.run_id, **about}, indent=1))
+            self._about = {"run_id": self.run_id, "saved": self.start is not None, **about}
+            _write(self.path / "run.json", json.dumps(self._about, indent=1))
             _write(self.path / "config.yaml", dump_run(self._run))
 
     def _make_room(self) -> None:
@@ -256,6 +263,9 @@ class RunFolder:
     def keep_newest(self, saved: Path) -> None:
         """Remove the oldest checkpoints; damaged ones may be of later rollouts, and stay."""
         with filesystem_errors(self.path, CheckpointError):
+            if not self._about["saved"]:
+                self._about["saved"] = True
+                _write(self.path / "run.json", json.dumps(self._about, indent=1))
             paths = [path for path in checkpoint.checkpoints(saved.parent) if checkpoint.owner(path) == self.run_id]
             until = [path for path in paths if checkpoint.number(path) <= checkpoint.number(saved)]
             for path in until[: -self._run.tracking.keep_checkpoints]:
@@ -306,7 +316,7 @@ def describe(
 
 def run_id_in(folder: Path) -> str | None:
     """The id of the run that a folder holds; None where there is none."""
-    run_id = checkpoint._json(folder / "run.json").get("run_id")
+    run_id = checkpoint.read_json(folder / "run.json").get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 
