@@ -90,13 +90,18 @@ def describe_stages(pipeline: Pipeline) -> RenderableType:
     table = Table(show_lines=True)
     for column in ("stage", "acts on", "what it does", "needs", "keeps"):
         table.add_column(column, overflow="fold")
-    for one in pipeline:
-        cells = (one.kind, one.in_words(), ", ".join(sorted(one.needs)) or "basics only", ", ".join(one.init_state()))
-        table.add_row(one.name, *map(escape, cells))
+    for stage in pipeline:
+        cells = (
+            stage.kind,
+            stage.in_words(),
+            ", ".join(sorted(stage.needs)) or "basics only",
+            ", ".join(stage.init_state()),
+        )
+        table.add_row(stage.name, *map(escape, cells))
     lines = [
-        f"needs {name}, for {one.name}: {escape(stages.cost(one, name))}"
-        for one in pipeline
-        for name in sorted(one.needs)
+        f"needs {name}, for {stage.name}: {escape(stages.cost(stage, name))}"
+        for stage in pipeline
+        for name in sorted(stage.needs)
     ]
     return Group(table, *lines)
 
@@ -142,13 +147,13 @@ def _from(method: TokenObjective, host: Host) -> str:
     asks = refusal(method) if host.data_level else None
     if asks is not None:
         return f"refused: {asks}"
-    found = []
+    told = []
     for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
-            found.append(f"{name}: missing; {host.cure(name)}")
+            told.append(f"{name}: missing; {host.cure(name)}")
         elif name in host.how:
-            found.append(f"{name}: {host.how[name]}")
-    return "; ".join(dict.fromkeys(found)) or "all of it"
+            told.append(f"{name}: {host.how[name]}")
+    return "; ".join(dict.fromkeys(told)) or "all of it"
 
 
 def _forwards(objective: Composition, host: Host) -> list[str]:

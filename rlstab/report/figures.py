@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from rlstab.errors import ReportError
-from rlstab.report.activity import Overlap
 from rlstab.report.collapse import Sweep
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import LIGHT, Look, Seeds, looks_of, panels_of, seeds_of
@@ -111,8 +109,6 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
             yield "touched", table.title, _grid(methods, own, 3, touched=True)
     for sweep in comparison.sweeps:
         yield "sweep", sweep.bench, _sweep(comparison, sweep, _Methods({}, looks))
-    for overlap in comparison.overlaps:
-        yield "overlap", overlap.where, _overlap(overlap)
 
 
 def _file_name(text: str) -> str:
@@ -292,22 +288,4 @@ def _sweep(comparison: Comparison, sweep: Sweep, methods: _Methods) -> Figure:
     axes.set_title("Open: not stable. Ring: highest stable value.")
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
-    return figure
-
-
-def _overlap(overlap: Overlap) -> Figure:
-    names = list(map(_name, overlap.names))
-    side = 0.75 * len(names) + 2.6
-    figure, [axes] = _panels(1, 1, (side, side))
-    values = np.array([[np.nan if value is None else value for value in row] for row in overlap.matrix], np.float64)
-    axes.imshow(values, cmap="Blues", vmin=0, vmax=1.4)
-    for (row, column), value in np.ndenumerate(values):
-        axes.text(column, row, f"{value:.2f}" if np.isfinite(value) else "none", ha="center", va="center", fontsize=8)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(names)), [f"{name} ({n})" for name, n in zip(names, overlap.touched, strict=True)])
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    text = f"Of the tokens that either method touched, the share that both touched. {overlap.where}: {overlap.compared}"
-    figure.suptitle("\n".join(textwrap.wrap(_name(text), width=max(round(13 * side), 30))), fontsize=8.5)
     return figure

@@ -24,7 +24,6 @@ import rlstab
 from rlstab.cli import main
 from rlstab.errors import ReportError
 from rlstab.report import figures, page
-from rlstab.report.activity import Overlap
 from rlstab.report.build import make_report
 from rlstab.report.comparison import compare
 from rlstab.report.curves import curve_of, lead_curve, lead_sweep
@@ -347,10 +346,9 @@ def test_each_figure_is_a_png_and_an_svg_and_stands_in_the_page(tmp_path):
     runs = [record(curves(60, seed), method=name, seed=seed) for name in ("grpo", nasty) for seed in range(3)]
     for seed, run in enumerate(runs[:3]):
         run.metrics["s2t/threshold"] = (np.array([10 * seed + 7]), np.array([0.4]))
-    overlap = Overlap(None, "default", [nasty, "s2t"], [3, 0], [[1.0, None], [None, None]], "all")
-    comparison = dataclasses.replace(compare(Loaded(runs, [], [])), overlaps=[overlap])
+    comparison = compare(Loaded(runs, [], []))
     saved = figures.write(comparison, tmp_path)
-    sections = ["differences", "learning-curves", "entropy-and-reward", "gradient-norms", "touched", "overlap"]
+    sections = ["differences", "learning-curves", "entropy-and-reward", "gradient-norms", "touched"]
     assert [figure.path.stem for figure in saved if figure.path.suffix == ".svg"] == sections
     assert sorted(figure.path for figure in saved) == sorted((tmp_path / "figures").iterdir())
     for figure in saved:
@@ -363,7 +361,7 @@ def test_each_figure_is_a_png_and_an_svg_and_stands_in_the_page(tmp_path):
     for words in ("0 throughout", "never recorded in half", "s2t/threshold, nats"):
         assert words in touched
     text = page.write(comparison, tmp_path, "rlstab report x", saved).read_text(encoding="utf-8")
-    assert text.count("<noscript><img") == len(sections) - 1  # the overlap is a table
+    assert text.count("<noscript><img") == len(sections)
     # equal runs give equal files
     again = figures.write(comparison, tmp_path / "again")
     assert [figure.path.read_bytes() for figure in again] == [figure.path.read_bytes() for figure in saved]
