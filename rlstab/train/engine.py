@@ -28,9 +28,9 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
 from rlstab.core.comm import Comm
 from rlstab.errors import ConfigError, ModelError
+from rlstab.models.policy import Policy, Sequences
+from rlstab.models.shared_prompts import SharedPrompts
 from rlstab.signals import TokenSignals
-from rlstab.train.policy import Policy, Sequences
-from rlstab.train.shared_prompts import SharedPrompts
 
 Part = TypeVar("Part")
 

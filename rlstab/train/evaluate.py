@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rlstab.config.settings import EvaluationSettings, RolloutSettings
+from rlstab.models.policy import Policy
 from rlstab.tasks import Task
 from rlstab.tasks.rewards import Rewards, Scores, score
-from rlstab.train.policy import Policy
 from rlstab.train.rollout import Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import AdapterSettings
 from rlstab.extras import require
-from rlstab.models import load_part, put_adapter
+from rlstab.models.loading import load_part, put_adapter
 from rlstab.signals import COLUMNS, ROWS
 
 #: Bytes of a float32.

@@ -24,6 +24,7 @@ from rlstab.core.comm import Comm
 from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, MethodError, MissingSignal, ModelError, NonFinite, ShapeError, did_you_mean
+from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
@@ -32,7 +33,6 @@ from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import flaky_share
-from rlstab.train.policy import Policy
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
@@ -167,12 +167,10 @@ class Generator:
         )
         chosen = selector.select(offer, progress.stages[selector.name])
         fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.shape == (count,)
-        if not fits or (count and (int(chosen.min()) < 0 or (size is not None and int(chosen.max()) >= size))):
-            what = f"{chosen.dtype} of {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
-            limit = f" below {size}" if size is not None else ""
+        if not fits or not bool(((chosen >= 0) & (chosen < (size or 2**62))).all()):
             raise MethodError(
-                f"'{selector.name}': select returned {what}, expected ({count},) int64 numbers of prompts from 0"
-                f"{limit}. Change its function."
+                f"'{selector.name}': select returned {chosen!r:.60}, expected ({count},) int64 numbers of prompts from 0 "
+                f"to below {size or 'any'}. Change its function."
             )
         return chosen
 

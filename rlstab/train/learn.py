@@ -24,13 +24,13 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
+from rlstab.models.policy import Policy, Sequences
+from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.trace.writer import Tracer
 from rlstab.train.engine import Engine
 from rlstab.train.generate import AdvantageProvider, advance, checked_output, provided
-from rlstab.train.policy import Policy, Sequences
 from rlstab.train.rollout import Progress, Rollout
-from rlstab.train.shared_prompts import SharedPrompts, worthwhile
 from rlstab.train.tracking import Metrics
 
 #: Signals that an estimator means of the policy that learns, and not of the sampler, which may be older.

@@ -38,6 +38,7 @@ from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.models.policy import load_policy, require_trainable
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
@@ -57,7 +58,6 @@ from rlstab.train.generate import (
     require_provider_names,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
-from rlstab.train.policy import load_policy, require_trainable
 from rlstab.train.rollout import Progress, Rollout, of_rank
 from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
 from rlstab.train.sampling import Sampler, require_decoding

@@ -17,12 +17,12 @@ from rlstab.config.settings import RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
-from rlstab.models import is_of_adapter
+from rlstab.models.loading import is_of_adapter
+from rlstab.models.policy import Policy, Sequences
+from rlstab.models.shared_prompts import position_ids
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Prompt
-from rlstab.train.policy import Policy, Sequences
 from rlstab.train.rollout import Rollout
-from rlstab.train.shared_prompts import position_ids
 
 #: Finished responses leave the batch when at most this share of it is still growing.
 RETIRE = 0.75

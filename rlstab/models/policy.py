@@ -26,11 +26,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlstab.config.settings import AdapterSettings
 from rlstab.errors import DataError, ModelError
-from rlstab.models import load_model, quiet_transformers, save_adapter
+from rlstab.models.loading import load_model, quiet_transformers, save_adapter
+from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Message, Prompt, in_words
-from rlstab.train.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Models by shipped name, folder or hub name, with a LoRA adapter where that is asked for.
+"""Loading a model by shipped name, folder or hub name, with a LoRA adapter where that is asked for.
 
 peft puts the matrices of an adapter into the model's own layers, so that forwards are those of any other model.
 
@@ -26,8 +26,10 @@ from rlstab.config.settings import AdapterSettings
 from rlstab.errors import ModelError, did_you_mean
 from rlstab.extras import require
 
+_DATA = Path(__file__).parent.parent / "data"
+
 #: Models that ship with the package.
-SHIPPED = {name: Path(__file__).parent / "data" / name for name in ("chain-tiny", "countdown-tiny", "littered-tiny")}
+SHIPPED = {name: _DATA / name for name in ("chain-tiny", "countdown-tiny", "littered-tiny")}
 
 _GIVE = (
     "Give a folder that holds a transformers model with safetensors weights and its tokenizer, a name on the model "
