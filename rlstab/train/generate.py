@@ -169,8 +169,8 @@ class Generator:
         fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.shape == (count,)
         if not fits or not bool(((chosen >= 0) & (chosen < (size or 2**62))).all()):
             raise MethodError(
-                f"'{selector.name}': select returned {chosen!r:.60}, expected ({count},) int64 numbers of prompts from 0 "
-                f"to below {size or 'any'}. Change its function."
+                f"'{selector.name}': select returned {chosen!r:.60}, expected ({count},) int64 numbers of prompts, "
+                f"from 0 to below {size or 'any'}. Change its function."
             )
         return chosen
 

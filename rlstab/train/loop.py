@@ -33,7 +33,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.config.runs import RunConfig, run_hash
-from rlstab.config.user_code import checksums
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
@@ -284,10 +283,7 @@ class Trainer:
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self._tell_remarks(folder)
-            if self.engine.in_words != "one process":
-                self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-            for name, checksum in checksums(self.run.model_dump(mode="json")).items():
-                self.say("own code", f"{name} (sha256 {checksum}...)")
+            self.console.print(f"engine: {self.engine.in_words}", highlight=False)
             append = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, append, self.console)
         try:

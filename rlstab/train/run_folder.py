@@ -106,10 +106,8 @@ class RunFolder:
 
     def _hold(self) -> None:
         try:
-            for folder in reversed([self.path, *self.path.parents]):
-                if not folder.is_dir():
-                    self._made.append(folder)
-                    folder.mkdir()
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.is_dir()]
+            self.path.mkdir(parents=True, exist_ok=True)
         except ValueError as error:  # a null character, or half of a surrogate pair
             raise ConfigError(
                 f"tracking.out: {str(self.path)!r} is not a path: {error}. Write the name of a folder."
@@ -133,7 +131,7 @@ class RunFolder:
         with suppress(OSError, ValueError):
             if self._made and not _is_there(self.path / "run.json"):
                 (self.path / LOCK).unlink(missing_ok=True)
-                for folder in reversed(self._made):
+                for folder in self._made:
                     folder.rmdir()
         self._lock.release()
 
