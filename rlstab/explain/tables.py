@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -24,8 +24,22 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.pipeline import Pipeline
 
 
-def check(path: str, overrides: Mapping[str, Any], console: Console | None = None, *, host: str | None = None) -> None:
+def check(
+    path: str,
+    overrides: Mapping[str, Any],
+    console: Console | None = None,
+    *,
+    host: str | None = None,
+    tried: Sequence[str] = (),
+) -> None:
     """Print what a file means, for rlstab's own trainer or a host; what cannot run raises what the trainer would raise.
+
+    Args:
+        path: of the file.
+        overrides: values by dotted path.
+        console: where to print.
+        host: a trainer other than rlstab's own.
+        tried: what was found by trying the run, see :func:`rlstab.preflight.preflight`.
 
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
@@ -41,6 +55,11 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         verb = "train" if adapted(host).package else "express"
         console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can {verb} it")
         return
+    console.print(
+        f"no conflict: objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else ""), style="bold"
+    )
+    for line in tried:
+        console.print(escape(line))
     console.print(describe(objective))
     if run is not None:
         console.print(describe_stages(run.pipeline))
@@ -52,9 +71,6 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         )
     for note in notes(objective, run):
         console.print(f"[yellow]note:[/] {escape(note)}")
-    console.print(
-        f"objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else "") + ": no conflict"
-    )
 
 
 def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:

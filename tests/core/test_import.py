@@ -61,7 +61,7 @@ FLOORS = [
     {"config", "hosts"},
     {"explain", "tasks", "testing", "trace"},
     {"models"},
-    {"adapters", "train"},
+    {"adapters", "preflight", "train"},
     {"bench", "report"},
     {"diagnose"},
     {"cli"},
