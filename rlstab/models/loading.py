@@ -23,13 +23,14 @@ from transformers.utils import logging as transformers_logging
 
 from rlstab import hub
 from rlstab.config.settings import AdapterSettings
+from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.errors import ModelError, did_you_mean
 from rlstab.extras import require
 
 _DATA = Path(__file__).parent.parent / "data"
 
 #: Models that ship with the package.
-SHIPPED = {name: _DATA / name for name in ("chain-tiny", "countdown-tiny", "littered-tiny")}
+SHIPPED = {name: _DATA / name for name in SHIPPED_MODELS}
 
 _GIVE = (
     "Give a folder that holds a transformers model with safetensors weights and its tokenizer, a name on the model "
