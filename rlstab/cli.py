@@ -281,7 +281,7 @@ def _memory(run: RunConfig, options: argparse.Namespace) -> None:
         raise ConfigError(f"--processes {options.processes}: expected 1 or more.")
     require("train", "rlstab check --memory")
     from rlstab.console import Terminal
-    from rlstab.train.footprint_table import bytes_of, describe_memory
+    from rlstab.train.footprint import bytes_of, describe_memory
 
     memory = None if options.memory is None else bytes_of(options.memory)
     Terminal().print(describe_memory(run, options.processes, memory))
