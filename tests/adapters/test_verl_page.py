@@ -45,7 +45,7 @@ def trainable(config: Any) -> None:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     from rlstab import compose, load_objective
-    from rlstab.adapters.verl.plugin import objective_file
+    from rlstab.adapters.verl.loss_mode import objective_file
     from rlstab.adapters.verl.settings import check_settings
     from rlstab.adapters.verl.worker import require_from
 

@@ -20,7 +20,8 @@ def check_host() -> None:
         HostError: another release, methods that were replaced or changed, or an entry point that is missing, switched
             off or broken.
     """
-    from rlstab.adapters.verl.release import check_plugin, check_release
+    from rlstab.adapters.verl.entry_points import check_plugin
+    from rlstab.adapters.verl.release import check_release
 
     check_release()
     check_plugin()

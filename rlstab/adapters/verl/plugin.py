@@ -15,16 +15,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-#: What it begins with, before the path of the objective.
-PREFIX = "rlstab:"
+from rlstab.adapters.verl.loss_mode import objective_file
+
 #: Where verl's workers are.
 HOME = "verl.workers.engine_workers"
-
-
-def objective_file(config: Any) -> str | None:
-    """The path behind ``rlstab:`` in the configuration ``actor_rollout_ref``; None in a run without the adapter."""
-    mode = str(config.actor.policy_loss.get("loss_mode", ""))
-    return mode.removeprefix(PREFIX).strip() if mode.startswith(PREFIX) else None
 
 
 class ActorWorker:

@@ -25,7 +25,7 @@ from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.settings import require_one_correction
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss, named, tallies
-from rlstab.adapters.verl.plugin import objective_file
+from rlstab.adapters.verl.loss_mode import objective_file
 from rlstab.adapters.verl.release import check_release
 from rlstab.adapters.verl.settings import check_settings
 from rlstab.adapters.window import Window
