@@ -302,7 +302,7 @@ class _Workers:
         self._running: dict[BenchRun, subprocess.Popen[bytes]] = {}
         self._starting, self._stopping = threading.Lock(), False
         self._gpus: SimpleQueue[str | None] = SimpleQueue()
-        names = gpus() or [None]
+        names: list[str | None] = [*gpus()] or [None]
         for place in range(workers):  # workers share the GPUs evenly
             self._gpus.put(names[place % len(names)])
 

@@ -50,7 +50,7 @@ class LossOutput:
     lr_scale: float = 1.0
 
     def __repr__(self) -> str:
-        return f"LossOutput(loss={float(self.loss):.4g}, {len(self.report)} metrics)"
+        return f"LossOutput(loss={float(self.loss.detach()):.4g}, {len(self.report)} metrics)"
 
     def metrics(self) -> dict[str, float]:
         """The report as numbers, without metrics that counted nothing."""
@@ -183,7 +183,7 @@ def loss_of_part(
 
     Raises:
         ShapeError: batch and policy disagree in their number of tokens, or in their device.
-        OutOfRange: the policy is no PolicyOutputs.
+        OutOfRange: the policy is not a PolicyOutputs.
         MissingSignal: nothing that is differentiated has a gradient, or a penalty has none.
     """
     batch, terms = part.batch, part.terms

@@ -44,11 +44,11 @@ def looks_of(comparison: Comparison) -> dict[str, Look]:
     baselines = [table.baseline for table in comparison.tables if table.baseline is not None]
     # with several baselines none of them is the neutral one of all figures, so the most usual is
     baseline = max(baselines, key=baselines.count) if baselines else None
-    looks = {baseline: Look(0, 0, 0)} if baseline in methods else {}
+    looks = {baseline: Look(0, 0, 0)} if baseline is not None else {}
     hues = len(LIGHT) - 1
     for index, name in enumerate(method for method in methods if method != baseline):
         looks[name] = Look(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
-    return looks  # type: ignore[return-value]  # None is not among the methods
+    return looks
 
 
 @dataclass(frozen=True)

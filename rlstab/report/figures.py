@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, to
         marker = methods.marker(method) if metric.startswith("eval/") else None
         axes.plot(curves.rollouts, middle, **style, linewidth=1.6, marker=marker, markersize=3.5, label=_name(method))
         if len(curves.seeds) > 1:
-            low, high = (curves.over(lambda column, share=share: np.quantile(column, share)) for share in (0.25, 0.75))
+            low, high = (curves.over(partial(np.quantile, q=share)) for share in (0.25, 0.75))
             axes.fill_between(curves.rollouts, low, high, color=style["color"], alpha=0.13, linewidth=0)
     axes.set(title=own_title(metric) if about.title == metric else about.title, xlabel="rollout")
     last = max((run.rollouts for runs in methods.runs.values() for run in runs), default=0)
@@ -241,11 +242,12 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
         axes.axvline(0, color="#8a8a86", linewidth=0.9)
         for place, name in enumerate(others):
             paired = table.cells[name, outcome.name].paired
-            if paired is None or paired.difference.value is None:
+            size = paired.difference if paired else None
+            if size is None or size.value is None:
                 across, box = axes.get_yaxis_transform(), {"facecolor": "white", "linewidth": 0, "pad": 1.5}
                 axes.text(0.02, place, "no seed in both", transform=across, fontsize=8, va="center", bbox=box)
                 continue
-            size, color = paired.difference, methods.style(name)["color"]
+            color = methods.style(name)["color"]
             if size.low is not None and size.high is not None:
                 axes.plot([size.low, size.high], [place, place], color=color, linewidth=1.8)
             axes.plot(size.value, place, methods.marker(name), color=color, markersize=7, markeredgecolor="white")
@@ -262,11 +264,13 @@ def _sweep(comparison: Comparison, sweep: Sweep, methods: _Methods) -> Figure:
     """The main outcome over the swept key; open markers where not stable, a ring at the highest stable value."""
     tables = {(table.bench or "", table.setting): table for table in comparison.tables}
     figure, [axes] = _panels(1, 1, (6.8, 3.8))
-    outcome = comparison.outcomes[0] if comparison.outcomes else None
-    for name in [known for known in methods.looks if known in sweep.highest and outcome is not None]:
+    outcome = next(iter(comparison.outcomes), None)
+    for name in [known for known in methods.looks if known in sweep.highest]:
         color, marker = methods.style(name)["color"], methods.marker(name)
         line = []
         for point in [point for point in sweep.points if point.method == name]:
+            if outcome is None:
+                break
             size = tables[sweep.bench, point.setting].cells[name, outcome.name].summary
             if size.value is None:
                 continue

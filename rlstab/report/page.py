@@ -162,18 +162,6 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
     samples = samples_of(runs)
     samples.sort(key=lambda sample: _order(sample.run, key_of, tables))
     first, *others = findings(comparison)
-    shown = {
-        "curves": "Learning curves" if learning else "",
-        "trajectory": "Entropy against reward" if panels.trajectory else "",
-        "gradients": "Gradient norms" if panels.gradients else "",
-        "sweep": "Sweep" if comparison.sweeps else "",
-        "touched": "What each method touched",
-        "overlap": "Overlap" if comparison.overlaps else "",
-        "collapse": "Collapse",
-        "samples": "Samples" if samples else "",
-        "left-out": "Left out, notes" if comparison.loaded.left_out or comparison.notes else "",
-        "again": "How to reproduce it",
-    }
     return {
         "title": _title(comparison, looks),
         "what": _what(comparison, len(looks)),
@@ -214,19 +202,12 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
         "configs": {key: [_config(table, name) for name in table.methods] for key, table in tables.items()},
-        "contents": {id: name for id, name in shown.items() if name},
     }
 
 
 def _tables(comparison: Comparison) -> dict[str, Table]:
-    """The settings by their key on the page; those of a sweep in the order of its values."""
-    values = {(sweep.bench, point.setting): point.value for sweep in comparison.sweeps for point in sweep.points}
-    benches = list(dict.fromkeys(table.bench for table in comparison.tables))
-    ordered = sorted(
-        comparison.tables,
-        key=lambda table: (benches.index(table.bench), values.get((table.bench or "", table.setting), 0.0)),
-    )
-    return {f"s{index}": table for index, table in enumerate(ordered)}
+    """The settings by their key on the page."""
+    return {f"s{index}": table for index, table in enumerate(comparison.tables)}
 
 
 def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -63,7 +62,7 @@ class ASPO(TokenObjective):
           left out.
         - From the paper: the value of the loss is -pull A. Only the gradient is the published one.
 
-    Surprises:
+    Pitfalls:
         The inverse is not an importance weight: where the live policy is far from the old one, the estimate is
         deliberately biased. A rewarded token that fell to a third of its probability or less pulls with the full cap,
         and so does a punished one that rose to three times its probability or more. In a response in which all
@@ -116,7 +115,7 @@ class ASPO(TokenObjective):
     share: Annotated[float, Range(ge=0, le=1)] = 0.2
     cap: Annotated[float, Range(ge=1)] = 3.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "surrogate": f"A token pulls with its ratio, or with the inverse where its advantage is positive, at most "
             f"{self.cap}. It stops once the ratio is above 1 + {self.room}, or below 1 - {self.room} where its "

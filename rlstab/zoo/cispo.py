@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -54,7 +53,7 @@ class CISPO(TokenObjective):
           there is cap 1.2 here, high 4.0 is cap 5.0, and a low below 1 is floor 1 - low, which is 0.8 at 0.2.
         - From other code: SkyRL's ``rollout_is`` gives tokens outside a band the weight 0. That is not offered.
 
-    Surprises:
+    Pitfalls:
         There is no trust region: nothing stops a token that has moved far, so the policy may drift away from the data
         over many optimizer steps. A floor makes tokens count that the policy has already abandoned, and most ports have
         one unless it is turned off.
@@ -104,7 +103,7 @@ class CISPO(TokenObjective):
     cap: Annotated[float, Range(ge=1)] = 5.0
     floor: Annotated[float | None, Range(ge=0, le=1)] = None
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         least = "" if self.floor is None else f" and at least {self.floor}"
         return {
             "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, and all "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -76,7 +75,7 @@ class ClipCov(TokenObjective):
           optimizer step where evidence is recomputed for each. With the evidence of the rollout every ratio is 1.
         - From verl: its surrogate has no dual clip; here that of `clip_higher` may stand beside it.
 
-    Surprises:
+    Pitfalls:
         ``low`` and ``high`` are in nats times advantages divided by their standard deviation. Other advantages need
         other bounds: with those of Dr. GRPO, at most 1, hardly any token is a candidate.
 
@@ -154,7 +153,7 @@ class ClipCov(TokenObjective):
         if self.low > self.high:
             raise OutOfRange(f"'{self.name}': low = {self.low}, high = {self.high}, expected low <= high.")
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Give the weight 0 to {percent(self.share)} of the tokens of the optimizer step (rounded down, "
             f"at least one), drawn by seed {self.seed} among those whose log-prob and advantage have a covariance "

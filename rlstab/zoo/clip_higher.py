@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
@@ -53,7 +52,7 @@ class ClipHigher(TokenObjective):
         - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is ``dual_clip`` if it is above
           1 + e_high. A delta between 1 and 1 + e_high is ``high`` = delta - 1 and ``dual_clip`` = 1 + e_high instead.
 
-    Surprises:
+    Pitfalls:
         ``low`` is an entropy knob as well: a smaller one is reported to raise entropy (arXiv 2509.26114).
 
     Example:
@@ -106,7 +105,7 @@ class ClipHigher(TokenObjective):
     high: Annotated[float, Range(ge=0)] = 0.28
     dual_clip: Annotated[float | None, Range(gt=1)] = None
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         dual = (
             ""
             if self.dual_clip is None

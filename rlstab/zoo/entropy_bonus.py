@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -48,7 +47,7 @@ class EntropyBonus(TokenObjective):
           forks average inside a micro-batch.
         - From TRL: its bonus follows its top-entropy mask; here it follows no mask.
 
-    Surprises:
+    Pitfalls:
         It raises noise as well as useful alternatives. In the table of arXiv 2510.03222 (``lp_reg``) on-policy GRPO
         falls from 48.56 to 23.32 at 32B when an entropy bonus is added.
 
@@ -92,7 +91,7 @@ class EntropyBonus(TokenObjective):
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -49,7 +48,7 @@ class EntropyShaping(TokenObjective):
           recomputed for each, or of the old policy. It says that of the current policy, detached.
         - From its code: no official code was found.
 
-    Surprises:
+    Pitfalls:
         Unlike an entropy bonus, it does not push entropy up: where the policy was unsure of a rewarded token, a larger
         pull makes it surer. It makes chains of thought longer. The bonus is never negative, so the advantages of a
         group no longer cancel. Other methods that read the size of the advantage see it without the bonus.
@@ -116,7 +115,7 @@ class EntropyShaping(TokenObjective):
     alpha: Annotated[float, Range(ge=0)] = 0.4
     kappa: Annotated[float, Range(gt=1)] = 2.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "bonus": f"Add {self.alpha} times the entropy at its place to the advantage of a token, at most the size "
             f"of the advantage divided by {self.kappa}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -59,7 +59,7 @@ class ESSScale(TokenObjective):
         - From its code: an optimizer step without responses has the scale 1; there 0.
         - From the paper: its other half, a baseline by the gradient norm of each response, is not part of this.
 
-    Surprises:
+    Pitfalls:
         To log what it would do and change nothing, write ``observe(ESSScale())``: ``observe_ess_scale/ess`` and
         ``observe_ess_scale/would_scale_lr``. The scale may be as small as (1 / (b S))^p. Scaling the loss instead would
         do nothing: Adam divides it out again, and so does a clip of the gradient norm. Log-ratios add up over a
@@ -121,7 +121,7 @@ class ESSScale(TokenObjective):
     def needs(self) -> Set[str]:
         return {"logprobs", f"{self.anchor}_logprobs"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         over = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "lr_scale": f"Multiply the learning rate by (ess / {self.base}) ** {self.power}, at most 1, where ess is "

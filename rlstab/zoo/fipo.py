@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -63,7 +62,7 @@ class FIPO(TokenObjective):
           ``low`` is below 0.8. Places are counted over the tokens that count; there also over tool output between them.
         - From the paper: log-ratios are clamped to 20 nats in the sum.
 
-    Surprises:
+    Pitfalls:
         With one optimizer step per rollout it does nothing. It assumes that all tokens of a response have one
         advantage: where they do not, F mixes what was rewarded with what was punished. It needs the live log-probs of
         whole responses, including dropped tokens. F grows with the half-life: with a drift of 0.01 nats on every token
@@ -119,7 +118,7 @@ class FIPO(TokenObjective):
     max_ratio: Annotated[float | None, Range(gt=1)] = 10.0
     safe_ratio: Annotated[float | None, Range(gt=1)] = 4.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         outliers = "" if self.max_ratio is None else f" A token whose ratio is above {self.max_ratio} adds nothing."
         safe = (
             ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -57,7 +56,7 @@ class GMPO(TokenObjective):
           optimizer step, and takes the mean advantage of a response. The official code sees one response at a time. A
           log-ratio exactly on a bound keeps its gradient here, and half of it in torch's maximum.
 
-    Surprises:
+    Pitfalls:
         The range is in nats: 0.4 is [0.67, 1.49], and PPO's 0.2 would be [0.82, 1.22]. A clipped token has no gradient,
         but its clipped log-ratio still scales the pull of all others in its response.
 
@@ -122,7 +121,7 @@ class GMPO(TokenObjective):
     low: Annotated[float, Range(ge=0)] = 0.4
     high: Annotated[float, Range(ge=0)] = 0.4
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "ratio": f"All tokens of a response have one ratio, the geometric mean of those that are kept. Before it "
             f"is taken, a log-ratio is clipped at {self.high} where the advantage is positive and at -{self.low} where "

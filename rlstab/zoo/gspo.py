@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
@@ -55,7 +53,7 @@ class GSPO(TokenObjective):
         - From other code: LUSPO (arXiv 2602.05261) multiplies the loss of a response by its length. That is
           `constant_length` with ``length`` 1 in place of `sequence_mean`.
 
-    Surprises:
+    Pitfalls:
         ln s is a mean, far smaller than what it averages: with a token-level clip range of 0.2, no response is ever
         stopped. At 3e-4 many are: the paper reports two orders of magnitude more clipped tokens than GRPO, and faster
         learning. Log-probs in bfloat16 have errors larger than the range. A single outlier in a long response goes
@@ -116,7 +114,7 @@ class GSPO(TokenObjective):
     name = "gspo"
     writes = {"ratio"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "ratio": "All tokens of a response have one ratio, the geometric mean of the ratios of those that are kept."
         }

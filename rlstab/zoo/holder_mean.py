@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -62,7 +61,7 @@ class HolderMean(TokenObjective):
         - From its code: a form that clips each ratio before it is averaged is not offered; at power 0 that is `gmpo`,
           except for its range.
 
-    Surprises:
+    Pitfalls:
         At positive powers, a single outlier dominates the mean and takes most of the gradient; at negative ones, the
         token that fell furthest does. At power 0 it is `gspo`, for which a clip at 0.2 is idle: look at
         ``ratio/clipped_high`` as the power passes 0. A run that is shorter than ``steps`` never sees the end of the
@@ -118,7 +117,7 @@ class HolderMean(TokenObjective):
     final_power: Annotated[float, Range(ge=-100, le=100)] = -2.0
     steps: Annotated[int, Range(ge=1)] = 500
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         falls = "" if self.power == self.final_power else f", moving to {self.final_power} over {self.steps} of them"
         return {
             "ratio": f"All tokens of a response have one ratio, the power mean of the ratios of those that are kept; a "

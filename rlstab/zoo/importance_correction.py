@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -92,7 +91,7 @@ class ImportanceCorrection(TokenObjective):
           not report gets the weight 1 there; here such evidence is refused.
         - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
 
-    Surprises:
+    Pitfalls:
         Under ``old_logprobs: rollout`` the old policy is the sampler, every weight is 1, and the ratio of the trust
         region carries the mismatch; a surrogate that is anchored at the sampler carries it too, and correcting it again
         counts it twice. A sampler that reports log-probs before applying its temperature or top-p gives the ratios of a
@@ -182,7 +181,7 @@ class ImportanceCorrection(TokenObjective):
     def _rejects(self) -> bool:
         return not self.keep_low is self.keep_high is self.veto is None
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         whose = {
             "token": "its ratio",
             "sequence": "the product of the ratios of its response",

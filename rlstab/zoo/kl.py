@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -67,7 +66,7 @@ class KLPenalty(TokenObjective):
         - From TRL's ``use_bias_correction_kl``: 'k3_unbiased' takes the ratio of the token also beside ``gspo``; TRL
           takes that of the response there.
 
-    Surprises:
+    Pitfalls:
         Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a
         different coefficient.
 
@@ -122,7 +121,7 @@ class KLPenalty(TokenObjective):
     estimator: Literal["k1", "k2", "k3", "k3_straight_through", "k3_unbiased"] = "k3"
     cap: Annotated[float | None, Range(gt=0)] = 10.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         capped = {
             "k3": "at most {}",
             "k3_straight_through": "its value at most {}",

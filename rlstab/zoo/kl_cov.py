@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -66,7 +65,7 @@ class KLCov(TokenObjective):
         - From its code: every token that ties with the last of the largest is selected, and ``topk`` there breaks ties
           in its own order.
 
-    Surprises:
+    Pitfalls:
         With one optimizer step per rollout it does nothing: every ratio is 1, where |ln r| has no slope. The published
         loss has no clip at all. ``coefficient`` is meant for advantages divided by their standard deviation, about 1 in
         size: against those of Dr. GRPO, below 1, the penalty outweighs the pull of nearly every token that it selects.
@@ -127,7 +126,7 @@ class KLCov(TokenObjective):
     share: Annotated[float, Range(gt=0, le=1)] = 2e-3
     coefficient: Annotated[float, Range(ge=0)] = 1.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "penalties": f"Add {self.coefficient} times the size of the log-ratio on the {percent(self.share)} of the "
             f"tokens of the optimizer step (rounded down, at least one) whose log-prob and advantage have the largest "

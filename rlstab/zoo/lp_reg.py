@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -98,7 +97,7 @@ class LpReg(TokenObjective):
         - From its code: a branch for rewarded tokens, off in every script, is left out. There min-p is applied before
           the temperature; here all signals are at one temperature.
 
-    Surprises:
+    Pitfalls:
         On-policy the paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near
         1. Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
 
@@ -177,7 +176,7 @@ class LpReg(TokenObjective):
     def signal_options(self) -> dict[str, float]:
         return {"min_p": self.min_p}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         lowest = f"in the lowest {percent(self.share)} of"
         if self.form == "paper":
             what = f"-ln of the mass that a min-p filter at {self.min_p} keeps of the live policy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -61,7 +60,7 @@ class M2PO(TokenObjective):
           one token, and dropped tokens leave the denominator, so that the others pull harder.
         - From all three: equal values go together.
 
-    Surprises:
+    Pitfalls:
         It compares with the sampler, because there is nothing else to compare with: ``old_logprobs`` that were
         recomputed for this rollout are ``logprobs`` up to its first update, and against them no token would ever move.
         In a run with several optimizer steps per rollout, set ``refresh: step``; otherwise every step decides by the
@@ -120,7 +119,7 @@ class M2PO(TokenObjective):
 
     budget: Annotated[float, Range(ge=0)] = 0.04
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Of the tokens that moved from the rollout policy the way of their advantage, give those that "
             f"moved furthest the weight 0, until the mean squared log-ratio of the others is at most {self.budget}, "

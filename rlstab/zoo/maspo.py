@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -61,7 +60,7 @@ class MASPO(TokenObjective):
         - From the paper: the three clips of base and scale are those of the code; the formula in the README has none.
         - From its code: ``cap`` is not there.
 
-    Surprises:
+    Pitfalls:
         At the defaults it hardly bounds anything: a certain token with twice its old probability keeps 61 % of its
         pull, one of probability 0.01 keeps 97 %. A punished token whose ratio grows has no bound at all without
         ``cap``. It reads the size of the advantage, not only its sign, so a bonus or another estimator of advantages
@@ -136,7 +135,7 @@ class MASPO(TokenObjective):
                 f"{self.max_sigma} and min_scale <= max_scale = {self.max_scale}."
             )
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         cap = "" if self.cap is None else f" A punished token with a ratio above {self.cap} pulls with that."
         return {
             "gates": f"A token that moves away from the old policy (ratio above 1 where its advantage A is positive, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Literal
 
 import torch
@@ -66,7 +66,7 @@ class Mismatch(TokenObjective):
         - From verl: d is clamped to 20 nats in k3 too, there only in chi2.
         - From TRL: it reports mean and largest absolute difference per token, and the ratios that it corrects by.
 
-    Surprises:
+    Pitfalls:
         The effective sample size is that of whole responses. Random gaps of 0.02 nats on each of 4000 tokens reduce it
         to 0.2, and no other number shows them. k1 may be negative by chance. List the method twice for two pairs of
         policies: their metrics are then under ``mismatch_1`` and ``mismatch_2``, in the order in which a printed
@@ -121,7 +121,7 @@ class Mismatch(TokenObjective):
     def needs(self) -> Set[str]:
         return {self.of, self.to}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "report": f"Measure how far `{self.of}` are from `{self.to}`: divergence, chi-square, effective sample "
             f"size, perplexity, largest log-ratio."

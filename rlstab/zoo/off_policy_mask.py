@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Annotated, Literal
 
 import torch
@@ -59,7 +59,7 @@ class OffPolicyMask(TokenObjective):
           sampler did not report counts as 0 there; here such evidence is refused.
         - From slime: it compares with the log-probs that its ratio divides by.
 
-    Surprises:
+    Pitfalls:
         The two published thresholds are four orders of magnitude apart. A mean gap of 0.5 nats is a response that the
         policy has all but forgotten; one of 0.0001 is below the noise of a single response, so that about half of the
         punished ones are stopped by chance. Look at ``off_policy_mask/stopped`` before you trust a value. The gap of
@@ -118,7 +118,7 @@ class OffPolicyMask(TokenObjective):
     def needs(self) -> Set[str]:
         return anchor_needs(self.anchor)
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         whose = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "gates": f"Stop a token when its advantage is negative and its response is, on average over its tokens, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -69,7 +68,7 @@ class S2TMask(TokenObjective):
           over all parts of the optimizer step.
         - From its code: no official code was found, for any version.
 
-    Surprises:
+    Pitfalls:
         It is not a gradient clip: for a rare token, entropy moves the norm of the logit gradient by a factor of at most
         sqrt(2). Once more than a share q of the pool has exactly the threshold's entropy (0, after a collapse), no
         token is below it and none is dropped.
@@ -156,7 +155,7 @@ class S2TMask(TokenObjective):
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.75
     population: Literal["candidates", "all"] = "candidates"
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         pool = {
             "candidates": "the tokens of the optimizer step that meet the first two conditions",
             "all": "all tokens of the optimizer step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -56,7 +55,7 @@ class SAPO(TokenObjective):
         - From other code: ports offer SAPO on the ratio of a sequence. That is `gspo` beside it here, and not the
           paper's.
 
-    Surprises:
+    Pitfalls:
         The slope is gentle: at the defaults a ratio of 1.28 keeps 98 % of its pull and one of 2 keeps 79 %, so next to
         a clip at 0.2 it hardly bounds anything. It damps both directions: a token that moves back towards the data
         pulls less too.
@@ -112,7 +111,7 @@ class SAPO(TokenObjective):
     positive: Annotated[float, Range(ge=0)] = 1.0
     negative: Annotated[float, Range(ge=0)] = 1.05
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "gates": f"A token pulls 1 / cosh(tau (ratio - 1) / 2)^2 times as hard, tau = {self.positive} where its "
             f"advantage is positive and {self.negative} where it is negative. It still counts in full."

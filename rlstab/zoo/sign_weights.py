@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -61,7 +60,7 @@ class SignWeights(TokenObjective):
           it keeps them, as here.
         - From its code: a reward that is neither 0 nor 1 stays as it is there. Here the sign of the advantage decides.
 
-    Surprises:
+    Pitfalls:
         The estimators of rlstab's own trainer all have a group baseline. For the published methods, pass advantages of
         1 and -1 in your own loop. Punishment alone is reported to harm the format if kept up for long and, later,
         accuracy.
@@ -112,7 +111,7 @@ class SignWeights(TokenObjective):
     positive: Annotated[float, Range(ge=0)] = 0.1
     negative: Annotated[float, Range(ge=0)] = 1.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Multiply the policy term of a token by {self.positive} where its advantage is positive, and by "
             f"{self.negative} where it is negative. The divisor stays."

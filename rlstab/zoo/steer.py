@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -66,7 +65,7 @@ class STEER(TokenObjective):
         - From its code: p and q are floored at 1e-8 there. Here p / q comes from the log-ratio, at most e^20 and at
           least e^-20, and a token rarer than 1e-8 keeps its ln p.
 
-    Surprises:
+    Pitfalls:
         It damps what would raise entropy as well as what would lower it. The minimum and the maximum each depend on a
         single token: with one extreme token in the step, such as one far off-policy, all others weigh nearly 1
         (exponential) or ``high`` (linear). Look at the reported ``largest``. The linear form scales the whole gradient
@@ -139,7 +138,7 @@ class STEER(TokenObjective):
     low: Annotated[float, Range(gt=0, le=1)] = 0.8
     form: Literal["exponential", "linear"] = "exponential"
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         if self.form == "linear":
             span = f"from {self.high} where the estimate is smallest in the optimizer step to {self.low} where it is"
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -57,7 +56,7 @@ class StreamWeight(TokenObjective):
         - From its code: a KL term is averaged per stream too, branches times lambda. Here penalties are over all
           tokens.
 
-    Surprises:
+    Pitfalls:
         The policy term grows: its weights add up to (1 + lambda) N when both streams are present. In an optimizer step
         without responses from the prompt, every token has the weight lambda, because the mean over nothing is 0.
 
@@ -116,7 +115,7 @@ class StreamWeight(TokenObjective):
 
     coefficient: Annotated[float, Range(ge=0)] = 1.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Multiply the policy term so that answers from the prompt have a mean of their own, and "
             f"branches another that counts {self.coefficient} times."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, NoOpAt
@@ -44,7 +42,7 @@ class TokenMean(TokenObjective):
           tokens of small micro-batches more weight and, at one response per micro-batch, is ``sequence_mean``. TRL's
           ``bnpo`` likewise. The code of Lp-Reg adds 1e-8 to N.
 
-    Surprises:
+    Pitfalls:
         A mask that shrinks the divisor, such as ``top_entropy``, raises the weight of the remaining tokens. Long
         responses count for more, also in a penalty such as that of ``kl``.
 
@@ -76,7 +74,7 @@ class TokenMean(TokenObjective):
     name = "token_mean"
     writes = {"aggregate"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {"aggregate": "Average over all tokens of the optimizer step: every token weighs the same."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
@@ -59,7 +58,7 @@ class TopEntropyMask(TokenObjective):
         - From TRL: there an empty pool drops everything, and here nothing. TRL's threshold is rounded
           to float32, so it may fall on the entropy just below the quantile and keep one token more.
 
-    Surprises:
+    Pitfalls:
         Where more than 1 - ``share`` of the entropies are equal (0, after a collapse), the threshold is that value and
         everything is kept: look at the reported share. In TRL, this kind of mask also applies to the entropy bonus but
         not to the KL; here both act on all tokens.
@@ -115,7 +114,7 @@ class TopEntropyMask(TokenObjective):
     def writes(self) -> frozenset[str]:
         return frozenset({"keep" if self.denominator == "kept" else "weight"})
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         when = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the optimizer step"
         left = f"About {percent(self.share)} are left, more by ties."
         if self.denominator == "kept":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
@@ -48,7 +47,7 @@ class TruncatedMask(TokenObjective):
         - From TRL: its ``mask_truncated_completions`` takes a response without EOS for truncated, so that one ended by
           a stop text is too. Its means per sequence still count the response, with a loss of 0; here it leaves S.
 
-    Surprises:
+    Pitfalls:
         The advantages of the others do not change: the reward of a truncated response still counts in the mean of its
         group. A response that ends exactly at the limit with EOS is not truncated. If most responses are truncated,
         hardly anything is left to learn from, and nothing teaches the policy to be brief: look at
@@ -98,7 +97,7 @@ class TruncatedMask(TokenObjective):
     def writes(self) -> frozenset[str]:
         return frozenset({"keep" if self.denominator == "kept" else "weight"})
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         when = "when its response was cut off at the length limit"
         if self.denominator == "kept":
             return {"keep": f"Drop a token {when}. It leaves the divisor too."}

@@ -66,7 +66,7 @@ class VESPO(TokenObjective):
           weights that it may have truncated before.
         - From other code: TRL adds the rollout weights over padding too, which is harmless where they are 1.
 
-    Surprises:
+    Pitfalls:
         W is a product: in a response of a thousand tokens, a mean drift of 0.01 nats makes it e^10 or e^-10, and the
         response contributes nothing. Look at ``ratio/surrogate``. phi is not bounded by 1: it reaches 1.21 and 1.24.
         Responses that the policy has abandoned fade out for either sign, punished ones sooner.
@@ -130,7 +130,7 @@ class VESPO(TokenObjective):
     def needs(self) -> Set[str]:
         return anchor_needs(self.anchor)
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         over = {"old": "the old policy", "rollout": "the sampler"}[self.anchor]
         return {
             "surrogate": f"The tokens of a response pull with W^k exp(lam (1 - W)) instead of their ratios, W being "

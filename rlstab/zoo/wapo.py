@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -58,7 +57,7 @@ class WAPO(TokenObjective):
         - From the paper: its clip is that of another method: ``clip_higher`` with ``low`` 1.0 and ``high`` 9.0 is
           min(r A, min(r, 10) A).
 
-    Surprises:
+    Pitfalls:
         It expects the advantages of the estimator 'dr_grpo': divided by a standard deviation, a group with one winner
         in many would count for more. A group pulls in proportion to its winners. Entropy still falls if all winners are
         alike. It needs ``group_ids``: without them, every response counts as a separate group.
@@ -126,7 +125,7 @@ class WAPO(TokenObjective):
 
     length: Annotated[int, Range(ge=1)]
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": "Give the weight 0 to every token whose advantage is not positive.",
             "aggregate": f"Sum over the tokens of a group, divide by its responses and by {self.length}, and average "

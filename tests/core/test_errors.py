@@ -54,7 +54,16 @@ from rlstab.config.document import dump
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
 from rlstab.core.terms import WRITABLE
-from rlstab.errors import ConfigError, Conflict, MethodError, MissingSignal, NonFinite, OutOfRange, ShapeError
+from rlstab.errors import (
+    ConfigError,
+    Conflict,
+    MethodError,
+    MissingSignal,
+    NonFinite,
+    OutOfRange,
+    ShapeError,
+    UnknownName,
+)
 from rlstab.testing.outcome import _Meeting, _ThreadComm
 from rlstab.zoo import METHODS
 from tests.core.methods import DropPunished, Scale
@@ -456,6 +465,9 @@ STEPS = {
         MissingSignal,
         whole(compose(EntropyBonus()), lambda live: replace(live, entropies=live.entropies.detach())),
     ),
+    "a signal misspelt": (UnknownName, padded(entropy=torch.ones(2, 3))),
+    "a setting misspelt": (UnknownName, lambda: S2TMask(max_probs=0.1)),
+    "a setting of a method without any": (UnknownName, lambda: rlstab.TokenMean(share=0.1)),
     "advantages of shape (B, 1)": (ShapeError, padded(advantages=torch.ones(2, 1))),
     "advantages of a list": (OutOfRange, padded(advantages=[1.0, 1.0])),
     "a float mask with NaN": (OutOfRange, padded(response_mask=torch.tensor([[1.0, NAN, 0.0], [1.0, 1.0, 1.0]]))),
