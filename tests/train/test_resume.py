@@ -56,7 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
     **{f"selector {name}": {"stages": [settings]} for name, settings in SELECTORS.items()},
 }
 
-SELDOM = {f"selector {name}" for name in ("uniform", "goldilocks", "goldilocks_teacher")}
+SELDOM = {f"selector {name}" for name in SELECTORS}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SELDOM)) for kind in KINDS])
@@ -88,7 +88,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(forks: Forks, tmp_path: Path) 
         assert differences(out, whole) == []
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(300, marks=pytest.mark.slow)])
 def test_after_any_kill_a_run_goes_on_bit_for_bit(kills: int, forks: Forks, tmp_path: Path) -> None:
     """At aimed and at random moments; the long campaign has runs with stages, staleness and LoRA.
 

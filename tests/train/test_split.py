@@ -63,15 +63,14 @@ def apart(one: Path, other: Path, what: str) -> float:
     ids=["live", "refresh", "epochs"],
 )
 def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp_path: Path) -> None:
-    for size in (16, 3, 1):
+    for size in (16, 3):
         changes = {"optimisation__micro_batch_size": size, "optimisation__lr": 1e-4, "optimisation__eps": 1e-4}
         go(small(tmp_path / str(size), STACK, rollout__prompts=4, **changes, **options))
     assert moved(tmp_path / "16") > 10 * ALIKE
-    for size in (3, 1):
-        assert apart(tmp_path / "16", tmp_path / str(size), f"micro-batches of {size}") <= ALIKE
-        for mine, theirs in zip(without_times(tmp_path / "16"), without_times(tmp_path / str(size)), strict=True):
-            assert mine.keys() == theirs.keys()
-            assert theirs == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in mine.items()}
+    assert apart(tmp_path / "16", tmp_path / "3", "micro-batches of 3") <= ALIKE
+    for mine, theirs in zip(without_times(tmp_path / "16"), without_times(tmp_path / "3"), strict=True):
+        assert mine.keys() == theirs.keys()
+        assert theirs == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in mine.items()}
 
 
 # -- what ranks send and hold -----------------------------------------------------------------------------------------
