@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel lint cards docs notebooks format clean
+.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel lint docs notebooks format clean
 
-# 180 rollouts of GRPO with two methods, about a minute; ends with a table, a picture and traced tokens. One thread: the
+# 180 rollouts of GRPO with two methods, about a minute; ends with a table and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
 train: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/rlstab train examples/countdown.yaml --overwrite
@@ -56,10 +56,6 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-# docs/methods: pages from the docstrings, pictures from the losses
-cards: $(VENV)/.installed
-	$(BIN)/rlstab cards
 
 # the documentation site, into site/; strict: a broken link or an undocumented public name fails
 docs: $(VENV)/.installed-dev

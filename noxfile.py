@@ -8,7 +8,6 @@ its CPU builds are enough.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import nox
@@ -28,8 +27,6 @@ INSTRUCTIONS = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "MKL_ENABLE_INSTRUCTIONS": "AVX512", "ONEDNN_MAX_CPU_ISA": "DEFAULT"},
 }
-#: What a torch needs otherwise than constraints.txt says: numpy 2.4 refuses what the interpreter of Triton 3.5 does.
-OTHERWISE = {"2.9": ["numpy<2.4"]}
 CAPABILITY = "import torch; print(torch.backends.cpu.get_cpu_capability())"
 SEEN = """
 import platform, torch
@@ -51,14 +48,12 @@ def install(python: str, torch: str) -> None:
 
     @nox.session(name=environment(python, torch), python=python, reuse_venv=True, default=False)
     def build(session: nox.Session) -> None:
-        # the pinned versions, but for torch and what its version decides
+        # the pinned versions, but for torch
         pins = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
-        own = [f"torch=={torch}.*", *OTHERWISE.get(torch, [])]
-        free = {re.split("[=<]", one)[0] for one in [*own, "triton"]}
         constraints = Path(session.create_tmp()) / "constraints.txt"
-        constraints.write_text("\n".join(one for one in pins if one.split("==")[0] not in free), encoding="utf-8")
+        constraints.write_text("\n".join(pin for pin in pins if pin.split("==")[0] != "torch"), encoding="utf-8")
         try:
-            session.install("-c", str(constraints), *own, "-e", ".[dev]")
+            session.install("-c", str(constraints), f"torch=={torch}.*", "-e", ".[dev]")
         except nox.command.CommandFailed:
             session.error(f"pip found no torch {torch} for Python {python}, or not what it needs: see above")
 

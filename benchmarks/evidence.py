@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.protocol import ROOT
-from rlstab.diagnose import evidence, remedies
-from rlstab.diagnose.evidence import Figure
-from rlstab.diagnose.troubleshooting import page
-from rlstab.report.model import setting_of
-from rlstab.report.outcomes import chosen_outcomes, outcome_of
-from rlstab.report.records import load_runs
+from benchmarks.troubleshooting import page
+from rlstab.diagnose import remedies
+from rlstab.diagnose.remedies import EVIDENCE, Figure
+from rlstab.report.comparison import chosen_outcomes, outcome_of
+from rlstab.report.load import load_runs
+from rlstab.report.runs import setting_of
 from rlstab.report.statistics import against_baseline
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -75,7 +75,7 @@ def text() -> str:
     found: dict[str, dict[tuple[str, str], Figure]] = {}
     for cause in remedies.table().values():
         for comparison in cause["evidence"]:
-            place = found.setdefault(evidence.key(comparison), {})
+            place = found.setdefault(remedies.key(comparison), {})
             place |= {(one.method, one.outcome): one for one in figures(comparison)}
     data = {name: [dataclasses.asdict(one) for one in each.values()] for name, each in found.items()}
     return json.dumps(data, indent=1) + "\n"
@@ -90,13 +90,13 @@ def main() -> None:
     options.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is stale")
     check = options.parse_args().check
     stale = []
-    for path, wanted in ((evidence.FILE, text), (PAGE, page)):
+    for path, wanted in ((EVIDENCE, text), (PAGE, page)):
         new = wanted()
         if check:
             stale += [path] if not path.exists() or path.read_text(encoding="utf-8") != new else []
         else:
             path.write_text(new, encoding="utf-8")
-            evidence.figures.cache_clear()  # the page reads them
+            remedies.figures.cache_clear()  # the page reads them
             remedies.remedies.cache_clear()
     if stale:
         sys.exit(f"stale: {', '.join(str(one) for one in stale)}. Run: python -m benchmarks evidence")

@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ from torch import Tensor
 
 from benchmarks.protocol import Case, Run, interleave, listed, parser
 from rlstab.config import load_run
-from rlstab.config.runs import RolloutSettings, RunConfig
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.comm import LocalComm
 from rlstab.report.statistics import Estimate, against_baseline
 from rlstab.stages.advantages import grpo
@@ -50,14 +51,13 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.tasks import Countdown
-from rlstab.train.engines import OneProcess
-from rlstab.train.metrics import Metrics
-from rlstab.train.padded_rows import Sequences
-from rlstab.train.policy import Policy, load_policy
-from rlstab.train.reward import score
-from rlstab.train.sampling import Sampled, grouped, sample
-from rlstab.train.sequence_gradients import squared_gradients
-from rlstab.train.step import Experience, Learner, forward_signals
+from rlstab.tasks.scores import score
+from rlstab.train.engine import Engine
+from rlstab.train.learn import Learner, squared_gradients
+from rlstab.train.policy import Policy, Sequences, load_policy
+from rlstab.train.rollout import Progress, Rollout
+from rlstab.train.sampling import sample
+from rlstab.train.tracking import Metrics
 
 PROMPTS, GROUP, LEARNING_RATE = 16, 8, 2e-4
 #: Where the identities of the responses that are measured begin: no rollout of the training has them.
@@ -113,38 +113,43 @@ def settings(seed: int) -> RunConfig:
 
 
 def learner(policy: Policy, run: RunConfig) -> Learner:
-    engine = OneProcess(policy)
-    return Learner(engine, run.composition, run.optimisation, 1.0, Accelerator(cpu=True), LocalComm(), run.seed)
+    return Learner(Engine(policy, Accelerator(cpu=True), run.optimisation), run, LocalComm(), main=True)
 
 
-def rollout(policy: Policy, task: Countdown, prompts: list[int], group: int, first: int, seed: int) -> Sampled:
-    texts = grouped([task.example("train", one).prompt for one in prompts], group)
+def start(run: RunConfig) -> Progress:
+    return Progress(0, 0, 0, 0, run.composition.init_state(), run.pipeline.init_state())
+
+
+def rollout(policy: Policy, task: Countdown, prompts: list[int], group: int, first: int, seed: int) -> Rollout:
+    texts = [task.example("train", one).prompt for one in prompts for _ in range(group)]
     ids = first + torch.arange(len(texts))
     chosen = RolloutSettings(prompts=len(prompts), group=group, batch_size=256)
     return sample(policy, texts, ids, chosen, seed=seed, needs={"sum_p_sq"}, skip_special_tokens=False)
 
 
-def rewards(task: Countdown, prompts: list[int], group: int, drawn: Sampled) -> Tensor:
+def rewards(task: Countdown, prompts: list[int], group: int, drawn: Rollout) -> Tensor:
     return score(task, [task.example("train", one) for one in prompts for _ in range(group)], drawn.texts).rewards
 
 
-def experience(task: Countdown, prompts: list[int], drawn: Sampled, first: int) -> Experience:
+def experience(task: Countdown, prompts: list[int], drawn: Rollout, first: int) -> Rollout:
     ids = first + torch.arange(len(drawn.texts))
     signals = {"rollout_logprobs": drawn.signals["logprobs"]}
-    found = grpo(rewards(task, prompts, GROUP, drawn), ids // GROUP).float()
-    return Experience(drawn.sequences, signals, found, ids, ids // GROUP)
+    advantages = grpo(rewards(task, prompts, GROUP, drawn), ids // GROUP).float()
+    zeros = torch.zeros(len(ids), dtype=torch.float64)
+    identities = ResponseBatch(zeros, zeros, drawn.ended, ids, ids // GROUP, ids, zeros.long(), zeros, 1)
+    return replace(drawn, signals=signals, responses=identities, advantages=advantages)
 
 
 def trained(seed: int, updates: int, staleness: int) -> tuple[Policy, Policy]:
     """The policy after so many optimizer steps, and what it was ``staleness`` of them before."""
     run, task, policy = settings(seed), Countdown(seed=seed), load_policy("countdown-tiny")
-    learning, before = learner(policy, run), copy.deepcopy(policy.model)
+    learning, progress, before = learner(policy, run), start(run), copy.deepcopy(policy.model)
     for number in range(updates):
         if number == updates - staleness:
             before = copy.deepcopy(policy.model)
         prompts = list(range(number * PROMPTS, (number + 1) * PROMPTS))
         drawn = rollout(policy, task, prompts, GROUP, prompts[0] * GROUP, seed)
-        learning.learn(experience(task, prompts, drawn, prompts[0] * GROUP), Metrics())
+        progress, _ = learning.learn(experience(task, prompts, drawn, prompts[0] * GROUP), progress, Metrics())
     stale = Policy(before.eval(), policy.tokenizer, policy.pad_id, policy.eos_ids, policy.precision)
     return policy, policy if staleness == 0 else stale
 
@@ -181,7 +186,7 @@ class Measured:
         norms: ``(S,)`` squared norms of the gradients.
     """
 
-    drawn: Sampled
+    drawn: Rollout
     rewards: Tensor
     weights: Tensor
     now: dict[str, Tensor]
@@ -217,7 +222,8 @@ def measure(policy: Policy, stale: Policy, seed: int, options: Any) -> tuple[dic
     prompts = list(range(first, first + options.prompts))
     drawn = rollout(stale, task, prompts, per, MEASURED, seed)
     rows = torch.arange(options.prompts * per)
-    now = forward_signals(policy, drawn.sequences, rows, 1.0, {"logprobs", "sum_p_sq"}, {})
+    needs = {"logprobs", "sum_p_sq"}
+    now = policy.evidence(drawn.sequences, rows, len(rows), temperature=1.0, needs=needs, options={})
     weights = (now["logprobs"].double() - drawn.signals["logprobs"].double()).sum(-1).exp().clamp(max=options.cap)
     earned = rewards(task, prompts, per, drawn)
     found = Measured(drawn, earned, weights, now, dict(drawn.signals), torch.zeros(len(rows), dtype=torch.float64))
@@ -287,10 +293,12 @@ def price(repeat: int) -> tuple[float, float]:
     learning, prompts = learner(policy, run), list(range(PROMPTS))
     drawn = rollout(policy, task, prompts, GROUP, 0, 0)
     given = experience(task, prompts, drawn, 0)
+    assert given.advantages is not None
+    unequal = given.advantages != 0
     cases = {
-        "step": Case(lambda _: learning.learn(given, Metrics())),
+        "step": Case(lambda _: learning.learn(given, start(run), Metrics())),
         "all": Case(lambda _: squared_gradients(policy, drawn.sequences, 1.0)),
-        "uneven": Case(lambda _: squared_gradients(policy, drawn.sequences, 1.0, given.advantages != 0)),
+        "uneven": Case(lambda _: squared_gradients(policy, drawn.sequences, 1.0, unequal)),
     }
     times, _ = interleave(cases, repeat)
     return times["step"].ratio_to(times["all"]), times["step"].ratio_to(times["uneven"])

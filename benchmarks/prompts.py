@@ -18,8 +18,7 @@ from torch import Tensor
 
 from benchmarks.e2e import ALLOWED, MODELS
 from benchmarks.protocol import SEED, Case, Run, assert_agree, interleave, measured, parser
-from rlstab.train.padded_rows import Sequences
-from rlstab.train.policy import Policy, load_policy
+from rlstab.train.policy import Policy, Sequences, load_policy
 from rlstab.train.shared_prompts import SharedPrompts, worthwhile
 
 
@@ -72,7 +71,7 @@ def sequences_of(shape: Shape, vocabulary: int) -> Sequences:
 def updates(policy: Policy, sequences: Sequences) -> dict[str, Callable[[], None]]:
     """Forward and backward by each of the two ways."""
     index = torch.arange(sequences.response_ids.numel())
-    shared = SharedPrompts.among(sequences)
+    shared = SharedPrompts.among(sequences.prompt_ids, sequences.prompt_mask, sequences.response_ids.shape[1])
     assert shared is not None, "no shape of this benchmark is too short"
 
     def update(how: SharedPrompts | None) -> None:

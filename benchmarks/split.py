@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective, TopEntropyMask, compose, make_plan
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
 from rlstab.stages.advantages import grpo
 from rlstab.tasks import Countdown
+from rlstab.tasks.scores import score
 from rlstab.train.policy import load_policy
-from rlstab.train.reward import score
-from rlstab.train.sampling import Sampled, grouped, sample
+from rlstab.train.rollout import Rollout
+from rlstab.train.sampling import sample
 
 PARTS = (2, 4, 8, 16, 32)
 METHODS: dict[str, TokenObjective] = {
@@ -32,13 +33,12 @@ METHODS: dict[str, TokenObjective] = {
 }
 
 
-def rollout() -> tuple[Sampled, torch.Tensor]:
+def rollout() -> tuple[Rollout, torch.Tensor]:
     policy, task = load_policy("countdown-tiny"), Countdown()
     examples = [task.example("train", index) for index in range(16) for _ in range(8)]
-    prompts = grouped([task.example("train", index).prompt for index in range(16)], 8)
     drawn = sample(
         policy,
-        prompts,
+        [example.prompt for example in examples],
         torch.arange(128),
         RolloutSettings(),
         seed=0,
@@ -50,7 +50,7 @@ def rollout() -> tuple[Sampled, torch.Tensor]:
 
 
 def gradient(
-    method: TokenObjective, drawn: Sampled, advantages: torch.Tensor, parts: int, scope: Scope
+    method: TokenObjective, drawn: Rollout, advantages: torch.Tensor, parts: int, scope: Scope
 ) -> torch.Tensor:
     live = drawn.signals["logprobs"].double().requires_grad_()
     rows = torch.arange(128).chunk(parts)

@@ -1,134 +1,77 @@
-"""Token-level stability methods for RL with verifiable rewards, as small exact modules that compose into one loss."""
+"""Token-level stability methods for RL with verifiable rewards, as small exact modules that compose into one loss.
+
+Every name is imported when it is first used, so that a command which needs no tensors starts without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlstab import errors
-from rlstab.core.batch import TokenBatch
-from rlstab.core.comm import TorchComm
-from rlstab.core.compose import Composition, compose, within
-from rlstab.core.loss import LossOutput
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.observe import observe
-from rlstab.core.plan import Plan, make_plan
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
-from rlstab.core.terms import Bounds, Gate, Held, Penalty, Pull, Terms
-from rlstab.presets import preset
-from rlstab.signals import token_signals
-from rlstab.zoo import METHODS
-from rlstab.zoo.adaptive_entropy import AdaptiveEntropy
-from rlstab.zoo.ar import AR
-from rlstab.zoo.aspo import ASPO
-from rlstab.zoo.block_mean import BlockMean
-from rlstab.zoo.ce_gppo import CEGPPO
-from rlstab.zoo.cispo import CISPO
-from rlstab.zoo.clip_cov import ClipCov
-from rlstab.zoo.clip_higher import ClipHigher
-from rlstab.zoo.constant_length import ConstantLength
-from rlstab.zoo.cppo import CPPO
-from rlstab.zoo.dcpo_clip import DCPOClip
-from rlstab.zoo.dppo import DPPO
-from rlstab.zoo.drpo import DRPO
-from rlstab.zoo.entropy_bonus import EntropyBonus
-from rlstab.zoo.entropy_shaping import EntropyShaping
-from rlstab.zoo.ess_scale import ESSScale
-from rlstab.zoo.fipo import FIPO
-from rlstab.zoo.gmpo import GMPO
-from rlstab.zoo.gspo import GSPO
-from rlstab.zoo.holder_mean import HolderMean
-from rlstab.zoo.importance_correction import ImportanceCorrection
-from rlstab.zoo.kl import KLPenalty
-from rlstab.zoo.kl_cov import KLCov
-from rlstab.zoo.lp_reg import LpReg
-from rlstab.zoo.m2po import M2PO
-from rlstab.zoo.maspo import MASPO
-from rlstab.zoo.mismatch import Mismatch
-from rlstab.zoo.off_policy_mask import OffPolicyMask
-from rlstab.zoo.random_mask import RandomMask
-from rlstab.zoo.s2t import S2TMask
-from rlstab.zoo.sapo import SAPO
-from rlstab.zoo.sequence_mean import SequenceMean
-from rlstab.zoo.sign_weights import SignWeights
-from rlstab.zoo.stare import STARE
-from rlstab.zoo.steer import STEER
-from rlstab.zoo.stream_weight import StreamWeight
-from rlstab.zoo.token_mean import TokenMean
-from rlstab.zoo.top_entropy import TopEntropyMask
-from rlstab.zoo.truncated_mask import TruncatedMask
-from rlstab.zoo.vespo import VESPO
-from rlstab.zoo.wapo import WAPO
+
+if TYPE_CHECKING:
+    from rlstab.core.batch import TokenBatch, to_padded
+    from rlstab.core.comm import TorchComm
+    from rlstab.core.compose import Composition, compose, observe, within
+    from rlstab.core.loss import LossOutput
+    from rlstab.core.metadata import About, Interaction, NoOpAt
+    from rlstab.core.objective import State, TokenObjective
+    from rlstab.core.plan import Plan, make_plan
+    from rlstab.core.policy_outputs import PolicyOutputs
+    from rlstab.core.settings import Range
+    from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
+    from rlstab.core.terms import Bounds, Constants, Gate, Penalty, Surrogate, Terms
+    from rlstab.presets import preset
+    from rlstab.signals import token_signals
 
 __version__ = "0.2.0"
 
+#: Where the names above are at home. The class of a method is found by the table of the zoo.
+_HOME = {
+    "core.batch": ("TokenBatch", "to_padded"),
+    "core.comm": ("TorchComm",),
+    "core.compose": ("Composition", "compose", "observe", "within"),
+    "core.loss": ("LossOutput",),
+    "core.metadata": ("About", "Interaction", "NoOpAt"),
+    "core.objective": ("State", "TokenObjective"),
+    "core.plan": ("Plan", "make_plan"),
+    "core.policy_outputs": ("PolicyOutputs",),
+    "core.settings": ("Range",),
+    "core.stats": ("NOTHING", "Grouped", "Mean", "Pool", "Settled", "Stat", "Threshold"),
+    "core.terms": ("Bounds", "Constants", "Gate", "Penalty", "Surrogate", "Terms"),
+    "presets": ("preset",),
+    "signals": ("token_signals",),
+}
+
 __all__ = [
-    "AR",
-    "ASPO",
-    "CEGPPO",
-    "CISPO",
-    "CPPO",
-    "DPPO",
-    "DRPO",
-    "FIPO",
-    "GMPO",
-    "GSPO",
-    "M2PO",
-    "MASPO",
     "NOTHING",
-    "SAPO",
-    "STARE",
-    "STEER",
-    "VESPO",
-    "WAPO",
-    "AdaptiveEntropy",
-    "BlockMean",
+    "About",
     "Bounds",
-    "ClipCov",
-    "ClipHigher",
     "Composition",
-    "ConstantLength",
-    "DCPOClip",
-    "ESSScale",
-    "EntropyBonus",
-    "EntropyShaping",
+    "Constants",
     "Gate",
     "Grouped",
-    "Held",
-    "HolderMean",
-    "ImportanceCorrection",
-    "KLCov",
-    "KLPenalty",
+    "Interaction",
     "LossOutput",
-    "LpReg",
     "Mean",
-    "Mismatch",
-    "OffPolicyMask",
+    "NoOpAt",
     "Penalty",
     "Plan",
     "PolicyOutputs",
     "Pool",
-    "Pull",
-    "RandomMask",
     "Range",
-    "S2TMask",
-    "SequenceMean",
     "Settled",
-    "SignWeights",
     "Stat",
     "State",
-    "StreamWeight",
+    "Surrogate",
     "Terms",
     "Threshold",
     "TokenBatch",
-    "TokenMean",
     "TokenObjective",
-    "TopEntropyMask",
     "TorchComm",
-    "TruncatedMask",
     "available",
     "compose",
     "errors",
@@ -137,16 +80,46 @@ __all__ = [
     "observe",
     "preset",
     "register",
+    "to_padded",
     "token_signals",
     "within",
 ]
 
-#: Decorator: give a method of your own its name in YAML. See :meth:`rlstab.core.registry.Registry.register`.
-register = METHODS.register
+
+def __getattr__(name: str) -> Any:
+    where = {name: f"rlstab.{module}" for module, names in _HOME.items() for name in names}
+    if name[:1].isupper() and name not in where:
+        from rlstab.zoo import METHODS
+
+        where = METHODS.shipped_classes()
+    if name not in where:
+        raise AttributeError(f"module 'rlstab' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(where[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    from rlstab.zoo import METHODS
+
+    return sorted({*globals(), *__all__, *METHODS.shipped_classes()})
+
+
+def register(cls: type[TokenObjective]) -> type[TokenObjective]:
+    """Decorator: make a user-defined method usable in YAML by its ``name``.
+
+    Raises:
+        Conflict: another class has that name.
+        MethodError: it is not a method.
+    """
+    from rlstab.zoo import METHODS
+
+    return METHODS.register(cls)
 
 
 def available() -> list[str]:
     """Names of all methods: those that ship, those of installed packages, and those registered by hand."""
+    from rlstab.zoo import METHODS
+
     return METHODS.names()
 
 
@@ -161,6 +134,6 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
         ConfigError: with file and line: unknown name, value out of range, no such file, not YAML.
         Conflict: the methods do not fit together.
     """
-    from rlstab.config import load_objective as load  # pydantic stays out of `import rlstab`
+    from rlstab.config import load_objective as load
 
     return load(source)

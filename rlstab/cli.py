@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import missing, require
-from rlstab.paths import exists, is_file, is_strange
+from rlstab.files import exists, is_file, is_foreign
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
+    from rlstab.config.bundled_examples import Kind
     from rlstab.config.runs import RunConfig
-    from rlstab.config.shipped import Kind
 
 _OUT_OF_MEMORY = (
     "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
@@ -89,7 +89,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
     parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(command=lambda _: parser.print_help())
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a policy, as described in a YAML file")
     _takes_file(train, "run file", "run")
@@ -161,12 +162,6 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a file that has only token ids")
     view.set_defaults(command=_view)
 
-    push = commands.add_parser("push", help="upload the model of a run to the hub, private unless --public")
-    push.add_argument("source", metavar="RUN", help="run folder, whose newest checkpoint it is, or a checkpoint")
-    push.add_argument("repo", metavar="REPO", help="name or user/name of the repository, made if it is not there")
-    push.add_argument("--public", action="store_true", help="make a new repository public")
-    push.set_defaults(command=_push)
-
     report = commands.add_parser("report", help="compare finished runs: one HTML file, figures, Markdown tables")
     report.add_argument("runs", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
@@ -200,14 +195,6 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="list methods, stages, presets, examples, or classes of your own")
     listing.add_argument("files", nargs="*", metavar="FILE.py", help="files with classes of your own, which are run")
     listing.set_defaults(command=_list)
-
-    cards = commands.add_parser(
-        "cards", help="write a page for each method and stage, pictures, a gallery, a map, indexes"
-    )
-    cards.add_argument("--out", default="docs/methods", help="folder of the methods (docs/methods)")
-    cards.add_argument("--stages", help="folder of the stages (stages, beside the folder of the methods)")
-    cards.add_argument("--check", action="store_true", help="write nothing; fail if a page or picture is stale")
-    cards.set_defaults(command=_cards)
     return parser
 
 
@@ -229,7 +216,7 @@ def _completed(action: argparse.Action, names: Callable[[], list[str]]) -> None:
 
 
 def _examples(kinds: Sequence[Kind]) -> list[str]:
-    from rlstab.config.shipped import examples
+    from rlstab.config.bundled_examples import examples
 
     return [name for name, one in examples().items() if not kinds or one.kind in kinds]
 
@@ -244,7 +231,7 @@ def _file(options: argparse.Namespace) -> str:
     """The path of the file, given or by the name of an example."""
     if options.example is None:
         return str(options.file)
-    from rlstab.config.shipped import example
+    from rlstab.config.bundled_examples import example
 
     return str(example(options.example, *options.kinds).path)
 
@@ -270,9 +257,7 @@ def _train(options: argparse.Namespace) -> int:
         raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(_file(options), _overrides(options.set))
     require("train", "rlstab train")
-    from rlstab.train.loop import train
-    from rlstab.train.processes import TIMEOUT, leave
-    from rlstab.train.stopping import Stopped
+    from rlstab.train.loop import TIMEOUT, Stopped, leave, train
 
     if options.timeout is not None and not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
@@ -289,10 +274,10 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlstab.bench.explained import is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.bench.describe import is_bench
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
-    from rlstab.explain.table import read
+    from rlstab.explain.tables import read
     from rlstab.tasks.from_settings import require_settings
     from rlstab.tasks.rewards import require_functions
 
@@ -354,7 +339,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     require("train", "rlstab bench")
     from rlstab.bench.file import load_bench
-    from rlstab.bench.schedule import dry_run, run_bench
+    from rlstab.bench.run import dry_run, run_bench
 
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
@@ -368,8 +353,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from rlstab.bench.explained import bench_page, is_bench
-    from rlstab.core.fit import no_fit_warnings
+    from rlstab.bench.describe import bench_page, is_bench
+    from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
     with no_fit_warnings():
@@ -392,24 +377,11 @@ def _view(options: argparse.Namespace) -> int:
         print(visible(str(path), spaces=False))
         return 0
     from rlstab.console import Terminal
-    from rlstab.report.terminal import show
-    from rlstab.report.tokens import read_tokens
+    from rlstab.report.token_traces import read_tokens
+    from rlstab.report.view import show
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
     show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())
-    return 0
-
-
-def _push(options: argparse.Namespace) -> int:
-    from rlstab.extras import require
-
-    require("train", "rlstab push")
-    from rlstab.train.push import has_card, push
-
-    where = push(options.source, options.repo, public=options.public)
-    if not has_card(options.source):
-        print("It has no model card, which a run gets at its end.")
-    print(visible(where, spaces=False))
     return 0
 
 
@@ -438,14 +410,14 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 def _schema(options: argparse.Namespace) -> int:
     if options.of == "bench":
-        from rlstab.bench.file_schema import bench_schema as json_schema
+        from rlstab.bench.describe import bench_schema as json_schema
     else:
         from rlstab.config import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:
         try:
-            if is_strange(options.out, b'"$schema"'):
+            if is_foreign(options.out, b'"$schema"'):
                 raise ConfigError(f"{options.out} exists, is no schema, and stays as it is. Give --out another file.")
             Path(options.out).write_text(text, encoding="utf-8")
         except (OSError, ValueError) as error:  # a name with a null character
@@ -469,27 +441,6 @@ def _list(options: argparse.Namespace) -> int:
     from rlstab.explain.catalogue import listing, listing_of_files
 
     Terminal().print(listing_of_files(options.files) if options.files else listing())
-    return 0
-
-
-def _cards(options: argparse.Namespace) -> int:
-    from rlstab.atlas import written
-    from rlstab.explain.card_sections import CardError
-
-    methods = Path(options.out)
-    stages = Path(options.stages) if options.stages else methods.parent / "stages"
-    seen_from_stages = Path(os.path.relpath(methods, stages)).as_posix()
-    folders = {methods: written.files(), stages: written.stage_files(seen_from_stages)}
-    if not options.check:
-        for folder, wanted in folders.items():
-            written.write(folder, wanted)
-        return 0
-    found = {folder: lines for folder, wanted in folders.items() if (lines := written.stale(folder, wanted))}
-    if found:
-        stale = f"{' and '.join(map(str, found))} {'is' if len(found) == 1 else 'are'} stale."
-        listed = "".join(f"  {line}\n" for lines in found.values() for line in lines)
-        again = f" --stages {stages}" if options.stages else ""
-        raise CardError(f"{stale}\n{listed}Run: rlstab cards --out {options.out}{again}")
     return 0
 
 

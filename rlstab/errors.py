@@ -22,8 +22,10 @@ class FitWarning(UserWarning):
     """A method is composed without what its source describes it with."""
 
 
-class MissingSignal(RlstabError, LookupError):
+class MissingSignal(RlstabError, KeyError):
     """A method reads a signal that nobody provides."""
+
+    __str__ = Exception.__str__  # that of a KeyError puts the message in quotes
 
 
 class MethodError(RlstabError, TypeError):

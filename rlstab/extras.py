@@ -1,4 +1,7 @@
-"""What an installation has: the packages of each extra, asked for before they are imported."""
+"""What an installation has: the packages of each extra, looked for before they are imported.
+
+The package is on no index: :func:`how_to_install` is the one place that says how to get an extra.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +10,45 @@ from importlib.util import find_spec
 
 from rlstab.errors import MissingPackage
 
-#: Extra to the names by which its packages are imported. Not wandb, of `train`: a run that does not track by it does
-#: without.
+#: The names by which the packages of an extra are imported. Not wandb, of `train`: only a run that tracks by it needs
+#: it. Of `verl`, the host itself.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock", "matplotlib"),
+    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "matplotlib", "plotly", "jinja2"),
+    "tasks": ("reasoning_gym", "math_verify"),
+    "lora": ("peft",),
+    "datasets": ("datasets",),
+    "tensorboard": ("tensorboard",),
+    "testing": ("pytest",),
+    "trl": ("trl",),
+    "verl": ("verl",),
 }
 
 
-#: What single settings need, by extra, with the packages as they are imported.
-OF_SETTINGS: Mapping[str, str] = {"lora": "peft", "datasets": "datasets"}
+def how_to_install(*extras: str) -> str:
+    """The sentence that says how to install extras."""
+    return f"In the folder of your clone of rlstab, run: pip install -e '.[{','.join(extras)}]'"
 
 
-def require_package(extra: str, who: str) -> None:
-    """The same for an extra of one package, which a setting needs.
-
-    Raises:
-        MissingPackage: with the command that installs it.
-    """
-    if find_spec(OF_SETTINGS[extra]) is None:
-        raise MissingPackage(
-            f'{who} needs the package {OF_SETTINGS[extra]}, which is not installed. Run: pip install "rlstab[{extra}]"'
-        )
+def missing(extra: str, *packages: str) -> list[str]:
+    """Those of some packages of an extra (all by default) that are not installed, by the names of their imports."""
+    return [name for name in packages or EXTRAS[extra] if find_spec(name) is None]
 
 
-def missing(extra: str) -> list[str]:
-    """The packages of an extra that are not installed, by the names under which they are imported."""
-    return [one for one in EXTRAS[extra] if find_spec(one) is None]
-
-
-def require(extra: str, who: str) -> None:
-    """Look for the packages of an extra, and import none.
+def require(extra: str, who: str, *packages: str) -> None:
+    """Look for packages of an extra, and import none.
 
     Args:
         extra: key of :data:`EXTRAS`.
         who: what needs them, as the subject of the error.
+        packages: those that are needed, by the names of their imports; all of the extra by default.
 
     Raises:
         MissingPackage: names what is missing, and the command that installs it.
     """
-    lacking = missing(extra)
-    if lacking:
+    absent = missing(extra, *packages)
+    if absent:
         raise MissingPackage(
-            f"{who} needs the extra `{extra}`: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not "
-            f'installed. Run: pip install "rlstab[{extra}]"'
+            f"{who} needs the extra `{extra}`: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not "
+            f"installed. {how_to_install(extra)}"
         )

@@ -8,7 +8,7 @@ import re
 HUB_WAIT = 5.0
 
 
-def unreachable() -> str:
+def why_offline() -> str:
     """Why the hub does not answer; empty where it does, or is not to be asked.
 
     Each file that a loader wants is tried for half a minute; one question is answered or not in a few seconds.

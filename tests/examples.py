@@ -66,6 +66,7 @@ EXAMPLES = _made(
             {"coefficient": 0.1, "estimator": "k1"},
             {"coefficient": 0.1, "estimator": "k2"},
             {"coefficient": 0.1, "estimator": "k3"},
+            {"coefficient": 0.1, "estimator": "k3_unbiased", "cap": None},
             {"estimator": "k3_straight_through"},
         ],
         "kl_cov": [{"share": 0.1}, {"share": 0.3, "coefficient": 0.2}],

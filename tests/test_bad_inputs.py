@@ -741,7 +741,7 @@ for option, kind in {
         files={**RUNS, "f.txt": "mine"},
         prepare=lambda folder: (folder / "round").symlink_to("round"),
     )
-row("report run --export run/metrics.jsonl", "an export onto its own run", files=RUNS, says="is no results file")
+row("report run --export run/metrics.jsonl", "an export onto its own run", files=RUNS, says="is not a results file")
 row(
     "report run --markdown README.md",
     "Markdown onto a page of somebody else",
@@ -823,21 +823,8 @@ for option, kind in {
 row("cards --check --out none", "--check of a folder that is missing")
 row("cards --check --out d", "--check of a folder of something else", files={"d/s2t.md": bytes(range(256))})
 
-# -- push, data sets --------------------------------------------------------------------------------------------------
+# -- data sets --------------------------------------------------------------------------------------------------------
 
-UNFIT: dict[str, dict[str, str | bytes]] = {
-    "of a folder without a run": {"d/x.txt": "mine"},
-    "of an empty checkpoint": {"d/checkpoints/rollout-000001/x": ""},
-    "of a checkpoint without weights": {"d/checkpoints/rollout-000001/trainer.json": "{}"},
-    "of a damaged checkpoint": {"d/checkpoints/rollout-000001/trainer.json": "[" * 1500},
-    "of a run without a checkpoint": {"d/config.yaml": RUN, "d/metrics.jsonl": "", "d/run.json": "{}"},
-    "of a manifest in binary": {"d/manifest.json": bytes(range(256))},
-}
-for kind, files in UNFIT.items():
-    row("push d me/model", kind, files=files)
-for kind, (path, prepare, _) in PATHS.items():
-    if "NUL" not in kind:
-        row(["push", path, "me/model"], f"the run {kind}", prepare=prepare)
 for kind, settings in {
     "without a path": "{name: dataset}",
     "in a folder that is missing": "{name: dataset, path: ./none}",
@@ -868,9 +855,6 @@ for words in (
     "check f.yaml --example x",
     "train",
     "train --timeout x f.yaml",
-    "push",
-    "push d",
-    "push d a --zzz",
     "bench",
     "bench --workers 1.5 f.yaml",
     "view",
@@ -992,7 +976,7 @@ COMMANDS = sorted({one.command[0] for one in ROWS if not one.kind.startswith("us
 @pytest.mark.parametrize("group", [*COMMANDS, "usage"])
 def test_bad_input(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test for all kinds of a command: a test of its own for each would take longer than what it tests."""
-    monkeypatch.setattr("rlstab.hub.unreachable", lambda: "nobody answers")  # so that no row depends on a network
+    monkeypatch.setattr("rlstab.hub.why_offline", lambda: "nobody answers")  # so that no row depends on a network
     found = {}
     rows = [one for one in ROWS if (one.kind.startswith("usage") if group == "usage" else one.of(group))]
     for number, one in enumerate(rows):
@@ -1091,7 +1075,7 @@ ELSEWHERE = {
     "tests.tasks.test_hostile": ("test_scorers_in_this_process", "test_patterns"),
     "tests.core.test_misuse": ("test_a_mistake_is_told", "test_what_is_no_method_is_told_with_what_to_write"),
     "tests.config.test_errors": ("test_a_mistake_is_named_with_its_line",),
-    "tests.report.test_bad_folders": ("test_a_bad_folder_is_left_out_or_told", "test_a_report_over_all_of_them"),
+    "tests.report.test_load": ("test_a_bad_folder_is_left_out_or_told", "test_a_report_over_all_of_them"),
     "tests.bench.test_run": ("test_two_processes_do_not_run_one_bench", "test_a_damaged_record_starts_anew"),
 }
 

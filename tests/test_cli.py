@@ -9,10 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import pytest
 
@@ -20,10 +19,10 @@ import rlstab
 from rlstab import ClipHigher, TokenObjective, zoo
 from rlstab.cli import main
 from rlstab.config import json_schema, load_objective, load_run, objective_hash, run_hash
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Range
-from rlstab.explain.stage_cards import KINDS
+from rlstab.explain.stages import KINDS
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 
@@ -184,7 +183,7 @@ def test_list_groups_methods_by_the_source_that_they_are_against(rlstab_command)
     heads = {source: out.index(f"{source}: {about}") for source, about in SOURCES.items()}
     ends = [*sorted(heads.values()), out.index(" presets ")]
     for name in zoo.METHODS.names():
-        first = next(source for source in SOURCES if source in zoo.METHODS.get(name).addresses)
+        first = next(source for source in SOURCES if source in zoo.METHODS.get(name).about.addresses)
         start = heads[first]
         assert f" {name} " in out[start : ends[ends.index(start) + 1]]
 
@@ -209,12 +208,10 @@ def test_list_groups_stages_by_kind_in_the_order_of_a_rollout(rlstab_command):
     assert "squared_gradient: one backward for each response, before the rollout is learnt · arXiv 2602.17616" in out
 
 
-@final
-@dataclass(frozen=True)
 class Bound(TokenObjective):
     """Needs a setting that nobody can guess."""
 
-    name: ClassVar[str] = "bound"
+    name = "bound"
     limit: Annotated[float, Range(gt=7, lt=8)]
 
     def terms(self, batch, stat, state):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rlstab.bench.explained import is_bench
+from rlstab.bench.describe import is_bench
 from rlstab.cli import main
 from rlstab.config import load_run
-from rlstab.core.fit import no_fit_warnings
-from rlstab.explain.table import notes, read
+from rlstab.core.objective import no_fit_warnings
+from rlstab.explain.notes import notes
+from rlstab.explain.tables import read
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(path for path in EXAMPLES.glob("*.yaml") if not is_bench(str(path)))

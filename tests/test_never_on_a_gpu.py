@@ -9,13 +9,13 @@ ROOT = Path(__file__).parent.parent
 SECTION = (ROOT / "docs/how-to/several-processes.md").read_text().partition("## What has never run on a GPU\n")[2]
 #: What decides by the device, or only exists on one.
 FOR_A_DEVICE = re.compile(
-    r'torch\.cuda\.|\.is_cuda\b|"nccl"|"cuda"|pin_memory|import triton|^GPU_ROWS|CUDA_VISIBLE_DEVICES"'
+    r'torch\.cuda\.|\.is_cuda\b|"nccl"|"cuda"|pin_memory|^GPU_ROWS|CUDA_VISIBLE_DEVICES"'
     r"|(device\.type|device_type) (==|!=)|torch\.autocast\(self\.device",
     re.M,
 )
 #: In which words the page speaks of it, by file.
 NAMED = {
-    "bench/pool.py": ["`rlstab bench` workers with a GPU each"],
+    "bench/run.py": ["`rlstab bench` workers with a GPU each"],
     "core/chunks.py": ["a pool of values is"],
     "core/compare.py": ["comparisons, places"],
     "core/random.py": ["random numbers are torch's and not numpy's"],
@@ -23,9 +23,6 @@ NAMED = {
     "core/stats.py": ["CUDA as such"],
     "signals/__init__.py": ["takes 8192 rows at a time"],
     "signals/head.py": ["come out in float32"],
-    "signals/kernels.py": ["the Triton kernel of the vocabulary pass"],
-    "signals/projection.py": ["come out in float32"],
-    "signals/triton_head.py": ["the Triton kernel of the vocabulary pass"],
     "train/engines/choice.py": ["also with one process and `offload`"],
     "train/engines/fsdp2.py": ["with pinned memory"],
     "train/footprint.py": ["what `rlstab check` says of a GPU's memory"],

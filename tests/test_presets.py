@@ -6,9 +6,8 @@ import pytest
 import yaml
 
 from rlstab.config import dump_objective, load_objective, load_run
-from rlstab.core.compose import Within
+from rlstab.core.compose import Within, walk
 from rlstab.core.settings import settings_of
-from rlstab.core.walk import walk
 from rlstab.errors import UnknownName
 from rlstab.presets import PRESETS, preset
 

@@ -1,277 +1,551 @@
-"""Signals against direct formulas in float64, whatever the chunks, the dtype and what is asked for."""
+"""The passes over the vocabulary: values, gradients, live rows, precision and memory, whatever the tiles."""
 
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstab import signals
-from rlstab.errors import MissingSignal, OutOfRange, ShapeError
-from rlstab.signals import ROWS, SIGNAL_NAMES, TokenSignals, tile, token_signals, token_signals_from_logits
+from rlstab.errors import MissingSignal, OutOfRange, RlstabError, ShapeError
+from rlstab.signals import SIGNAL_NAMES, head, tile, token_signals, token_signals_from_logits
 from tests.tolerances import assert_near
 
 MIN_P = 0.3
-WIDTH, VOCABULARY = 4, 6
-#: Roundings of a signal: a product, a softmax, and eight of single functions.
-TERMS = WIDTH + VOCABULARY + 8
-#: Bound on the logits.
-LOGIT = 20.0
+ROWS, WIDTH, VOCAB = 7, 5, 23
+#: Roundings of a signal: a product, a softmax, and eight of single functions; of a gradient, the rows as well.
+TERMS = WIDTH + VOCAB + 8 + ROWS
+#: Bounds on the logits, and on the logits over the smallest temperature.
+LOGIT, HOT = 20.0, 50.0
+DIFFERENTIABLE = sorted(SIGNAL_NAMES - {"max_logprobs"})
+SUBSETS = [set(some) for size in range(6) for some in combinations(sorted(SIGNAL_NAMES), size)]
+#: (rows, columns) of a tile: one tile, several that do not divide, one that divides, one column each
+TILES = [(1024, 4096), (3, 5), (7, 23), (4, 1)]
 
 
-def direct(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> dict[str, torch.Tensor]:
-    """The definitions, a row at a time."""
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in sorted(SIGNAL_NAMES)}
-    for row, token in zip(logits, ids.tolist(), strict=True):
-        weights = (row / temperature - row.detach().max() / temperature).exp()
-        p = weights / weights.sum()
-        kept = p.detach() >= MIN_P * p.detach().max()
-        found["logprobs"].append(p[token].log())
-        found["entropies"].append(-(p[p > 0] * p[p > 0].log()).sum())
-        found["max_logprobs"].append(p.detach().max().log())
-        found["log_kept_mass"].append(p[kept].sum().log())
-        found["sum_p_sq"].append((p * p).sum())
-    return {name: torch.stack(rows) if rows else torch.zeros(0, dtype=logits.dtype) for name, rows in found.items()}
-
-
-def random(rows: int, dtype: torch.dtype = torch.float64):
-    generator = torch.Generator().manual_seed(rows)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
+def dense(logits, ids, temperature=1.0):
+    """The signals of ``(N, V)`` logits by their definitions, under autograd."""
+    if isinstance(temperature, torch.Tensor):
+        temperature = temperature.unsqueeze(-1)
+    logp = (logits / temperature).log_softmax(-1)
+    p = logp.exp()
+    kept = p.detach() >= MIN_P * p.detach().amax(-1, keepdim=True)
     return {
-        "hidden": normal(rows, WIDTH),
-        "head": normal(VOCABULARY, WIDTH),
-        "bias": normal(VOCABULARY),
-        "ids": torch.randint(VOCABULARY, (rows,), generator=generator),
+        "logprobs": logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1),
+        "entropies": -(p * logp.clamp(min=-1e4)).sum(-1),
+        "max_logprobs": logp.detach().amax(-1),
+        "log_kept_mass": logp.masked_fill(~kept, -math.inf).logsumexp(-1),
+        "sum_p_sq": p.square().sum(-1),
     }
 
 
-def both(given, **options):
-    """The signals by either door."""
-    options = {"needs": SIGNAL_NAMES, "min_p": MIN_P, **options}
-    logits = torch.nn.functional.linear(given["hidden"], given["head"], given["bias"])
-    return (
-        token_signals(given["hidden"], given["head"], given["ids"], bias=given["bias"], **options),
-        token_signals_from_logits(logits, given["ids"], **options),
-    )
+def inputs(rows=ROWS, width=WIDTH, vocab=VOCAB, dtype=torch.float64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype)
+
+    hidden, weight, bias = normal(rows, width), normal(vocab, width), normal(vocab)
+    ids = torch.arange(rows) * 4 % vocab  # in many tiles, the first among them
+    if rows > 1:
+        ids[-1] = vocab - 1
+    return hidden, weight, bias, ids
 
 
-@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7])
-def test_values_are_those_of_the_definitions_across_chunks(monkeypatch, rows, temperature):
+def leaves(*tensors):
+    return [one.detach().clone().requires_grad_() for one in tensors]
+
+
+@pytest.fixture(params=TILES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def tiles(request, monkeypatch):
+    monkeypatch.setattr(signals, "ROWS", request.param[0])
+    monkeypatch.setattr(signals, "COLUMNS", request.param[1])
+    return request.param
+
+
+def small(monkeypatch):
     monkeypatch.setattr(signals, "ROWS", 3)
-    given = random(rows)
-    logits = given["hidden"] @ given["head"].T + given["bias"]
-    expected = direct(logits, given["ids"], temperature)
-    for found in both(given, temperature=temperature):
-        for name, values in expected.items():
-            assert_near(getattr(found, name), values, TERMS, size=LOGIT / temperature)
+    monkeypatch.setattr(signals, "COLUMNS", 5)
 
 
-@pytest.mark.parametrize("rows", [0, 1, ROWS, ROWS + 1])
-def test_a_chunk_ends_where_it_should(rows):
-    given = random(rows)
-    expected = direct(given["hidden"] @ given["head"].T + given["bias"], given["ids"])
-    for found in both(given):
-        for name, values in expected.items():
-            assert_near(getattr(found, name), values, TERMS, size=LOGIT)
+def total(found, needs, mix):
+    """A loss in which every row of every signal has a weight of its own."""
+    parts = [(found[name] * weights).sum() for name, weights in zip(sorted(needs), mix, strict=False)]
+    return sum(parts) if parts else torch.zeros(())
 
 
-def test_no_chunk_is_larger_than_the_limit(monkeypatch):
-    monkeypatch.setattr(signals, "ROWS", 3)
-    seen, law = [], torch.log_softmax
-    monkeypatch.setattr(torch, "log_softmax", lambda values, dim: seen.append(tuple(values.shape)) or law(values, dim))
-    with torch.no_grad():
-        token_signals(*(random(7)[name] for name in ("hidden", "head", "ids")))
-    assert seen == [(3, VOCABULARY), (3, VOCABULARY), (1, VOCABULARY)]
+HEADS = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "temperature of each row": {"temperature": torch.linspace(0.4, 2.0, ROWS)},
+    "scale": {"logit_scale": 0.5},
+    "softcap": {"softcap": 1.5, "temperature": 0.7},
+    "softcap and scale, temperature of each row": {
+        "softcap": 2.0,
+        "logit_scale": 1.5,
+        "temperature": torch.linspace(0.4, 2.0, ROWS).double(),
+    },
+}
 
 
-def test_without_a_bias_there_is_none():
-    given = random(3)
-    without = token_signals(given["hidden"], given["head"], given["ids"])
-    zero = token_signals(given["hidden"], given["head"], given["ids"], bias=torch.zeros(VOCABULARY).double())
-    assert torch.equal(without.logprobs, zero.logprobs)
-    given_bias = token_signals(given["hidden"], given["head"], given["ids"], bias=given["bias"])
-    assert not torch.allclose(without.logprobs, given_bias.logprobs)
+def reference(hidden, weight, bias, ids, temperature=1.0, logit_scale=1.0, softcap=None):
+    logits = hidden @ weight.T * logit_scale if bias is None else (hidden @ weight.T + bias) * logit_scale
+    return dense(logits if softcap is None else softcap * torch.tanh(logits / softcap), ids, temperature)
 
 
-DIFFERENTIABLE = sorted(SIGNAL_NAMES - {"max_logprobs"})
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS.keys())
+def test_every_choice_of_signals_has_the_values_and_gradients_of_the_definitions(monkeypatch, options, biased, frozen):
+    small(monkeypatch)
+    given = inputs()
+    mix = torch.randn(5, ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for needs in SUBSETS:
+        sides = []
+        for law in (reference, token_signals):
+            hidden, weight, bias = leaves(*given[:3])
+            weight.requires_grad_(not frozen)
+            some = bias if biased else None
+            if law is reference:
+                found = law(hidden, weight, some, given[3], **options)
+            else:
+                found = vars(law(hidden, weight, given[3], bias=some, needs=needs, min_p=MIN_P, **options))
+            loss = total(found, needs, mix)
+            if loss.requires_grad:
+                loss.backward()
+            sides.append((found, [hidden.grad, weight.grad, bias.grad]))
+        (expected, gradients), (found, passed) = sides
+        for name in SIGNAL_NAMES:
+            assert (found[name] is not None) == (name in needs)
+            if name in needs:
+                assert_near(found[name], expected[name], TERMS, size=HOT)
+        assert (frozen or not needs - {"max_logprobs"}) == (passed[1] is None)
+        for one, other in zip(passed, gradients, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert_near(one, other, TERMS, size=HOT)
+
+
+@pytest.mark.parametrize("temperature", [0.6, torch.linspace(0.4, 2.0, ROWS).double()], ids=["one", "a row each"])
+def test_from_logits_too(tiles, temperature):
+    hidden, weight, bias, ids = inputs()
+    mix = torch.randn(5, ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    # which signals are asked for together does not depend on the tile
+    for needs in SUBSETS[1:] if tiles == (3, 5) else [*({name} for name in SIGNAL_NAMES), set(SIGNAL_NAMES)]:
+        logits, again = leaves(*(hidden @ weight.T + bias,) * 2)
+        untouched = logits.detach().clone()
+        found = vars(token_signals_from_logits(logits, ids, temperature=temperature, needs=needs, min_p=MIN_P))
+        expected = dense(again, ids, temperature)
+        for name in needs:
+            assert_near(found[name], expected[name], TERMS, size=HOT)
+        if needs != {"max_logprobs"}:
+            total(found, needs, mix).backward()
+            total(expected, needs, mix).backward()
+            assert_near(logits.grad, again.grad, TERMS, size=HOT)
+        assert torch.equal(logits, untouched)
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-@pytest.mark.parametrize("rows", [2, 5])
-def test_gradients_are_those_of_finite_differences(monkeypatch, name, rows):
-    monkeypatch.setattr(signals, "ROWS", 3)
-    given = random(rows)
-    mask = torch.arange(rows) % 2 == 0
+def test_gradients_are_those_of_finite_differences(tiles, name):
+    hidden, weight, bias, ids = inputs(4, 3, 11)
+    where = torch.tensor([True, False, True, True])
+    options = {"needs": {name}, "min_p": MIN_P, "temperature": 0.7, "rows": {name: where}}
 
-    def from_hidden(hidden, head, bias):
-        options = {"needs": {name}, "min_p": MIN_P, "temperature": 0.7, "bias": bias}
-        plain = getattr(token_signals(hidden, head, given["ids"], **options), name)
-        return plain, getattr(token_signals(hidden, head, given["ids"], rows={name: mask}, **options), name)
+    def from_hidden(hidden, weight, bias):
+        return getattr(token_signals(hidden, weight, ids, bias=bias, softcap=3.0, **options), name)
 
-    inputs = [given[key].requires_grad_() for key in ("hidden", "head", "bias")]
-    assert torch.autograd.gradcheck(from_hidden, inputs)
+    def from_logits(logits):
+        return getattr(token_signals_from_logits(logits, ids, **options), name)
+
+    assert torch.autograd.gradcheck(from_hidden, leaves(hidden, weight, bias))
+    assert torch.autograd.gradcheck(from_logits, leaves(hidden @ weight.T))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 6])
+@pytest.mark.parametrize("vocab", [1, 4, 5, 6, 10, 11])
+def test_a_tile_ends_where_it_should(monkeypatch, rows, vocab):
+    small(monkeypatch)
+    hidden, weight, bias, ids = inputs(rows, WIDTH, vocab)
+    ends = torch.tensor([0, vocab - 1, min(4, vocab - 1), min(5, vocab - 1), vocab - 1, 0])[:rows]
+    mix = torch.arange(1.0, 5 * rows + 1, dtype=torch.float64).reshape(5, rows)
+    one, other = leaves(hidden, weight, bias), leaves(hidden, weight, bias)
+    for token in (ids, ends):
+        found = vars(token_signals(one[0], one[1], token, bias=one[2], needs=SIGNAL_NAMES, min_p=MIN_P))
+        expected = reference(*other, token)
+        for name in SIGNAL_NAMES:
+            assert_near(found[name], expected[name], TERMS, size=LOGIT)
+        total(found, SIGNAL_NAMES, mix).backward()
+        total(expected, SIGNAL_NAMES, mix).backward()
+    for mine, theirs in zip(one, other, strict=True):
+        assert_near(mine.grad, theirs.grad, TERMS, size=LOGIT * 5 * rows)  # the weights of the rows
+
+
+def test_narrow_weights_gather_their_gradient_over_many_tiles_of_rows(monkeypatch):
+    small(monkeypatch)
+    hidden, weight, _, ids = inputs(dtype=torch.bfloat16)
+    one, other = leaves(hidden, weight), leaves(hidden.double(), weight.double())
+    token_signals(*one, ids).logprobs.sum().backward()
+    reference(*other, None, ids)["logprobs"].sum().backward()
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        assert (mine.grad.double() - theirs.grad).norm() < 0.02 * theirs.grad.norm()
+
+
+# silent rows
+
+
+@pytest.mark.parametrize("live", [[0, 1, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1], [1] * 7])
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients_are_those_of_the_definitions(name):
-    given = random(4)
-    logits = (given["hidden"] @ given["head"].T).requires_grad_()
-    found = getattr(token_signals_from_logits(logits, given["ids"], needs={name}, min_p=MIN_P), name)
-    weights = torch.arange(1.0, 5.0)
-    expected = torch.autograd.grad((direct(logits, given["ids"])[name] * weights).sum(), logits)[0]
-    assert_near(torch.autograd.grad((found * weights).sum(), logits)[0], expected, TERMS, size=4 * LOGIT)
+def test_silent_rows_get_nothing_and_the_others_what_they_had(tiles, name, live):
+    hidden, weight, bias, ids = inputs()
+    g = torch.randn(ROWS, dtype=torch.float64) * torch.tensor(live)
+    sides = []
+    for law in (reference, token_signals):
+        given = leaves(hidden, weight, bias)
+        if law is reference:
+            found = law(*given, ids)[name]
+        else:
+            found = getattr(law(*given[:2], ids, bias=given[2], needs={name}, min_p=MIN_P), name)
+        sides.append(torch.autograd.grad(found, given, g))
+    for expected, passed in zip(*sides, strict=True):
+        assert_near(passed, expected, TERMS, size=LOGIT)
+    assert (sides[1][0][torch.tensor(live) == 0] == 0).all()
 
 
-def test_the_likeliest_token_carries_no_gradient():
-    given = random(2)
-    logits = (given["hidden"] @ given["head"].T).requires_grad_()
-    found = token_signals_from_logits(logits, given["ids"], needs={"max_logprobs", "logprobs"})
-    assert found.logprobs.requires_grad
-    assert not found.max_logprobs.requires_grad
+def test_the_live_rows_are_those_of_any_signal(tiles):
+    hidden, weight, _, ids = inputs()
+    given = leaves(hidden, weight)
+    found = token_signals(*given, ids)
+    (found.logprobs[2] + found.entropies[5]).backward()
+    assert given[0].grad.ne(0).any(-1).nonzero().flatten().tolist() == [2, 5]
 
 
-def test_the_kept_set_is_fixed_under_the_gradient():
-    # probabilities 0.5, 0.3, 0.2 and min_p 0.5: the first two stay, and moving the third moves their mass alone
-    p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
-    logits = p.log().requires_grad_()
-    found = token_signals_from_logits(logits, torch.tensor([0]), needs={"log_kept_mass"}, min_p=0.5).log_kept_mass
-    assert found.item() == pytest.approx(math.log(0.8))
-    found.backward()
-    # d ln(p0 + p1) / d logit_v = [v kept] p_v / 0.8 - p_v
-    expected = [0.5 / 0.8 - 0.5, 0.3 / 0.8 - 0.3, -0.2]
-    assert logits.grad[0].tolist() == pytest.approx(expected)
+def test_a_batch_without_live_rows_has_zeros_to_reduce(tiles):
+    hidden, weight, bias, ids = inputs()
+    given = leaves(hidden, weight, bias)
+    (token_signals(*given[:2], ids, bias=given[2]).logprobs * 0).sum().backward()
+    assert all(one.grad is not None and (one.grad == 0).all() for one in given)
+    logits = (hidden @ weight.T).requires_grad_()
+    (token_signals_from_logits(logits, ids).logprobs * 0).sum().backward()
+    assert (logits.grad == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("min_p", "kept"),
-    [(1.0, 0.5), (0.61, 0.5), (0.59, 0.8), (0.41, 0.8), (0.39, 1.0), (1e-9, 1.0)],
-)
-def test_the_kept_mass_is_that_of_tokens_near_the_likeliest(min_p, kept):
-    logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
-    found = token_signals_from_logits(logits, torch.tensor([0]), needs={"log_kept_mass"}, min_p=min_p)
-    assert found.log_kept_mass.exp().item() == pytest.approx(kept)
+def test_a_nan_among_the_incoming_gradients_stays_visible(tiles):
+    hidden, weight, _, ids = inputs()
+    g = torch.zeros(ROWS, dtype=torch.float64)
+    g[3] = math.nan
+    given = leaves(hidden, weight)
+    by_hidden, by_weight = torch.autograd.grad(token_signals(*given, ids).logprobs, given, g)
+    assert by_hidden.isnan().any(-1).nonzero().flatten().tolist() == [3]
+    assert by_weight.isnan().all()
+    (logits,) = leaves(hidden @ weight.T)
+    (by_logits,) = torch.autograd.grad(token_signals_from_logits(logits, ids).logprobs, logits, g)
+    assert by_logits.isnan().any(-1).nonzero().flatten().tolist() == [3]
+
+
+def test_a_backward_works_on_the_live_rows_alone(monkeypatch):
+    small(monkeypatch)
+    hidden, weight, _, ids = inputs(60)
+    given = leaves(hidden, weight)
+    found = token_signals(*given, ids)
+    with Largest() as seen:
+        found.logprobs[7].backward()
+    # 23 columns in tiles of 5: the logits again, and what they give to the hidden states and to the weight
+    assert seen.products == {shape for c in (5, 3) for shape in ((1, WIDTH, c), (1, c, WIDTH), (c, 1, WIDTH))}
+
+
+# edges of the numbers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_a_forbidden_token_leaves_values_and_gradients_finite(dtype, scale):
-    logits = torch.tensor([[1.0, 2.0, -torch.inf], [0.0, -torch.inf, -torch.inf]], dtype=dtype, requires_grad=True)
-    found = token_signals_from_logits(logits, torch.tensor([0, 0]), needs=SIGNAL_NAMES, min_p=0.5)
-    p = 1 / (1 + math.e)
-    entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
-    assert found.entropies.tolist() == pytest.approx([entropy, 0.0])
-    total = sum(getattr(found, name).sum() for name in SIGNAL_NAMES)
-    (scale * total).backward()
-    assert torch.isfinite(total)
-    assert torch.isfinite(logits.grad).all()
-    assert logits.grad[:, 2].tolist() == [0.0, 0.0]
+def test_forbidden_tokens_leave_everything_finite(tiles, dtype):
+    hidden, weight, bias, ids = inputs(dtype=dtype)
+    bias[:6] = -math.inf  # whole tiles of them, the first among them
+    bias[9] = bias[22] = -math.inf
+    ids = torch.full((ROWS,), 8)
+    given = leaves(hidden, weight, bias)
+    found = vars(token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P))
+    total(found, SIGNAL_NAMES, torch.ones(5, ROWS)).backward()
+    expected = reference(hidden.double(), weight.double(), bias.double(), ids)
+    for name in SIGNAL_NAMES:
+        assert_near(found[name], expected[name], TERMS, size=LOGIT)
+    assert all(one.grad.isfinite().all() for one in given)
+    assert (given[2].grad[:6] == 0).all()
+    assert (given[1].grad[9] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_narrow_inputs_give_float32(dtype):
-    given = random(5, dtype)
-    for found in both(given):
-        expected = direct(
-            torch.nn.functional.linear(given["hidden"], given["head"], given["bias"]).double(), given["ids"]
+def test_a_row_without_any_allowed_token_is_not_a_number(tiles):
+    hidden, weight, bias, ids = inputs()
+    found = token_signals(hidden, weight, ids, bias=torch.full_like(bias, -math.inf))
+    assert found.logprobs.isnan().all()
+    assert found.entropies.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+@pytest.mark.parametrize("spread", [1e-4, 1.0, 1e4])
+def test_big_and_tiny_logits(tiles, dtype, offset, spread):
+    draw = torch.Generator().manual_seed(1)
+    logits = (torch.randn(ROWS, VOCAB, generator=draw).double() * spread + offset).to(dtype)
+    ids = logits.argmax(-1)
+    hidden, weight, bias = torch.eye(ROWS, dtype=dtype), logits.T.contiguous(), None
+    g = torch.ones(5, ROWS, dtype=torch.float64)
+    exact = leaves(logits.double())[0]
+    expected = dense(exact, ids)
+    total(expected, SIGNAL_NAMES, g).backward()
+    one, other = leaves(weight)[0], leaves(logits)[0]
+    for found, leaf in (
+        (token_signals(hidden, one, ids, bias=bias, needs=SIGNAL_NAMES, min_p=MIN_P), one),
+        (token_signals_from_logits(other, ids, needs=SIGNAL_NAMES, min_p=MIN_P), other),
+    ):
+        for name in SIGNAL_NAMES:
+            # of the size of log-probs, not of logits: the largest logit is taken away before anything is rounded
+            assert_near(getattr(found, name), expected[name], TERMS)
+        total(vars(found), SIGNAL_NAMES, g.to(dtype)).backward()
+        gradient = leaf.grad.T if leaf is one else leaf.grad
+        assert_near(gradient, exact.grad, TERMS, size=math.log(VOCAB))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_likeliest_token_is_kept_however_its_logit_is_rounded_the_second_time(monkeypatch, dtype):
+    small(monkeypatch)
+    hidden, weight, _, ids = inputs(40, 300, VOCAB, dtype)
+    hidden = hidden / 8
+    for row in range(40):  # alone: another shape of product than the first time
+        where = torch.arange(40) == row
+        given = leaves(hidden, weight)
+        names = {"log_kept_mass", "max_logprobs"}
+        found = token_signals(*given, ids, needs=names, min_p=1.0, rows={"log_kept_mass": where})
+        assert found.log_kept_mass[row] >= found.max_logprobs[row]
+        if dtype != torch.bfloat16:  # where two tokens may be the likeliest
+            terms = TERMS - WIDTH + 300
+            assert_near(found.log_kept_mass[row], found.max_logprobs[row], terms, size=LOGIT)
+            (passed,) = torch.autograd.grad(found.log_kept_mass.sum(), given[0])
+            likeliest = (hidden @ weight.T).argmax(-1)
+            logprobs = token_signals(*given, likeliest).logprobs[row]
+            (expected,) = torch.autograd.grad(logprobs, given[0])
+            assert_near(passed, expected, terms, size=LOGIT)
+
+
+def error(found, exact):
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("names", [{"logprobs"}, {"entropies"}, {"logprobs", "entropies", "sum_p_sq"}])
+def test_bfloat16_is_as_near_to_float64_as_the_plain_path(monkeypatch, names, slow):
+    monkeypatch.setattr(head, "slow_bf16", lambda: slow)
+    rows, width, vocab = 200, 64, 9000
+    hidden, weight, _, ids = inputs(rows, width, vocab, torch.float32)
+    hidden, weight = (hidden * 4 / math.sqrt(width)).bfloat16(), weight.bfloat16()
+    mix = torch.randn(5, rows, generator=torch.Generator().manual_seed(5))
+
+    def plain(hidden, weight):
+        return dense((hidden @ weight.T).float(), ids)
+
+    def ours(hidden, weight):
+        return vars(token_signals(hidden, weight, ids, needs=names))
+
+    def wide(hidden, weight):
+        return dense(hidden @ weight.T, ids)
+
+    values, gradients = {}, {}
+    for law, dtype in ((wide, torch.float64), (plain, torch.bfloat16), (ours, torch.bfloat16)):
+        given = leaves(hidden.to(dtype), weight.to(dtype))
+        values[law] = law(*given)
+        total(values[law], names, mix).backward()
+        gradients[law] = [one.grad for one in given]
+    for name in names:
+        allowed = 1.1 * error(values[plain][name], values[wide][name])
+        assert error(values[ours][name], values[wide][name]) <= allowed
+    for mine, theirs, exact in zip(gradients[ours], gradients[plain], gradients[wide], strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert error(mine, exact) <= 1.1 * error(theirs, exact)
+
+
+@pytest.mark.parametrize(("slow", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(monkeypatch, slow, dtype):
+    small(monkeypatch)
+    monkeypatch.setattr(head, "slow_bf16", lambda: slow)
+    hidden, weight, bias, ids = inputs(dtype=torch.bfloat16)
+    given = leaves(hidden, weight, bias)
+    with Largest() as seen:
+        found = token_signals(*given[:2], ids, bias=given[2])
+        (found.logprobs + found.entropies).sum().backward()
+    # what the rows' gradients are added up from is float32 in any case: products of an entropy nearly cancel
+    assert seen.dtypes == {dtype, torch.float32}
+    assert all(one.grad.dtype == torch.bfloat16 for one in given)
+
+
+# what is refused, what is not done, what is not held
+
+
+def test_a_second_derivative_is_refused():
+    hidden, weight, bias, ids = inputs()
+    given = leaves(hidden, weight, bias)
+    logits = leaves(hidden @ weight.T)
+    for leaf, found in (
+        (given[0], token_signals(*given[:2], ids, bias=given[2]).entropies),
+        (logits[0], token_signals_from_logits(logits[0], ids).entropies),
+    ):
+        (first,) = torch.autograd.grad(found.sum(), leaf, create_graph=True)
+        assert first.isfinite().all()
+        with pytest.raises(RlstabError) as caught:
+            torch.autograd.grad(first.square().sum(), leaf)
+        assert str(caught.value) == (
+            "token signals have a first derivative only, and a second one was asked for (create_graph=True). Take "
+            "log_softmax of the logits where you need it."
         )
-        for name, values in expected.items():
-            assert getattr(found, name).dtype == torch.float32
-            assert_near(getattr(found, name), values, TERMS, size=LOGIT)
 
 
-def test_wide_inputs_stay_wide():
-    assert both(random(2))[0].entropies.dtype == torch.float64
-
-
-@pytest.mark.parametrize("needs", [set(), *({name} for name in sorted(SIGNAL_NAMES)), {"logprobs", "sum_p_sq"}])
-def test_what_is_not_asked_for_is_not_there(needs):
-    for found in both(random(3), needs=needs):
-        assert {name for name in SIGNAL_NAMES if getattr(found, name) is not None} == needs
-
-
-def test_log_probs_and_entropies_are_asked_for_by_default():
-    given = random(2)
-    found = token_signals(given["hidden"], given["head"], given["ids"])
-    assert {name for name in SIGNAL_NAMES if getattr(found, name) is not None} == {"logprobs", "entropies"}
-
-
-def test_nothing_that_was_not_asked_for_is_computed(monkeypatch):
+def test_nothing_that_was_not_asked_for_is_computed(monkeypatch, tiles):
     def never(*_):
         raise AssertionError
 
     monkeypatch.setattr(tile, "_entropy", never)
     monkeypatch.setattr(tile, "_kept_mass", never)
-    with pytest.raises(AssertionError):
-        both(random(3), needs={"entropies"})
-    both(random(3), needs={"logprobs", "sum_p_sq", "max_logprobs"})
+    monkeypatch.setattr(head, "_kept_pass", never)
+    hidden, weight, _, ids = inputs()
+    needs = {"logprobs", "sum_p_sq", "max_logprobs"}
+    token_signals(hidden, weight, ids, needs=needs)
+    token_signals_from_logits(hidden @ weight.T, ids, needs=needs)
 
 
-@pytest.mark.parametrize("name", sorted(SIGNAL_NAMES))
-@pytest.mark.parametrize("where", [[0, 1, 0, 0, 1, 1, 0], [0] * 7, [1] * 7])
-def test_only_the_rows_that_need_it_have_a_signal(monkeypatch, name, where):
-    monkeypatch.setattr(signals, "ROWS", 3)
-    where = torch.tensor(where, dtype=torch.bool)
-    for whole, some in zip(both(random(7)), both(random(7), rows={name: where}), strict=True):
-        for one in SIGNAL_NAMES - {name}:
-            assert torch.equal(getattr(some, one), getattr(whole, one))
-        assert torch.equal(getattr(some, name), getattr(whole, name) * where)
+class Largest(TorchDispatchMode):
+    """Sizes of every tensor that an operation returns, and the shapes of products."""
+
+    def __enter__(self):
+        self.numel, self.products, self.dtypes = 0, set(), set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        name = function.overloadpacket.__name__
+        if name in ("mm", "addmm", "addmm_"):
+            left, right = args[-2:]
+            self.products.add((left.shape[0], left.shape[1], right.shape[1]))
+            self.dtypes.add(right.dtype)
+        return result
 
 
-def test_a_mask_of_a_signal_that_is_not_asked_for_does_nothing():
-    plain, _ = both(random(3), needs={"logprobs"})
-    masked, _ = both(random(3), needs={"logprobs"}, rows={"entropies": torch.tensor([True, False, True])})
-    assert torch.equal(plain.logprobs, masked.logprobs)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}])
+def test_no_tensor_is_as_large_as_rows_times_vocabulary(monkeypatch, dtype, options):
+    monkeypatch.setattr(signals, "ROWS", 16)
+    monkeypatch.setattr(signals, "COLUMNS", 64)
+    rows, width, vocab = 150, 4, 700
+    hidden, weight, bias, ids = inputs(rows, width, vocab, dtype)
+    given = leaves(hidden, weight, bias)
+    kept = []
+
+    def keep(one):
+        kept.append(one.numel())
+        return one
+
+    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        found = token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P, **options)
+        total(vars(found), SIGNAL_NAMES, torch.ones(5, rows)).backward()
+    assert 16 * 64 <= seen.numel <= vocab * width
+    assert max(kept) <= vocab * width
 
 
-def test_a_masked_row_has_no_gradient():
-    given = random(2)
-    logits = (given["hidden"] @ given["head"].T).requires_grad_()
-    mask = torch.tensor([True, False])
-    token_signals_from_logits(
-        logits, given["ids"], needs={"entropies"}, rows={"entropies": mask}
-    ).entropies.sum().backward()
-    assert logits.grad[0].abs().sum() > 0
-    assert logits.grad[1].tolist() == [0.0] * VOCABULARY
+def test_from_logits_nothing_but_their_gradient_is_as_large_as_they_are(monkeypatch):
+    monkeypatch.setattr(signals, "ROWS", 16)
+    monkeypatch.setattr(signals, "COLUMNS", 64)
+    logits, ids = torch.randn(150, 700).requires_grad_(), torch.zeros(150, dtype=torch.int64)
+    with torch.no_grad(), Largest() as seen:
+        token_signals_from_logits(logits, ids, needs=SIGNAL_NAMES, min_p=MIN_P)
+    assert 700 <= seen.numel <= 16 * 64  # a row of 700 columns is what fits
 
 
-def test_two_records_are_not_compared_by_their_tensors():
-    assert TokenSignals(logprobs=torch.zeros(2)) != TokenSignals(logprobs=torch.zeros(2))
+def test_autocast_reaches_the_head():
+    hidden, weight, bias, ids = inputs(dtype=torch.float32)
+    given = leaves(hidden, weight, bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = token_signals(*given[:2], ids, bias=given[2])
+    narrow = token_signals(hidden.bfloat16(), weight.bfloat16(), ids, bias=bias.bfloat16())
+    assert torch.equal(found.logprobs, narrow.logprobs)
+    found.logprobs.sum().backward()
+    assert all(one.grad.dtype == torch.float32 for one in given)
 
 
-LOGITS, IDS = torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64)
+# the definitions by hand, and what is refused
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda: token_signals_from_logits(torch.zeros(5), IDS), ShapeError,
-         "token_signals_from_logits: logits are (5,), expected (N, V)."),
-        (lambda: token_signals_from_logits(LOGITS, IDS[:2]), ShapeError,
-         "3 rows and token_ids of shape (2,); expected (N,)."),
-        (lambda: token_signals_from_logits(LOGITS, IDS.reshape(3, 1)), ShapeError,
-         "3 rows and token_ids of shape (3, 1); expected (N,)."),
-        (lambda: token_signals(torch.zeros(3, 4), torch.zeros(5, 3), IDS), ShapeError,
-         "token_signals: hidden is (3, 4) and head_weight (5, 3); expected (N, d) and (V, d)."),
-        (lambda: token_signals(torch.zeros(1, 3, 4), torch.zeros(5, 4), IDS), ShapeError,
-         "token_signals: hidden is (1, 3, 4) and head_weight (5, 4); expected (N, d) and (V, d)."),
-        (lambda: token_signals_from_logits(LOGITS, IDS, needs={"entropy"}), MissingSignal,
-         "no signal is called 'entropy'. Known: entropies, log_kept_mass, logprobs, max_logprobs, sum_p_sq."),
-        (lambda: token_signals_from_logits(LOGITS, IDS, temperature=0.0), OutOfRange,
-         "temperature = 0.0, expected a number above 0."),
-        (lambda: token_signals_from_logits(LOGITS, IDS, temperature=math.nan), OutOfRange,
-         "temperature = nan, expected a number above 0."),
-        (lambda: token_signals_from_logits(LOGITS, IDS, needs={"log_kept_mass"}), OutOfRange,
-         "log_kept_mass needs min_p in (0, 1], not None."),
-        (lambda: token_signals_from_logits(LOGITS, IDS, needs={"log_kept_mass"}, min_p=1.5), OutOfRange,
-         "log_kept_mass needs min_p in (0, 1], not 1.5."),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(call, error, text):
-    with pytest.raises(error) as caught:
-        call()
-    assert str(caught.value) == text
+def test_the_kept_set_is_fixed_under_the_gradient():
+    # probabilities 0.5, 0.3, 0.2 and min_p 0.5: the first two stay, and moving the third moves their mass alone
+    logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log().requires_grad_()
+    found = token_signals_from_logits(logits, torch.tensor([0]), needs={"log_kept_mass", "max_logprobs"}, min_p=0.5)
+    assert not found.max_logprobs.requires_grad
+    assert found.log_kept_mass.item() == pytest.approx(math.log(0.8))
+    found.log_kept_mass.backward()
+    # d ln(p0 + p1) / d logit_v = [v kept] p_v / 0.8 - p_v
+    assert logits.grad[0].tolist() == pytest.approx([0.5 / 0.8 - 0.5, 0.3 / 0.8 - 0.3, -0.2])
+
+
+def test_the_kept_mass_is_that_of_tokens_near_the_likeliest():
+    logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
+    for min_p, kept in [(1.0, 0.5), (0.61, 0.5), (0.59, 0.8), (0.41, 0.8), (0.39, 1.0), (1e-9, 1.0)]:
+        found = token_signals_from_logits(logits, torch.tensor([0]), needs={"log_kept_mass"}, min_p=min_p)
+        assert found.log_kept_mass.exp().item() == pytest.approx(kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_narrow_inputs_give_float32(dtype):
+    hidden, weight, bias, ids = inputs(dtype=dtype)
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    expected = dense(logits.double(), ids)
+    for found in (
+        token_signals(hidden, weight, ids, bias=bias, needs=SIGNAL_NAMES, min_p=MIN_P),
+        token_signals_from_logits(logits, ids, needs=SIGNAL_NAMES, min_p=MIN_P),
+    ):
+        for name, values in expected.items():
+            assert getattr(found, name).dtype == torch.float32
+            if dtype == torch.float32 or not head.slow_bf16():  # there the tile itself is not rounded
+                assert_near(getattr(found, name), values, TERMS, size=LOGIT)
+
+
+def test_only_the_rows_that_need_it_have_a_signal(tiles):
+    hidden, weight, _, ids = inputs()
+    for where in ([0, 1, 0, 0, 1, 1, 0], [0] * 7, [1] * 7):
+        where = torch.tensor(where, dtype=torch.bool)
+        for name in SIGNAL_NAMES:
+            for law, source in ((token_signals, (hidden, weight)), (token_signals_from_logits, (hidden @ weight.T,))):
+                whole = law(*source, ids, needs=SIGNAL_NAMES, min_p=MIN_P)
+                some = law(*source, ids, needs=SIGNAL_NAMES, min_p=MIN_P, rows={name: where})
+                for other in SIGNAL_NAMES - {name}:
+                    assert torch.equal(getattr(some, other), getattr(whole, other))
+                assert torch.equal(getattr(some, name), getattr(whole, name) * where)
+
+
+def test_what_does_not_fit_is_refused():
+    hidden, weight, ids = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
+    for changes, kind, named in (
+        ({"bias": torch.zeros(4)}, ShapeError, "bias"),
+        ({"bias": torch.zeros(5, dtype=torch.float64)}, ShapeError, "bias"),
+        ({"head_weight": torch.zeros(5, 3)}, ShapeError, "head_weight"),
+        ({"hidden": torch.zeros(1, 3, 4)}, ShapeError, "hidden"),
+        ({"token_ids": ids[:2]}, ShapeError, "token_ids"),
+        ({"token_ids": ids.reshape(3, 1)}, ShapeError, "token_ids"),
+        ({"token_ids": torch.tensor([0, -100, 4])}, OutOfRange, "token id"),
+        ({"token_ids": torch.tensor([0, 1, 5])}, OutOfRange, "token id"),
+        ({"softcap": 0.0}, OutOfRange, "softcap"),
+        ({"temperature": 0.0}, OutOfRange, "temperature"),
+        ({"temperature": math.nan}, OutOfRange, "temperature"),
+        ({"temperature": torch.ones(2)}, ShapeError, "temperature"),
+        ({"temperature": torch.tensor([1.0, 0.0, 1.0])}, OutOfRange, "temperature"),
+        ({"rows": {"entropies": torch.ones(2, dtype=torch.bool)}}, ShapeError, "entropies"),
+        ({"needs": {"entropy"}}, MissingSignal, "entropy"),
+        ({"needs": {"log_kept_mass"}}, OutOfRange, "min_p"),
+        ({"needs": {"log_kept_mass"}, "min_p": 1.5}, OutOfRange, "min_p"),
+    ):
+        with pytest.raises(kind, match=named):
+            token_signals(**{"hidden": hidden, "head_weight": weight, "token_ids": ids} | changes)
+    with pytest.raises(ShapeError, match="logits"):
+        token_signals_from_logits(torch.zeros(5), ids)

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 import rlstab
 from rlstab.cli import _parser, main
 from rlstab.config import load_run, objective_hash, run_hash
+from rlstab.config.bundled_examples import examples
 from rlstab.config.runs import RunConfig
-from rlstab.config.shipped import examples
 from rlstab.explain.run_file import AROUND, recipes, run_file
 from rlstab.presets import PRESETS
 from tests.train.runs import go
@@ -183,7 +183,7 @@ def test_where_a_run_is_stopped_the_example_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rlstab.train import loop
-    from rlstab.train.stopping import Stopped
+    from rlstab.train.loop import Stopped
 
     def stop(*_: object, **__: object) -> None:
         raise Stopped(2, 3, 200, None)

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, final
 
 import pytest
 import torch
 from rich.console import Console
 
 from rlstab import zoo
-from rlstab.core.batch import TokenBatch
-from rlstab.core.compose import compose, within
+from rlstab.core.batch import TokenBatch, layout_of
+from rlstab.core.compose import compose, observe, within
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Gate, Terms, merge_terms
 from rlstab.presets import PRESETS
-from rlstab.report.tokens import read_tokens
+from rlstab.report.token_traces import read_tokens
 from rlstab.trace import ACTIONS, Trace, trace
 from rlstab.trace.effects import ALIKE
 from rlstab.trace.token_texts import token_texts
 from rlstab.trace.writer import Tracer
-from rlstab.train.journal import Journal
 from rlstab.train.loop import train
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
@@ -74,7 +72,7 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
         "branch": batch.sequence % 4 == 3,
         "block_ids": batch.position // 4 - 1,
     }
-    moved = {name: values.reshape(-1)[batch.index] for name, values in packed.items()}
+    moved = {name: values.reshape(-1)[layout_of(batch).index] for name, values in packed.items()}
     return replace(batch, **moved, **{name: values.float() for name, values in marks.items()}), live
 
 
@@ -183,7 +181,7 @@ def test_members_merge_to_the_terms_of_the_plan(name: str) -> None:
         terms = plan.terms(batch)
         assert merged.filled() == terms.filled()
         assert merged.report.keys() == terms.report.keys()
-        for field in ("keep", "weight", "bonus", "exempt"):
+        for field in ("keep", "weight", "bonus", "unclipped"):
             one, other = getattr(merged, field), getattr(terms, field)
             assert (one is None and other is None) or torch.equal(one, other)
         assert {slot for slot in SLOTS if getattr(merged, slot)} == {slot for slot in SLOTS if getattr(terms, slot)}
@@ -221,13 +219,11 @@ def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
     assert total(traces, "within_1/outer", "dropped") / tokens == pytest.approx(metrics["within_1/outer/dropped"])
 
 
-@final
-@dataclass(frozen=True)
 class Nudge(TokenObjective):
     """Adds the same to every advantage."""
 
-    name: ClassVar[str] = "nudge"
-    writes = frozenset({"bonus"})
+    name = "nudge"
+    writes = {"bonus"}
     by: float = 1.0
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -242,28 +238,28 @@ def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
         assert torch.equal(actions["damped"], batch.advantages < 0)
 
 
-@final
-@dataclass(frozen=True)
 class Fence(TokenObjective):
     """A gate that stops tokens above a ratio, and halves the pull of others above 1."""
 
-    name: ClassVar[str] = "fence"
-    writes = frozenset({"gates"})
+    name = "fence"
+    writes = {"gates"}
     above: float = 1.3
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(gates={"": Gate(lambda ratio, held: torch.where(ratio > self.above, 0.0, 1 - (ratio > 1) / 2))})
+        return Terms(
+            gates={"": Gate(lambda ratio, constants: torch.where(ratio > self.above, 0.0, 1 - (ratio > 1) / 2))}
+        )
 
 
 def test_a_gate_clips_what_it_stops_and_damps_or_boosts_the_rest() -> None:
     objective = compose(Fence(), SAPO(), observe(SAPO(negative=3.0)), S2TMask(max_prob=0.3))
     plan, traces, metrics = traced(objective)
-    pulling = sum(int(plan.part(batch).pulls.sum()) for batch, _ in traces)
+    pulling = sum(int(plan.part(batch).has_gradient.sum()) for batch, _ in traces)
     assert 0 < total(traces, "fence", "clipped") == pytest.approx(metrics["fence/stopped"] * pulling)
     assert sum(int(one.clipped.sum()) for _, one in traces) == total(traces, "fence", "clipped")
     assert total(traces, "sapo", "clipped") == total(traces, "sapo", "boosted") == 0
     for batch, one in traces:
-        pulls, stopped = plan.part(batch).pulls, one.methods["fence"].actions["clipped"]
+        pulls, stopped = plan.part(batch).has_gradient, one.methods["fence"].actions["clipped"]
         assert torch.equal(stopped, pulls & (one.ratio > 1.3))
         assert torch.equal(one.clipped, stopped)
         assert torch.equal(one.methods["fence"].actions["damped"], pulls & ~stopped & (one.ratio > 1))
@@ -288,17 +284,15 @@ def test_a_pull_is_a_gate_relative_to_the_ratio() -> None:
     assert metrics["ratio/stopped"] > 0
 
 
-@final
-@dataclass(frozen=True)
 class Spare(TokenObjective):
     """Exempts the tokens at which the policy was unsure."""
 
-    name: ClassVar[str] = "spare"
-    needs = frozenset({"entropies"})
-    writes = frozenset({"exempt"})
+    name = "spare"
+    needs = {"entropies"}
+    writes = {"unclipped"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(exempt=batch.signal("entropies") > 0.2)
+        return Terms(unclipped=batch.signal("entropies") > 0.2)
 
 
 @pytest.mark.parametrize("method", [Fence(above=0.5), Capped(floor=5.0)], ids=lambda one: one.name)
@@ -407,9 +401,17 @@ def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
     assert not (tmp_path / "tokens.jsonl").exists()
 
 
+def _appending(path: Path) -> Callable[[str], None]:
+    def append(lines: str) -> None:
+        with path.open("a") as file:
+            file.write(lines)
+
+    return append
+
+
 def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
+    tracer = Tracer(_appending(tmp_path / "tokens.jsonl"), run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     ids = batch.sequence_ids
     rewards = torch.full((6,), torch.nan)
@@ -427,7 +429,7 @@ def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
 
 def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
     run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(Journal(tmp_path / "tokens.jsonl").append, run.tracking, 1, lambda ids: "x" * len(ids))
+    tracer = Tracer(_appending(tmp_path / "tokens.jsonl"), run.tracking, 1, lambda ids: "x" * len(ids))
     batch, live = part(1)
     tracer.begin(
         1, lambda place: "p", batch.sequence_ids, batch.group_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3)

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from rlstab.config import load_objective
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, layout_of, to_padded
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.compose import compose
 from rlstab.core.loss import Part, counts, token_mean
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean, Stat, settle
-from rlstab.errors import OutOfRange, ShapeError
-from rlstab.explain.data_level import own_bounds, require_data_level
+from rlstab.errors import OutOfRange
+from rlstab.hosts import own_bounds, require_data_level
 
 Over = Literal["tokens", "sequences", "nothing"]
 Counts = Literal["mask", "response"]
@@ -123,7 +123,7 @@ class DataStep:
 
     @property
     def silent(self) -> bool:
-        return self.plan.silent
+        return self.plan.has_no_gradient
 
     def metrics(self) -> dict[str, float]:
         """The report as numbers, without metrics that counted nothing."""
@@ -181,8 +181,7 @@ class DataLevel:
         """
         comm = LocalComm() if comm is None else comm
         for batch in batches:
-            if batch.index is None:
-                raise ShapeError("DataLevel.step: a batch has no (B, T) shape. Build it by TokenBatch.from_padded.")
+            layout_of(batch)  # refuses one that has no (B, T) shape
         plan = make_plan(self.objective, batches, self.state, comm)
         masks = [self._mask(part) for part in plan.parts]
         none = torch.zeros(2, dtype=torch.float64)
@@ -211,18 +210,18 @@ class DataLevel:
         if terms.weight is not None:
             pull = pull * terms.weight.double()
         pull = torch.where(keep, pull, 0.0).to(batch.advantages.dtype)
-        return DataPart(batch.to_padded(mask, fill=False), batch.to_padded(pull))
+        return DataPart(to_padded(batch, mask, fill=False), to_padded(batch, pull))
 
 
 def _report(objective: TokenObjective, plan: Plan, comm: Comm) -> dict[str, Mean]:
     """What the methods report, over parts and ranks; the names are those of a part without tokens."""
     with torch.no_grad():
-        empty = objective.terms(objective.empty_part(), plan.settled, plan.state).report
+        empty = objective.terms(objective._empty_part(), plan.settled, plan.state).report
     zero = torch.zeros((), dtype=torch.float64)
     nothing: dict[str, Mean] = {name: Mean(zero, zero) for name in [*empty, "tokens/kept"]}
     found: list[Stat] = [nothing]
     for part in plan.parts:
-        keep = torch.ones_like(part.pulls) if part.terms.keep is None else part.terms.keep
+        keep = torch.ones_like(part.has_gradient) if part.terms.keep is None else part.terms.keep
         told = {**part.terms.report, "tokens/kept": Mean.of(keep)}
         found.append({name: told.get(name, one) for name, one in nothing.items()})
     settled = settle(found, comm)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
-from rlstab.explain.hosts import HOSTS, Host
+from rlstab.extras import how_to_install
+from rlstab.hosts import HOSTS, Host
 
 #: What every host stands on.
 BELOW = ("torch", "transformers", "accelerate")
 
 
-def doctor(hosts: Sequence[Host] = HOSTS) -> tuple[list[str], bool]:
+def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     """Lines to print, and whether every host that is installed has a live adapter.
 
     An adapter is a module with ``check_host()``, which raises where the installed release is not one that it knows.
@@ -22,7 +23,7 @@ def doctor(hosts: Sequence[Host] = HOSTS) -> tuple[list[str], bool]:
     stack = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in BELOW)
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
     for host in hosts:
-        if host.key and host.package:
+        if host.package:
             line, live = _examined(host)
             lines.append(line)
             well = well and live
@@ -32,8 +33,7 @@ def doctor(hosts: Sequence[Host] = HOSTS) -> tuple[list[str], bool]:
 def _examined(host: Host) -> tuple[str, bool]:
     found = _version(host.package)
     if found is None:
-        cure = f"{host.install}." if host.install else f"Run: pip install 'rlstab[{host.key}]'"
-        return f"{host.name}: not installed. {cure}", True
+        return f"{host.name}: not installed. {how_to_install(host.key)}", True
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -42,8 +42,7 @@ def _examined(host: Host) -> tuple[str, bool]:
         except Exception as error:  # whatever an installed package does when it is imported
             return f"{host.name} {found}: {host.adapter} does not work: {type(error).__name__}: {error}", False
     ours = "".join(f" {one.message}" for one in told if "adapter" in str(one.message))
-    tried = f" ({host.tried})" if host.tried else ""
-    return f"{host.name} {found}: {host.adapter} is live{tried}.{ours}", True
+    return f"{host.name} {found}: {host.adapter} is live.{ours}", True
 
 
 def _version(package: str) -> str | None:

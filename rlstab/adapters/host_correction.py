@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, final
-
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Mean, Settled
@@ -14,15 +11,12 @@ from rlstab.core.terms import Terms
 CORRECTION = "importance_sampling_ratio"
 
 
-@final
-@dataclass(frozen=True)
 class HostCorrection(TokenObjective):
     """Multiply the policy term of a token by the weight that the host made; the divisor stays, as in its loss."""
 
-    name: ClassVar[str] = "host_correction"
-    reads_policies = frozenset[str]()
-    needs = frozenset({CORRECTION})
-    writes = frozenset({"weight"})
+    name = "host_correction"
+    needs = {CORRECTION}
+    writes = {"weight"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         weight = batch.signal(CORRECTION)

@@ -58,7 +58,7 @@ class Window:
         if plan is None or self.refusal is not None:
             return found
         found |= {
-            "steps/skipped": Mean.scalar(float(plan.silent)),
+            "steps/skipped": Mean.scalar(float(plan.has_no_gradient)),
             "lr_scale": Mean.scalar(plan.lr_scale),
             "tokens/live": Mean(*map(_number, (plan.live_tokens, plan.everything.tokens))),
         }

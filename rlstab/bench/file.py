@@ -25,14 +25,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, WithJsonSchema
+from pydantic import Field, JsonValue
 
-from rlstab.bench.part import part, placed
-from rlstab.bench.stack import ablations
+from rlstab.bench.documents import ablations, part, placed
 from rlstab.config.document import Document, Place, shown
 from rlstab.config.objectives import digest
-from rlstab.config.own_code import located
-from rlstab.config.runs import Positive, RunConfig, Settings, build_run, run_hash
+from rlstab.config.runs import RunConfig, build_run, run_hash
+from rlstab.config.settings import Count, Settings
+from rlstab.config.user_code import located
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.from_settings import require_settings
 from rlstab.tasks.rewards import require_functions
@@ -49,17 +49,7 @@ MAX_RUNS = 100_000
 #: What an error lists of the runs in which it happens.
 SHOWN = 4
 
-Seeds = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1, "maximum": MAX_RUNS},
-                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "uniqueItems": True},
-            ]
-        }
-    ),
-]
+Seeds = Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)]
 
 
 class BenchFile(Settings):
@@ -73,7 +63,7 @@ class BenchFile(Settings):
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
     seeds: Seeds = Field(5, description="how many, from 0; or a list")
-    workers: Positive | None = Field(None, description="runs at a time, one thread each; null is one per CPU")
+    workers: Count | None = Field(None, description="runs at a time, one thread each; null is one per CPU")
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
         None, description="what to make of the stack; null is both"
@@ -88,7 +78,7 @@ class MethodEntry(Settings):
     set: dict[str, JsonValue] = Field({}, description="values by dotted key, such as optimisation.lr")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BenchRun:
     """One run of a bench.
 
@@ -150,7 +140,7 @@ class Bench:
     @cached_property
     def hash(self) -> str:
         """Twelve hexadecimal digits over all its runs and the baseline."""
-        return digest([self.baseline, [[one.setting, one.method, one.seed, one.hash] for one in self.runs]])
+        return digest([self.baseline, [[run.setting, run.method, run.seed, run.hash] for run in self.runs]])
 
 
 def run_name(setting: str, method: str, seed: int) -> str:
@@ -199,11 +189,11 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "out": str(folder),
         "base": base.data,
         "methods": {
-            name: {"objective": one.objective.data, "set": {key: value.data for key, value in one.set.items()}}
-            for name, one in methods.items()
+            name: {"objective": entry.objective.data, "set": {key: value.data for key, value in entry.set.items()}}
+            for name, entry in methods.items()
         },
         "baseline": baseline,
-        "settings": {name: {key: value.data for key, value in found.items()} for name, found in settings.items()},
+        "settings": {name: {key: value.data for key, value in values.items()} for name, values in settings.items()},
         "seeds": list(seeds),
         "workers": file.workers,
         "keep_checkpoints": file.keep_checkpoints,
@@ -238,27 +228,27 @@ def _base(document: Document, file: BenchFile, folder: Path) -> Document:
         text = f"expected a run, or the path of a run file, not {shown(file.base)}."
         raise document.error(("base",), text)
     try:
-        found = Document.read(folder / file.base)
+        run = Document.read(folder / file.base)
     except ConfigError as error:
         raise document.error(("base",), str(error)) from error
-    if not isinstance(found.data, Mapping):
-        raise found.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
-    return located(found)
+    if not isinstance(run.data, Mapping):
+        raise run.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
+    return located(run)
 
 
 def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _Method]:
     own = part(base, ("objective",)) if "objective" in base.data else None
-    found = {name: _method(document, name, own) for name in file.methods}
+    methods = {name: _method(document, name, own) for name in file.methods}
     if file.ablate and not file.stack:
         raise document.error(("ablate",), "there is no stack to ablate. List its methods under `stack`.")
     if file.stack:
         for name, objective in ablations(document, own, file.ablate or "both").items():
-            if name in found:
+            if name in methods:
                 raise document.error(("methods", name), "the stack makes a method of this name too. Rename this one.")
-            found[name] = _Method(objective, {})
-    if not found:
+            methods[name] = _Method(objective, {})
+    if not methods:
         raise document.error(("methods",), "nothing to compare. Name objectives under `methods`, or list a `stack`.")
-    return found
+    return methods
 
 
 def _method(document: Document, name: str, own: Document | None) -> _Method:
@@ -304,25 +294,17 @@ def _check_name(document: Document, place: Place, name: str) -> None:
         raise document.error(place, text)
 
 
-def _seeds(document: Document, seeds: Any, each: int) -> tuple[int, ...]:
+def _seeds(document: Document, seeds: int | list[int], each: int) -> tuple[int, ...]:
     """The seeds of a bench that makes so many runs with each."""
-    counted = isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1
-    if not counted and (not isinstance(seeds, list | tuple) or not seeds):
-        raise document.error(("seeds",), f"expected how many, at least 1, or a list of seeds, not {shown(seeds)}.")
-    many = seeds if counted else len(seeds)
+    many = seeds if isinstance(seeds, int) else len(seeds)
     if many > MAX_RUNS // each:
         text = f"{shown(many)} seeds x {each} runs are too many: a bench has at most {MAX_RUNS} runs. Take fewer seeds."
         raise document.error(("seeds",), text)
-    if counted:
+    if isinstance(seeds, int):
         return tuple(range(seeds))
-    before: set[int] = set()
     for index, seed in enumerate(seeds):
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-            text = f"expected a whole number of at least 0 and below 2^32, not {shown(seed)}."
-            raise document.error(("seeds", index), text)
-        if seed in before:
+        if seed in seeds[:index]:
             raise document.error(("seeds", index), f"the seed {seed} appears twice. Remove one of them.")
-        before.add(seed)
     return tuple(seeds)
 
 

@@ -14,11 +14,10 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstab.bench.status import update_record
+from rlstab.bench.record import update_record
 from rlstab.errors import RlstabError
 
 #: Lines of an error that are kept.
@@ -28,76 +27,55 @@ LINES = 12
 ORPHANED = 3
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a worker is told.
-
-    Attributes:
-        run: a resolved run.
-        resume: continue from its checkpoint.
-        keep_checkpoints: after it finished.
-        seconds: wall time of the attempts before, or None where it is not known.
-        cpu_seconds: likewise.
-    """
-
-    run: dict[str, Any]
-    resume: bool
-    keep_checkpoints: bool
-    seconds: float | None
-    cpu_seconds: float | None
-
-    def line(self) -> bytes:
-        """As a line of JSON."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-
 class _Clock:
-    """Time that the run took, with the attempts before."""
+    """Time that the run took, with the attempts before; None where that is not known."""
 
-    def __init__(self, order: Order) -> None:
-        self._before, self._start = order, time.perf_counter()
+    def __init__(self, before: dict[str, float | None]) -> None:
+        self._before, self._start = before, time.perf_counter()
 
     def read(self) -> dict[str, float | None]:
         """``seconds`` of wall time and ``cpu_seconds``, user and system, of all threads of this process."""
-        before, wall, used = self._before, time.perf_counter() - self._start, time.process_time()
+        now = {"seconds": time.perf_counter() - self._start, "cpu_seconds": time.process_time()}
         return {
-            "seconds": None if before.seconds is None else round(before.seconds + wall, 3),
-            "cpu_seconds": None if before.cpu_seconds is None else round(before.cpu_seconds + used, 3),
+            name: None if (before := self._before[name]) is None else round(before + spent, 3)
+            for name, spent in now.items()
         }
 
 
 def main() -> int:
-    """Read the order, train, record how it ended."""
+    """Read the order, train, record how it ended.
+
+    The order holds ``run`` (a resolved run), ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of the
+    attempts before.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     line = sys.stdin.buffer.readline()
     if not line:
         return ORPHANED
-    order = Order(**json.loads(line))
-    folder = Path(order.run["tracking"]["out"])
-    clock, writing = _Clock(order), threading.Lock()
+    order = json.loads(line)
+    folder = Path(order["run"]["tracking"]["out"])
+    clock, writing = _Clock(order["spent"]), threading.Lock()
     threading.Thread(target=_leave_with_parent, args=(folder, clock, writing), daemon=True).start()
-    error = _train(order)
+    error = _train(order["run"], order["resume"])
     with writing:
-        status = "finished" if error is None else "failed"
-        update_record(folder, status=status, error=error, **clock.read())
-        if error is None and not order.keep_checkpoints:
+        update_record(folder, status="failed" if error else "finished", error=error, **clock.read())
+        if error is None and not order["keep_checkpoints"]:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         sys.stderr.flush()
         os._exit(0 if error is None else 1)  # the thread still waits for the parent
 
 
-def _train(order: Order) -> str | None:
+def _train(run: dict[str, Any], resume: bool) -> str | None:
     """The last lines of the error, if there was one."""
     try:
         import torch
 
         from rlstab.config import load_run
-        from rlstab.train.loop import train
-        from rlstab.train.stopping import Stopped
+        from rlstab.train import Stopped, train
 
         torch.set_num_threads(1)
         try:
-            train(load_run(order.run), resume=order.resume)
+            train(load_run(run), resume=resume, overwrite=not resume)
         except Stopped as stop:  # its checkpoint stands: the process that started this one sees the signal
             signal.signal(stop.number, signal.SIG_DFL)
             os.kill(os.getpid(), stop.number)

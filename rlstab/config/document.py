@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
 
-from rlstab.config.renamed import SETTINGS
 from rlstab.errors import ConfigError, did_you_mean
 
 Place = tuple[str | int, ...]
@@ -25,33 +24,22 @@ MAX_NODES = 100_000
 #: Nested deeper than any run file is; stops aliases that contain themselves.
 MAX_DEPTH = 100
 
-#: Bytes; more than any run file has.
-MAX_BYTES = 16_000_000
-
-#: What to do about an error of the parser, by what is in its text.
-_HINTS = {
-    "'\\t'": "Indent with spaces.",
-    "another document": "Keep one of them, without the line `---`.",
-    "undefined alias": "Put text that begins with `*` in quotes.",
-    "',' or ']'": "Close the list with `]`.",
-    "',' or '}'": "Close the mapping with `}`.",
-    "quoted scalar": "Close the text with its quotation mark.",
-    "for merging": "Write a mapping after `<<`.",
-}
+#: Bytes; more than any run file has. A device may never end.
+MAX_BYTES = 2**24
+_CHUNK = 2**16
 
 #: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 _BREAK = re.compile("[\x85\u2028\u2029\ufeff]")
-_STR = "tag:yaml.org,2002:str"
-_FLOAT = "tag:yaml.org,2002:float"
-_MERGE = "tag:yaml.org,2002:merge"
-_PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
+_PLAIN = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
 class _Loader(yaml.SafeLoader):
     """Plain data only: dates and ``=`` stay text, ``1e-3`` is a number."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  # the name and the type are PyYAML's
+    yaml_implicit_resolvers = {  # the name and the type are PyYAML's
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":value"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -62,12 +50,12 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         """Text with a Unicode line break needs double quotes, or PyYAML writes what it cannot read."""
-        return self.represent_scalar(_STR, text, style='"' if _BREAK.search(text) else None)
+        return self.represent_scalar(f"{_TAG}str", text, style='"' if _BREAK.search(text) else None)
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-for _one in (_Loader, _Dumper):
-    _one.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
+_Loader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+.0123456789"))
+_Dumper.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
@@ -92,7 +80,9 @@ class Document:
             ConfigError: no such file, not YAML, a repeated key, a tag that would build an object.
         """
         try:
-            text = _content(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+            with Path(path).open("rb") as file:
+                content = b"".join(islice(iter(lambda: file.read(_CHUNK), b""), MAX_BYTES // _CHUNK + 1))
+            text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"{path}: cannot be read: {reason}. Give the path of a YAML file.") from error
@@ -100,6 +90,8 @@ class Document:
             raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}). Save the file as UTF-8.") from error
         except ValueError as error:  # a path with a null character
             raise ConfigError(f"{str(path)!r} is not a path: {error}. Give the path of a YAML file.") from error
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path}: has more than {MAX_BYTES} bytes. Give the path of a YAML file.")
         return cls.parse(text, str(path))
 
     @classmethod
@@ -113,17 +105,9 @@ class Document:
                 data = None if node is None else loader.construct_document(node)
             finally:
                 loader.dispose()
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            where = f"{name}:{mark.line + 1}" if mark else name
-            reason = ", ".join(part for part in (error.context, error.problem) if part)
-            hint = next((fix for found, fix in _HINTS.items() if found in reason), "Mend it there or just before.")
-            raise ConfigError(f"{where}: not valid YAML: {reason}. {hint}") from error
-        except yaml.reader.ReaderError as error:
-            line = text.count("\n", 0, error.position) + 1
-            reason = f"the character {chr(error.character)!r} is not allowed"
-            hint = "Remove it, or write it as an escape in double quotes."
-            raise ConfigError(f"{name}:{line}: not valid YAML: {reason}. {hint}") from error
+        except yaml.YAMLError as error:
+            where, reason = _parser_error(error, text)
+            raise ConfigError(f"{name}{where}: not valid YAML: {reason}. Correct it there or just before.") from error
         except RecursionError as error:
             raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels. Write fewer.") from error
         return cls(data, name, marks)
@@ -153,7 +137,7 @@ class Document:
             below = value if depth + 1 == len(place) else put(data.get(head, {}), depth + 1)
             return {**data, head: below}
 
-        marks = {one: mark for one, mark in self.marks.items() if one[: len(place)] != place}
+        marks = {known: mark for known, mark in self.marks.items() if known[: len(place)] != place}
         return Document(put(self.data, 0), self.name, {**marks, place: option})
 
     def where(self, place: Place) -> str:
@@ -175,58 +159,67 @@ class Document:
         """Validate a part of the document.
 
         Raises:
-            ConfigError: one line per mistake, each with file and line, unknown keys with a did-you-mean.
+            ConfigError: one line per mistake, each with file and line.
         """
         try:
             return model.model_validate(data)
         except ValidationError as error:
-            texts = [self._translate(model, one, place) for one in error.errors()]
-            raise ConfigError("\n".join(texts)) from None
+            lines = [self._line(mistake, data, place) for mistake in error.errors(include_url=False)]
+            raise ConfigError("\n".join(lines)) from None
 
-    def _translate(self, model: type[BaseModel], error: Mapping[str, Any], place: Place) -> str:
-        known, found = _walk(model, error["loc"])
-        kind, context, last = error["type"], error.get("ctx", {}), error["loc"][-1] if error["loc"] else ""
-        if kind == "extra_forbidden":
-            owner = found[-2] if len(found) > 1 else getattr(model.model_fields.get("name"), "default", "")
-            if now := SETTINGS.get(f"{owner}.{last}"):
-                return self.text(place + found, f"'{last}' is called '{now}' now. Rename it.")
-            return self.text(place + found, f"unknown key '{last}'. {did_you_mean(str(last), known)}")
+    def _line(self, mistake: Mapping[str, Any], data: Any, place: Place) -> str:
+        """One mistake that pydantic found, as we say it."""
+        kind, loc, context = mistake["type"], mistake["loc"], mistake.get("ctx", {})
+        inside = (*place, *_steps_in(data, loc))
+        last = loc[-1] if loc else ""
+        if kind == "misfit":
+            return self.text((*inside, *context["place"]), context["text"])
+        if kind == "missing":
+            what = f"the setting `{last}` is missing; it has no default" if isinstance(last, str) else "too few values"
+            return self.text(inside, f"{what}.")
         if kind == "union_tag_invalid":
             tags = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
             hint = did_you_mean(str(context["tag"]), tags)
-            return self.text((*place, *found, "name"), f"no {last} is called '{context['tag']}'. {hint}")
+            return self.text((*inside, "name"), f"no {last} is called '{context['tag']}'. {hint}")
         if kind == "union_tag_not_found":
-            return self.text(place + found, f"a {last} needs its `name`.")
-        if kind == "missing":
-            what = f"the setting `{last}` is missing; it has no default" if isinstance(last, str) else "too few values"
-            return self.text(place + found[:-1], f"{what}.")
-        if kind == "invalid_key" or last == "[key]":
-            return self.text(place + found[:-1], f"the key {shown(error['input'])} is not text. Put it in quotes.")
-        if kind == "unfit":
-            return self.text(place + context["place"], context["text"])
-        wanted = _EXPECTED.get(kind)
-        if wanted is None:
-            return self.text(place + found, error["msg"][:1].lower() + error["msg"][1:] + ".")
-        return self.text(place + found, f"expected {wanted.format(**context)}, not {shown(error['input'])}.")
+            return self.text(inside, f"a {last} needs its `name`.")
+        said = re.sub(r"a valid (\w+).*", lambda word: _KINDS.get(word[1], word[0]), mistake["msg"])
+        if not said.startswith("Input should"):
+            return self.text(inside, f"{said[:1].lower()}{said[1:]}.")
+        return self.text(inside, f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}.")
 
 
-#: What pydantic wanted, by the type of its error.
-_EXPECTED = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("string_type", "string_unicode", "string_sub_type"), "text"),
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping"),
-    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
-    "too_long": "a list of at most {max_length}",
-    "invalid-json-value": "plain data",
-    "finite_number": "a finite number",
-    "greater_than": "a number above {gt:g}",
-    "greater_than_equal": "a number of at least {ge:g}",
-    "less_than": "a number below {lt:g}",
-    "less_than_equal": "a number of at most {le:g}",
-    "literal_error": "{expected}",
+#: What YAML calls the kinds of values that pydantic names.
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "dictionary": "a mapping",
+    "list": "a list",
+    "tuple": "a list",
 }
+
+
+def misfit(text: str, *place: str | int) -> PydanticCustomError:
+    """What a validator raises.
+
+    Args:
+        text: what is wrong, and what to do.
+        place: of the mistake, inside of what is validated.
+    """
+    return PydanticCustomError("misfit", "{text}", {"text": text, "place": place})
+
+
+def _steps_in(data: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
+    """The steps of pydantic's ``loc`` that are keys and indices of the data; others name members of unions."""
+    for step in loc:
+        if isinstance(data, Mapping) and step in data:
+            yield step
+            data = data[step]
+        elif isinstance(data, list | tuple) and isinstance(step, int) and step < len(data):
+            yield step
+            data = data[step]
 
 
 def shown(value: Any) -> str:
@@ -251,29 +244,13 @@ def flow(data: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def _content(path: str | Path) -> bytes:
-    """The bytes of a file, or of a pipe into which somebody writes, as of a shell's ``<(...)``.
-
-    Raises:
-        OSError: it cannot be read, or is a device, more than a run file can be, or a pipe without a writer.
-    """
-    if stat.S_ISCHR(Path(path).stat().st_mode) and str(Path(path).resolve()) != os.devnull:
-        raise OSError("is a device, which may never end")
-    # without O_NONBLOCK the call waits for a writer of a pipe, who may never come
-    with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
-        found = file.read(1)  # None: the writer has not written yet
-        os.set_blocking(file.fileno(), True)
-        if is_pipe and found == b"":
-            raise OSError("is a pipe into which nobody writes")
-        parts = [found or b""]
-        size = len(parts[0])
-        while part := file.read(1 << 20):
-            parts.append(part)
-            size += len(part)
-            if size > MAX_BYTES:
-                raise OSError(f"has more than {MAX_BYTES} bytes")
-    return b"".join(parts)
+def _parser_error(error: yaml.YAMLError, text: str) -> tuple[str, str]:
+    """``:line`` and reason of an error of PyYAML."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f":{text.count(chr(10), 0, error.position) + 1}", f"{chr(error.character)!r} is not allowed"
+    assert isinstance(error, yaml.MarkedYAMLError)
+    where = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    return where, ", ".join(part for part in (error.context, error.problem) if part)
 
 
 def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:
@@ -291,14 +268,16 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
-                label, line = str(key.value), key.start_mark.line + 1
+                line = key.start_mark.line + 1
                 if not isinstance(key, yaml.ScalarNode):
                     raise ConfigError(f"{name}:{line}: a list or mapping is used as a key. Write text.")
                 _check(loader, key, name, _PLAIN | {_MERGE})
-                if label in seen:
-                    raise ConfigError(f"{name}:{line}: the key '{label}' appears twice. Remove one of them.")
-                seen.add(label)
-                stack.append(((*place, label), value, line))
+                if key.tag not in (f"{_TAG}str", _MERGE):
+                    raise ConfigError(f"{name}:{line}: the key {key.value} is not text. Put it in quotes.")
+                if key.value in seen:
+                    raise ConfigError(f"{name}:{line}: the key '{key.value}' appears twice. Remove one of them.")
+                seen.add(key.value)
+                stack.append(((*place, key.value), value, line))
         elif isinstance(node, yaml.SequenceNode):
             stack.extend(((*place, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))
 
@@ -306,44 +285,13 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
 def _check(loader: _Loader, node: yaml.Node, name: str, tags: Set[str] = _PLAIN) -> None:
     where = f"{name}:{node.start_mark.line + 1}"
     if node.tag not in tags:
-        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        tag = node.tag.replace(_TAG, "!!")
         raise ConfigError(f"{where}: the tag {tag} is refused. Write plain values, lists and mappings.")
     if isinstance(node, yaml.ScalarNode) and node.tag != _MERGE:
         try:
             loader.construct_object(node)
         except (ValueError, LookupError) as error:
-            kind = node.tag.rpartition(":")[2]
             raise ConfigError(
-                f"{where}: not valid YAML: {shown(node.value)} cannot be read as {kind}. Put text in quotes."
+                f"{where}: not valid YAML: {shown(node.value)} cannot be read as {node.tag.removeprefix(_TAG)}. Put "
+                f"text in quotes."
             ) from error
-
-
-def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], Place]:
-    """Keys allowed beside the last step of ``loc``, and ``loc`` as the file has it: without the tags of unions."""
-    place: list[str | int] = []
-    known: list[str] = []
-    current: Any = model
-    for index, step in enumerate(loc):
-        if current == dict[str, JsonValue]:  # here pydantic names the type of every value on the way
-            return known, (*place, *(one for one in loc[index::2] if one != "[key]"))
-        options = [one for one in getattr(current, "__args__", ()) if hasattr(one, "model_fields")]
-        tagged = [one for one in options if getattr(one.model_fields.get("name"), "default", None) == step]
-        if len(options) == 1 and not tagged:  # a model or null
-            current = options[0]
-        if tagged:
-            current = tagged[0]
-        elif step != "[key]":
-            place.append(step)
-            fields = getattr(current, "model_fields", {})
-            known = list(fields)
-            current = fields[step].annotation if step in fields else _item(current) if isinstance(step, int) else None
-    return known, tuple(place)
-
-
-def _item(annotation: Any) -> Any:
-    """The model of the items where an annotation is of a list of them, or None."""
-    for one in get_args(annotation):
-        found = one if hasattr(one, "model_fields") else _item(one)
-        if found is not None:
-            return found
-    return None

@@ -1,4 +1,4 @@
-"""Objectives in YAML: a list of methods with their settings, presets by name, `within` for the explicit exception.
+"""Methods and stages in YAML, both ways: lists of names with settings, presets, `within` and `observe`.
 
 ::
 
@@ -7,61 +7,172 @@
         set: {clip_higher: {high: 0.3}}  # with other settings
         drop: [token_mean]               # or without a part of it
       - {name: s2t, max_prob: 0.01}      # and more methods
-      - name: within
+      - name: within                     # the explicit exception: stare sees only the tokens that s2t keeps
         outer: {name: s2t}
         inner: {name: stare}             # or a list of methods
-      - {name: observe, method: {name: lp_reg}}  # measured and reported, without effect
-      - {name: methods.py:SpareForks, share: 0.2}  # a class in a file of one's own
+      - {name: observe, method: {name: lp_reg}}    # measured and reported, without effect
+      - {name: methods.py:SpareForks, share: 0.2}  # a user-defined class
+    stages:
+      - {name: goldilocks, pool: 256}   # which prompts
+      - overlong                        # reward shapers, any number
+      - {name: grpo, std: false}        # the advantage
+      - {name: deep_grpo, branches: 4}  # more responses
+
+Stages that a run does not name are ``in_order`` and ``grpo``, or those that its presets bring. ``advantage: {estimator:
+rloo}`` is a shorter way to write the stage ``rloo``.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, Field, create_model
 
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
-from rlstab.config.methods import made, settings_as_yaml
-from rlstab.config.own_code import is_own, load_method, located, name_in_yaml, short
-from rlstab.core.compose import Composition, Within, compose, within
-from rlstab.core.fit import check_complete
-from rlstab.core.objective import TokenObjective
-from rlstab.core.observe import Observe, observe
-from rlstab.core.walk import walk
-from rlstab.errors import Conflict, UnknownName, did_you_mean
+from rlstab.config.settings import AdvantageSettings, Settings
+from rlstab.config.user_code import is_user_code, load_method, located, name_in_yaml, portable
+from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
+from rlstab.core.metadata import docstring
+from rlstab.core.method import Method
+from rlstab.core.objective import TokenObjective, check_complete
+from rlstab.core.registry import Registry
+from rlstab.core.settings import Setting, settings_of
+from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.stages import STAGES
+from rlstab.stages.pipeline import Pipeline, check_exclusions
+from rlstab.stages.stage import AdvantageEstimator, PromptSelector, Stage
 from rlstab.zoo import METHODS
 
+Kind = TypeVar("Kind", bound=Method[Any])
 
-class PresetItem(BaseModel):
+
+class PresetItem(Settings):
     """A recipe in place."""
 
-    model_config = ConfigDict(extra="forbid")
     preset: str
-    set: dict[str, dict[str, Any]] = {}
-    drop: list[str] = []
+    set: dict[str, dict[str, Any]] = Field({})
+    drop: list[str] = Field([])
 
 
-class ObserveItem(BaseModel):
+class ObserveItem(Settings):
     """``method`` is measured and reported, and changes nothing."""
 
-    model_config = ConfigDict(extra="forbid")
     name: str
     method: Any
 
 
-class WithinItem(BaseModel):
+class WithinItem(Settings):
     """``inner`` sees only the tokens that ``outer`` keeps."""
 
-    model_config = ConfigDict(extra="forbid")
     name: str
     outer: Any
     inner: Any
+
+
+# -- one method or stage -----------------------------------------------------------------------------------------------
+
+
+@cache
+def method_model(cls: type[Method[Any]]) -> type[BaseModel]:
+    """The pydantic model of a method or stage: its ``name``, then its settings with their ranges and defaults."""
+    fields = {setting.name: (_annotation(setting), _field(setting)) for setting in settings_of(cls)}
+    return create_model(
+        cls.__name__,
+        __base__=Settings,
+        __doc__=docstring(cls).partition("\n")[0],
+        name=(Literal[cls.name], cls.name),
+        **fields,
+    )
+
+
+def _annotation(setting: Setting) -> Any:
+    allowed: list[Any] = [*setting.kinds, *([Literal[setting.choices]] if setting.choices else [])]
+    if setting.items is not None:
+        items: Any = Annotated[_annotation(setting.items), _field(setting.items)]
+        allowed.append(Annotated[tuple[items, ...], Field(strict=False)])  # YAML has lists
+    return functools.reduce(operator.or_, [*allowed, *([None] if setting.optional else [])])
+
+
+def _field(setting: Setting) -> Any:
+    bounds = {name: getattr(setting.range, name, None) for name in ("gt", "ge", "lt", "le")}
+    limits: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    return Field(**limits) if setting.default is MISSING else Field(default=setting.default, **limits)
+
+
+def _item(document: Document, item: Any, place: Place, noun: str, example: str) -> Mapping[Any, Any]:
+    """An item of a list as a mapping with a name, or a preset."""
+    item = {"name": item} if isinstance(item, str) else item
+    if not isinstance(item, Mapping):
+        raise document.error(place, f"expected a {noun}, for example {{name: {example}}}, not {shown(item)}.")
+    if "preset" in item and noun == "method":
+        return item
+    if "name" not in item:
+        orders = ", or `preset` for a recipe" if noun == "method" else ""
+        raise document.error(place, f"a {noun} needs its `name`{orders}.")
+    if not isinstance(item["name"], str):
+        raise document.error((*place, "name"), f"expected the name of a {noun}, not {shown(item['name'])}.")
+    return item
+
+
+def _made(
+    document: Document, item: Mapping[Any, Any], place: Place, registry: Registry[Kind], base: type[Kind], noun: str
+) -> Kind:
+    """The method or stage of an item."""
+    name = item["name"]
+    if is_user_code(name):
+        cls = load_method(document, name, (*place, "name"), registry, base, noun)
+    else:
+        try:
+            cls = registry.get(name)
+        except UnknownName as error:
+            raise document.error((*place, "name"), _elsewhere(name, noun) or str(error)) from error
+    return _of_class(document, cls, {key: value for key, value in item.items() if key != "name"}, place)
+
+
+def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
+    checked = document.validate(method_model(cls), {"name": cls.name, **settings}, place)
+    try:
+        return cls(**{setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
+    except RlstabError as error:
+        raise document.error(place, str(error)) from error
+
+
+def _elsewhere(name: str, noun: str) -> str | None:
+    """What to write where a name is that of something else."""
+    if noun == "stage" and name in METHODS.names():
+        return f"no stage is called '{name}', it is a method of the loss: list it under `objective`."
+    if noun == "method" and name in PRESETS:
+        return f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
+    if noun == "method" and name in STAGES.names():
+        return f"no method is called '{name}', it is a stage: list it under `stages`."
+    return None
+
+
+def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
+    """Settings by name, as YAML has them."""
+    return {setting.name: _plain(setting, getattr(method, setting.name)) for setting in settings_of(type(method))}
+
+
+def _plain(setting: Setting, value: Any) -> Any:
+    """A tuple as a list. Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
+    if setting.items is not None and isinstance(value, tuple):
+        return [_plain(setting.items, item) for item in value]
+    if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
+        return float(value) + 0.0
+    return value
+
+
+# -- objective ---------------------------------------------------------------------------------------------------------
 
 
 def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Composition:
@@ -69,8 +180,7 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     if not isinstance(document.data, Mapping) or document.data.keys() & {"name", "preset"}:
         document = document.under("objective")
-    document = located(document)
-    return build_objective(document)
+    return build_objective(located(document))
 
 
 def build_objective(document: Document) -> Composition:
@@ -83,97 +193,83 @@ def build_objective(document: Document) -> Composition:
     if "objective" not in document.data:
         raise document.error((), "the key `objective` is missing. List the methods of the loss, or name a preset.")
     composition = _composed(document, document.data["objective"], ("objective",))
-    try:
+    with _conflicts_at(document, ("objective",)):
         check_complete(composition)
-    except Conflict as error:
-        raise Conflict(document.text(("objective",), str(error))) from None
     return composition
+
+
+@contextmanager
+def _conflicts_at(document: Document, place: Place, hint: str = "") -> Iterator[None]:
+    try:
+        yield
+    except Conflict as error:
+        raise Conflict(document.text(place, f"{error}{hint}")) from None
 
 
 def presets_of(data: Any) -> list[Preset]:
     """The presets that an objective names, in order."""
-    items = data if isinstance(data, list | tuple) else [data]
-    mappings = [item for item in items if isinstance(item, Mapping)]
-    named = [item["preset"] for item in mappings if "preset" in item]
-    inside = [
-        found for item in mappings for key in ("outer", "inner", "method") for found in presets_of(item.get(key, []))
-    ]
-    return [PRESETS[name] for name in named] + inside
+    if isinstance(data, list | tuple):
+        return [recipe for item in data for recipe in presets_of(item)]
+    if not isinstance(data, Mapping):
+        return []
+    inside = [data[key] for key in ("outer", "inner", "method") if key in data]
+    return ([PRESETS[data["preset"]]] if "preset" in data else []) + presets_of(inside)
 
 
 def _composed(document: Document, data: Any, place: Place) -> Composition:
     if len(place) > MAX_DEPTH:
         raise document.error(place[:4], f"nested deeper than {MAX_DEPTH} levels.")
-    several = isinstance(data, list | tuple)
-    items = data if several else [] if data is None else [data]
-    methods = [
-        method
-        for index, item in enumerate(items)
-        for method in _item(document, item, (*place, index) if several else place)
-    ]
+    listed = isinstance(data, list | tuple)
+    items = data if listed else [] if data is None else [data]
+    methods: list[TokenObjective] = []
+    hint = ""
+    for index, item in enumerate(items):
+        made = _methods(document, item, (*place, index) if listed else place)
+        methods += made
+        if isinstance(item, Mapping) and "preset" in item:
+            hint += _preset_hint(item["preset"], [leaf.name for method in made for leaf in walk(method)])
     if not methods:
         raise document.error(place, "no method is left. List at least one, for example: - name: clip_higher")
-    try:
+    with _conflicts_at(document, place, hint if len(items) > 1 else ""):
         return compose(*methods)
-    except Conflict as error:
-        raise Conflict(document.text(place, str(error))) from None
 
 
-def _item(document: Document, item: Any, place: Place) -> list[TokenObjective]:
-    if isinstance(item, str):
-        return [_method(document, item, {}, place)]
-    if not isinstance(item, Mapping):
-        raise document.error(place, f"expected a method, for example {{name: s2t}}, not {shown(item)}.")
+def _preset_hint(name: str, methods: Sequence[str]) -> str:
+    """What a conflict with a preset ends with."""
+    example = methods[0] if methods else "METHOD"
+    return (
+        f"\n  The preset '{name}' brings {', '.join(methods)}. To leave one out, write {{preset: {name}, drop: "
+        f"[{example}]}}; to change its settings, {{preset: {name}, set: {{{example}: {{...}}}}}}."
+    )
+
+
+def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:
+    item = _item(document, item, place, "method", "s2t")
     if "preset" in item:
         return _preset(document, item, place)
-    if "name" not in item:
-        raise document.error(place, "a method needs its `name`, or `preset` for a recipe.")
     if item["name"] == "within":
         parts = document.validate(WithinItem, dict(item), place)
         assert isinstance(parts, WithinItem)
         outer = _composed(document, parts.outer, (*place, "outer"))
-        return [_within(document, outer, _composed(document, parts.inner, (*place, "inner")), place)]
+        inner = _composed(document, parts.inner, (*place, "inner"))
+        with _conflicts_at(document, place):
+            return [within(_single(outer), _single(inner))]
     if item["name"] == "observe":
         part = document.validate(ObserveItem, dict(item), place)
         assert isinstance(part, ObserveItem)
-        return [_observed(document, one, place) for one in _composed(document, part.method, (*place, "method")).members]
-    return [_method(document, item["name"], {key: item[key] for key in item if key != "name"}, place)]
-
-
-def _observed(document: Document, method: TokenObjective, place: Place) -> TokenObjective:
-    try:
-        return observe(method)
-    except Conflict as error:
-        raise Conflict(document.text(place, str(error))) from None
-
-
-def _within(document: Document, outer: TokenObjective, inner: TokenObjective, place: Place) -> TokenObjective:
-    try:
-        return within(_single(outer), _single(inner))
-    except Conflict as error:
-        raise Conflict(document.text(place, str(error))) from None
+        members = _composed(document, part.method, (*place, "method")).members
+        with _conflicts_at(document, place):
+            return [observe(method) for method in members]
+    return [_method(document, item, place)]
 
 
 def _single(method: TokenObjective) -> TokenObjective:
     return method.members[0] if isinstance(method, Composition) and len(method.members) == 1 else method
 
 
-def _method(document: Document, name: Any, settings: Mapping[Any, Any], place: Place) -> TokenObjective:
-    if not isinstance(name, str):
-        raise document.error((*place, "name"), f"expected the name of a method, not {shown(name)}.")
-    if is_own(name):
-        base: type[TokenObjective] = TokenObjective  # type: ignore[type-abstract]  # what the class inherits from
-        return made(document, load_method(document, name, (*place, "name"), METHODS, base, "method"), settings, place)
-    try:
-        cls = METHODS.get(name)
-    except UnknownName as error:
-        told = str(error)
-        if name in PRESETS:
-            told = f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
-        elif name in STAGES.names():
-            told = f"no method is called '{name}', it is a stage: list it under `stages`."
-        raise document.error((*place, "name"), told) from error
-    return made(document, cls, settings, place)
+def _method(document: Document, item: Mapping[Any, Any], place: Place) -> TokenObjective:
+    base: type[TokenObjective] = TokenObjective  # type: ignore[type-abstract]  # what the class inherits from
+    return _made(document, item, place, METHODS, base, "method")
 
 
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
@@ -192,8 +288,8 @@ def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[T
             text = f"the preset '{checked.preset}' has no method '{name}'. {did_you_mean(name, names)}"
             raise document.error(place_of, text)
     members = recipe.objective.members if isinstance(recipe.objective, Composition) else (recipe.objective,)
-    adapted = (_adapted(document, one, checked, place) for one in members)
-    return [one for one in adapted if one is not None]
+    adapted = (_adapted(document, method, checked, place) for method in members)
+    return [method for method in adapted if method is not None]
 
 
 def _adapted(document: Document, method: TokenObjective, item: PresetItem, place: Place) -> TokenObjective | None:
@@ -203,7 +299,8 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
         inner = _adapted(document, method.inner, item, place)
         if outer is None or inner is None:
             return inner if outer is None else outer
-        return _within(document, outer, inner, place)
+        with _conflicts_at(document, place):
+            return within(_single(outer), _single(inner))
     if isinstance(method, Observe):
         inside = _adapted(document, method.method, item, place)
         return None if inside is None else observe(inside)
@@ -211,14 +308,14 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
         return None
     if method.name not in item.set:
         return method
-    settings = {**settings_as_yaml(method), **item.set[method.name]}
-    return _method(document, method.name, settings, (*place, "set", method.name))
+    changed = {**settings_as_yaml(method), **item.set[method.name]}
+    return _of_class(document, type(method), changed, (*place, "set", method.name))
 
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
     """The canonical form: every setting of every method, in the order of the composition."""
     members = objective.members if isinstance(objective, Composition) else (objective,)
-    return [_dump(one) for one in members]
+    return [_dump(method) for method in members]
 
 
 def _dump(method: TokenObjective) -> dict[str, Any]:
@@ -236,12 +333,98 @@ def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
 def objective_hash(objective: TokenObjective) -> str:
     """Twelve hexadecimal digits; two objectives share them exactly when methods and settings are the same.
 
-    Of a method in a file of the user's own, what counts is the name of the file and of the class.
+    Of a user-defined method, what counts is the name of the file and of the class.
     """
-    return digest(short(dump_objective(objective)))
+    return digest(portable(dump_objective(objective)))
 
 
 def digest(data: Any) -> str:
     """The first twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterable[str]) -> Pipeline:
+    """The stages under the keys ``stages`` and ``advantage`` of a run, and those of its presets.
+
+    Args:
+        document: a mapping.
+        recipes: the presets of its objective; the run's own stages come before theirs.
+        methods: names of the methods in its objective.
+
+    Raises:
+        ConfigError: with file and line.
+        Conflict: stages that do not fit together, or presets that bring different ones.
+    """
+    own = [_stage(document, item, place) for item, place in _stage_items(document)]
+    advantage = document.data.get("advantage", {})
+    short = _short_estimator(document, advantage)
+    named = next((stage for stage in own if isinstance(stage, AdvantageEstimator)), None)
+    if "estimator" in advantage:
+        if named is not None:
+            text = f"the stage '{named.name}' estimates the advantages already. Remove one of them."
+            raise Conflict(document.text(("advantage",), text))
+        own.append(short)
+    with _conflicts_at(document, ("stages",) if "stages" in document.data else ("objective",)):
+        stages = own + _brought(recipes, own, short)
+        if not any(isinstance(stage, AdvantageEstimator) for stage in stages):
+            stages.append(short)
+        pipeline = Pipeline.of(*stages)
+        check_exclusions(stages, dict.fromkeys(methods, "method"))
+    unused = [key for key in advantage if key != "estimator"]
+    if unused and pipeline.estimator.name != "grpo":
+        text = f"a setting of grpo, but '{pipeline.estimator.name}' estimates the advantages. Remove it, or use grpo."
+        raise document.error(("advantage", unused[0]), text)
+    return pipeline
+
+
+def dump_stages(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """The canonical form: every stage with every setting, in the order in which a rollout runs through them."""
+    return [{"name": name_in_yaml(stage), **settings_as_yaml(stage)} for stage in pipeline]
+
+
+def _stage(document: Document, item: Any, place: Place) -> Stage:
+    return _made(document, _item(document, item, place, "stage", "overlong"), place, STAGES, Stage, "stage")
+
+
+def _stage_items(document: Document) -> list[tuple[Any, Place]]:
+    given = document.data.get("stages")
+    if isinstance(given, list | tuple):
+        return [(item, ("stages", index)) for index, item in enumerate(given)]
+    return [] if given is None else [(given, ("stages",))]
+
+
+def _short_estimator(document: Document, data: Any) -> AdvantageEstimator:
+    """The stage that ``advantage`` describes; it may hold settings of ``grpo`` alone."""
+    checked = document.validate(AdvantageSettings, data, ("advantage",))
+    assert isinstance(checked, AdvantageSettings)
+    settings = checked.model_dump(exclude={"estimator"}) if checked.estimator == "grpo" else {}
+    stage = STAGES.get(checked.estimator)(**settings)
+    assert isinstance(stage, AdvantageEstimator)
+    return stage
+
+
+def _brought(recipes: Sequence[Preset], own: Sequence[Stage], short: AdvantageEstimator) -> list[Stage]:
+    """What the presets bring, less what the run says itself: a stage of that name, or of a kind that a run has once.
+
+    An estimator that the presets bring by its name has the settings of ``short``, if that is the same one.
+    """
+    taken = {stage.name for stage in own}
+    kinds = (PromptSelector, AdvantageEstimator)
+    once = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in own))
+    estimators = sorted({recipe.estimator for recipe in recipes})
+    if len(estimators) > 1 and AdvantageEstimator not in once:
+        names = ", ".join(estimators)
+        raise Conflict(f"the presets use different estimators: {names}.\n  Choose with advantage: {{estimator: ...}}.")
+    offered = [stage for recipe in recipes for stage in recipe.stages]
+    offered += [short if name == short.name else STAGES.get(name)() for name in estimators]
+    brought: dict[str, Stage] = {}
+    for stage in offered:
+        if stage.name in taken or isinstance(stage, once):
+            continue
+        if brought.setdefault(stage.name, stage) != stage:
+            raise Conflict(f"the presets bring '{stage.name}' with different settings. Name it under `stages`.")
+    return list(brought.values())

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlstab.config.methods import method_model
-from rlstab.config.runs import TASK_GROUP, RunConfig
-from rlstab.config.stages import AdvantageSettings
+from rlstab.config.objectives import method_model
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import TASK_GROUP, AdvantageSettings
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -26,6 +27,8 @@ SIGNALS: Mapping[str, str] = {
     "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
+#: Evidence that every batch has and not every method reads. A host that makes it for nobody wastes a forward.
+BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
 MARKS = ("truncated", "branch", "block_ids")
 
@@ -58,6 +61,19 @@ def _require_tensors(given: Mapping[str, object]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the tokens of a batch lie in the padded tensors that it was built from.
+
+    Attributes:
+        index: ``(n,)`` int64, index of each token in the flattened tensors.
+        shape: ``(B, T)`` of those tensors.
+    """
+
+    index: Tensor
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
 class TokenBatch(SequenceArithmetic):
     """Evidence about ``n`` response tokens of ``S`` sequences: known before the backward pass, without gradient.
 
@@ -79,8 +95,6 @@ class TokenBatch(SequenceArithmetic):
         group_ids: ``(S,)`` int64, the prompt's group.
         live_ratio: True makes the live policy its own denominator: the ratio is exactly 1, its gradient that of
             the log-prob. Right when the whole rollout makes one optimizer step.
-        index: int64, index of each token in the flattened padded tensors.
-        padded_shape: ``(B, T)`` of those tensors.
     """
 
     old_logprobs: Tensor
@@ -101,8 +115,7 @@ class TokenBatch(SequenceArithmetic):
     block_ids: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     live_ratio: bool = False
-    index: Tensor | None = None
-    padded_shape: tuple[int, int] | None = None
+    _layout: Layout | None = None
 
     def __post_init__(self) -> None:
         for name, values in self.per_token():
@@ -117,9 +130,9 @@ class TokenBatch(SequenceArithmetic):
                     f"TokenBatch: '{name}' requires grad. A batch holds evidence; what is differentiated goes into "
                     f"PolicyOutputs."
                 )
-        for name in ("sequence", "position", "index"):
+        for name in ("sequence", "position"):
             values = getattr(self, name)
-            if values is not None and values.shape != self.old_logprobs.shape:
+            if values.shape != self.old_logprobs.shape:
                 raise ShapeError(
                     f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has "
                     f"{tuple(self.old_logprobs.shape)}. Both are (n,), one entry per token."
@@ -129,9 +142,9 @@ class TokenBatch(SequenceArithmetic):
                 f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
                 f"{tuple(self.group_ids.shape)}. Both are (S,), one entry per sequence."
             )
-        for name in ("sequence", "position", "sequence_ids", "group_ids", "index"):
+        for name in ("sequence", "position", "sequence_ids", "group_ids"):
             values = getattr(self, name)
-            if values is not None and values.dtype != torch.int64:
+            if values.dtype != torch.int64:
                 raise ShapeError(f"TokenBatch: '{name}' is {values.dtype}, expected torch.int64. Write {name}.long().")
         for one in fields(self):
             values = getattr(self, one.name)
@@ -286,32 +299,31 @@ class TokenBatch(SequenceArithmetic):
             group_ids=ids("group_ids", group_ids),
             extra={name: pack(name, values) for name, values in (extra or {}).items()},
             live_ratio=live_ratio,
-            index=index,
-            padded_shape=(rows, width),
+            _layout=Layout(index, (rows, width)),
             **signals,
         )
 
     @classmethod
     def empty(cls, needs: Iterable[str] = ()) -> TokenBatch:
         """A batch of no token that has every signal of ``needs``: what a rank without sequences measures."""
-        none, nobody = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
-        needs = frozenset(needs)
+        no_floats, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+        needs = frozenset(needs) - BASICS
         return cls(
-            old_logprobs=none,
-            logprobs=none,
-            advantages=none,
-            sequence=nobody,
-            position=nobody,
-            sequence_ids=nobody,
-            group_ids=nobody,
-            extra={name: none for name in needs - SIGNALS.keys()},
-            **{name: none for name in needs & SIGNALS.keys()},  # type: ignore[arg-type]  # names are checked by SIGNALS
+            old_logprobs=no_floats,
+            logprobs=no_floats,
+            advantages=no_floats,
+            sequence=no_ids,
+            position=no_ids,
+            sequence_ids=no_ids,
+            group_ids=no_ids,
+            extra={name: no_floats for name in needs - SIGNALS.keys()},
+            **{name: no_floats for name in needs & SIGNALS.keys()},  # type: ignore[arg-type]  # names are checked by SIGNALS
         )
 
     # -- reading it ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self.old_logprobs.numel()
+        return self.sequence.numel()
 
     def signal(self, name: str) -> Tensor:
         """The ``(n,)`` signal of this name.
@@ -319,7 +331,7 @@ class TokenBatch(SequenceArithmetic):
         Raises:
             MissingSignal: the batch was built without it.
         """
-        values = getattr(self, name, None) if name in SIGNALS else self.extra.get(name)
+        values = getattr(self, name, None) if name in SIGNALS or name in BASICS else self.extra.get(name)
         if values is None:
             basic = "none beyond the basic ones"
             have = [known for known in SIGNALS if getattr(self, known) is not None] + sorted(self.extra)
@@ -365,23 +377,9 @@ class TokenBatch(SequenceArithmetic):
         changes["extra"] = {name: values[where] for name, values in self.extra.items()}
         for one in ("sequence", "position"):
             changes[one] = getattr(self, one)[where]
-        changes["index"] = None if self.index is None else self.index[where]
+        if self._layout is not None:
+            changes["_layout"] = Layout(self._layout.index[where], self._layout.shape)
         return replace(self, **changes)  # type: ignore[arg-type]  # each name is a field of this class
-
-    def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """Lay ``(n,)`` values out as ``(B, T)`` again, ``fill`` where there is no token.
-
-        Raises:
-            ShapeError: the batch was not built from padded tensors.
-        """
-        if self.index is None or self.padded_shape is None:
-            raise ShapeError(
-                "TokenBatch.to_padded: this batch was not built by from_padded, so it has no (B, T) shape."
-            )
-        flat = torch.full(
-            (self.padded_shape[0] * self.padded_shape[1],), fill, dtype=values.dtype, device=values.device
-        )
-        return flat.index_copy(0, self.index, values).view(self.padded_shape)
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same batch on another device."""
@@ -390,4 +388,41 @@ class TokenBatch(SequenceArithmetic):
             for one in fields(self)
             if isinstance(getattr(self, one.name), Tensor)
         }
+        if self._layout is not None:
+            moved["_layout"] = Layout(self._layout.index.to(device), self._layout.shape)
         return replace(self, **moved, extra={name: values.to(device) for name, values in self.extra.items()})
+
+    def unpadded(self) -> TokenBatch:
+        """The same evidence without where it came from: what a method sees, so that none can depend on the padding."""
+        if self._layout is None:
+            return self
+        bare = copy.copy(self)  # with what was computed already, and without checking it all again
+        object.__setattr__(bare, "_layout", None)
+        return bare
+
+    def __repr__(self) -> str:
+        have = [name for name in SIGNALS if getattr(self, name) is not None] + sorted(self.extra)
+        return f"TokenBatch({self.num_sequences} responses, {len(self)} tokens{'; ' if have else ''}{', '.join(have)})"
+
+
+def layout_of(batch: TokenBatch) -> Layout:
+    """Where the tokens of a batch lie in the padded tensors.
+
+    Raises:
+        ShapeError: it was not built from any.
+    """
+    if batch._layout is None:
+        raise ShapeError("this TokenBatch was not built by from_padded, so it has no (B, T) shape. Build it by that.")
+    return batch._layout
+
+
+def to_padded(batch: TokenBatch, values: Tensor, fill: float = 0.0) -> Tensor:
+    """Lay the ``(n,)`` values of a batch out as ``(B, T)`` again, ``fill`` where there is no token.
+
+    Raises:
+        ShapeError: the batch was not built from padded tensors.
+    """
+    layout = layout_of(batch)
+    rows, width = layout.shape
+    flat = torch.full((rows * width,), fill, dtype=values.dtype, device=values.device)
+    return flat.index_copy(0, layout.index, values).view(layout.shape)

@@ -4,63 +4,61 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
-from rlstab.core.fit import check_fit, check_methods
 from rlstab.core.loss import LossOutput
-from rlstab.core.objective import Member, State, TokenObjective, ask
+from rlstab.core.objective import Member, State, TokenObjective, check_fit, check_methods, terms_of
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Settled
-from rlstab.core.terms import SLOTS, Gate, Held, Penalty, Terms, merge_terms
+from rlstab.core.stats import Mean, Settled
+from rlstab.core.terms import SLOTS, Bounds, Constants, Gate, Penalty, Surrogate, Terms, merge_terms
 from rlstab.errors import Conflict, NonFinite, OutOfRange
 
 
 @final
-@dataclass(frozen=True)
 class Composition(TokenObjective, combinator=True):
     """Several methods as one. Make it with :func:`compose`; ``str`` shows who contributes to which field."""
 
     members: tuple[TokenObjective, ...]
-    name: ClassVar[str] = "composition"
+    name = "composition"
 
     def __post_init__(self) -> None:
         check_methods("compose", self.members)
         flat = [one for member in self.members for one in _flatten(member)]
-        flat.sort(key=lambda one: (one.label, repr(one)))
+        flat.sort(key=lambda one: (one._label, repr(one)))
         object.__setattr__(self, "members", tuple(flat))
         check_fit(self.keyed)
 
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
         """Members by key: the label, numbered where a label occurs several times."""
-        several = {label for label, count in Counter(one.label for one in self.members).items() if count > 1}
-        labels = {one.label for one in self.members}
+        several = {label for label, count in Counter(one._label for one in self.members).items() if count > 1}
+        labels = {one._label for one in self.members}
         keyed: dict[str, TokenObjective] = {}
         for one in self.members:
-            numbered = (f"{one.label}_{number}" for number in itertools.count(1))
+            numbered = (f"{one._label}_{number}" for number in itertools.count(1))
             free = (key for key in numbered if key not in labels and key not in keyed)
-            keyed[next(free) if one.label in several else one.label] = one
+            keyed[next(free) if one._label in several else one._label] = one
         return keyed
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Set[str]:
         return frozenset().union(*(one.needs for one in self.members))
 
     @property
-    def live_needs(self) -> frozenset[str]:
+    def live_needs(self) -> Set[str]:
         return frozenset().union(*(one.live_needs for one in self.members))
 
     @property
-    def writes(self) -> frozenset[str]:
+    def writes(self) -> Set[str]:
         return frozenset().union(*(one.writes for one in self.members))
 
     @property
@@ -68,33 +66,29 @@ class Composition(TokenObjective, combinator=True):
         return {name: value for one in self.members for name, value in one.signal_options.items()}
 
     @property
-    def reads_policies(self) -> frozenset[str]:
-        return frozenset().union(*(one.reads_policies for one in self.members))
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
+    def reads_drift(self) -> Set[str]:
         return frozenset().union(*(one.reads_drift for one in self.members))
 
-    def acting(self) -> Iterator[TokenObjective]:
+    def _active_methods(self) -> Iterator[TokenObjective]:
         for one in self.members:
-            yield from one.acting()
+            yield from one._active_methods()
 
     def init_state(self) -> State:
         return {key: one.init_state() for key, one in self.keyed.items()}
 
-    def settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        settled = {key: one.settle(parts, state[key], comm) for key, one in self.keyed.items()}
+    def _settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
+        settled = {key: one._settle(parts, state[key], comm) for key, one in self.keyed.items()}
         stats = Settled({key: stat for key, (stat, _) in settled.items()})
         return stats, {key: new for key, (_, new) in settled.items()}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return merge_terms({key: ask(one, batch, stat.member(key), state[key]) for key, one in self.keyed.items()})
+        return merge_terms({key: terms_of(one, batch, stat.member(key), state[key]) for key, one in self.keyed.items()})
 
-    def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
+    def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         return {
-            name: asked
+            name: member
             for own, one in self.keyed.items()
-            for name, asked in one.asked(batch, stat.member(own), state[own], _under(key, own)).items()
+            for name, member in one._member_terms(batch, stat.member(own), state[own], _under(key, own)).items()
         }
 
     def __call__(
@@ -151,13 +145,12 @@ class Composition(TokenObjective, combinator=True):
 
 
 @final
-@dataclass(frozen=True)
 class Within(TokenObjective, combinator=True):
     """``inner`` sees only the tokens that ``outer`` keeps. Make it with :func:`within`."""
 
     outer: TokenObjective
     inner: TokenObjective
-    name: ClassVar[str] = "within"
+    name = "within"
 
     def __post_init__(self) -> None:
         check_methods("within", (self.outer, self.inner))
@@ -175,15 +168,15 @@ class Within(TokenObjective, combinator=True):
         check_fit({"outer": self.outer, "inner": self.inner})
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Set[str]:
         return self.outer.needs | self.inner.needs
 
     @property
-    def live_needs(self) -> frozenset[str]:
+    def live_needs(self) -> Set[str]:
         return self.outer.live_needs | self.inner.live_needs
 
     @property
-    def writes(self) -> frozenset[str]:
+    def writes(self) -> Set[str]:
         return self.outer.writes | self.inner.writes
 
     @property
@@ -191,39 +184,35 @@ class Within(TokenObjective, combinator=True):
         return {**self.outer.signal_options, **self.inner.signal_options}
 
     @property
-    def reads_policies(self) -> frozenset[str]:
-        return self.outer.reads_policies | self.inner.reads_policies
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
+    def reads_drift(self) -> Set[str]:
         return self.outer.reads_drift | self.inner.reads_drift
 
-    def acting(self) -> Iterator[TokenObjective]:
-        yield from self.outer.acting()
-        yield from self.inner.acting()
+    def _active_methods(self) -> Iterator[TokenObjective]:
+        yield from self.outer._active_methods()
+        yield from self.inner._active_methods()
 
     def init_state(self) -> State:
         return {"outer": self.outer.init_state(), "inner": self.inner.init_state()}
 
-    def settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        outer_stat, outer_state = self.outer.settle(parts, state["outer"], comm)
+    def _settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
+        outer_stat, outer_state = self.outer._settle(parts, state["outer"], comm)
         with torch.no_grad():
-            left = [part.select(_kept(part, ask(self.outer, part, outer_stat, outer_state))) for part in parts]
-        inner_stat, inner_state = self.inner.settle(left, state["inner"], comm)
+            left = [part.select(_kept(part, terms_of(self.outer, part, outer_stat, outer_state))) for part in parts]
+        inner_stat, inner_state = self.inner._settle(left, state["inner"], comm)
         stats = Settled({"outer": outer_stat, "inner": inner_stat})
         return stats, {"outer": outer_state, "inner": inner_state}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        outer = ask(self.outer, batch, stat.member("outer"), state["outer"])
+        outer = terms_of(self.outer, batch, stat.member("outer"), state["outer"])
         kept = _kept(batch, outer)
-        inner = ask(self.inner, batch.select(kept), stat.member("inner"), state["inner"])
+        inner = terms_of(self.inner, batch.select(kept), stat.member("inner"), state["inner"])
         return merge_terms({"outer": outer, "inner": _spread(inner, kept)})
 
-    def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
-        outer = self.outer.asked(batch, stat.member("outer"), state["outer"], _under(key, "outer"))
+    def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
+        outer = self.outer._member_terms(batch, stat.member("outer"), state["outer"], _under(key, "outer"))
         kept = _kept(batch, merge_terms({name: one.terms for name, one in outer.items()}))
         seen = batch.select(kept)
-        inner = self.inner.asked(seen, stat.member("inner"), state["inner"], _under(key, "inner"))
+        inner = self.inner._member_terms(seen, stat.member("inner"), state["inner"], _under(key, "inner"))
         return outer | {name: replace(one, terms=_spread(one.terms, kept)) for name, one in inner.items()}
 
     def __repr__(self) -> str:
@@ -246,12 +235,134 @@ def compose(*methods: TokenObjective) -> Composition:
 def within(outer: TokenObjective, inner: TokenObjective) -> Within:
     """The explicit exception to free order: ``inner`` measures and touches only tokens that ``outer`` keeps.
 
-    ``within(S2TMask(), STARE())`` takes STARE's top share among the tokens that S2T keeps.
+    ``within(S2TMterms_of(), STARE())`` takes STARE's top share among the tokens that S2T keeps.
 
     Raises:
         Conflict: ``inner`` owns a slot, or ``outer`` never drops a token.
     """
     return Within(outer, inner)
+
+
+@final
+class Observe(TokenObjective, combinator=True):
+    """``method`` without effect. Make it with :func:`observe`.
+
+    Its metrics are under ``observe_NAME/``: those of the method, and the shares ``would_drop``, ``would_boost``,
+    ``would_damp``, ``would_unclip`` and ``would_penalise`` of all tokens, the mean ``would_add`` to the advantage,
+    ``would_scale_lr``, and for a trust region the mean of its gate and the share that it would stop, of the tokens that
+    pull. Statistics and state are those that it would have.
+    """
+
+    method: TokenObjective
+    name = "observe"
+
+    def __post_init__(self) -> None:
+        check_methods("observe", (self.method,))
+        slots = sorted(self.method.writes & {"ratio", "aggregate"})
+        if slots:
+            raise Conflict(
+                f"observe('{self.method.name}'): it defines the {slots[0]} of every token, so there is nothing to "
+                f"count.\n  Compare two runs instead, one with it and one without."
+            )
+
+    @property
+    def _label(self) -> str:
+        return f"observe_{self.method._label}"
+
+    @property
+    def needs(self) -> Set[str]:
+        return self.method.needs
+
+    @property
+    def writes(self) -> Set[str]:
+        return frozenset({"gates"} if self.method.writes & {"gates", "bounds", "surrogate"} else ())
+
+    @property
+    def signal_options(self) -> Mapping[str, float]:
+        return self.method.signal_options
+
+    @property
+    def reads_drift(self) -> Set[str]:
+        return self.method.reads_drift
+
+    def _active_methods(self) -> Iterator[TokenObjective]:
+        yield from ()
+
+    def in_words(self) -> Mapping[str, str]:
+        return {"report": f"Measure and report what `{self.method.name}` would do, and change nothing."}
+
+    def init_state(self) -> State:
+        return self.method.init_state()
+
+    def _settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
+        return self.method._settle(parts, state, comm)
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        would = terms_of(self.method, batch, stat, state)
+        gates = {name: replace(gate, acts=False) for name, gate in would.gates.items()}
+        if would.bounds is not None:
+            gates["clip"] = Gate(_clip(would.bounds), acts=False)
+        if would.surrogate is not None:
+            gates["surrogate"] = Gate(_relative(would.surrogate), would.surrogate.whole_sequences, acts=False)
+        return Terms(gates=gates, report={**would.report, **_effects(would, batch)})
+
+    def __repr__(self) -> str:
+        return f"observe({self.method!r})"
+
+
+def observe(method: TokenObjective) -> Observe | Composition:
+    """Measure and report what ``method`` would do, and change nothing: neither loss nor gradient nor learning rate.
+
+    ``compose(ClipHigher(), observe(STARE()))`` trains by clip-higher alone and logs how many tokens STARE would boost.
+    Of a composition every member is observed by itself.
+
+    Raises:
+        MethodError: it is not a method.
+        Conflict: it defines the ratio or the aggregation, of which there is nothing to count.
+    """
+    if isinstance(method, Composition):
+        return compose(*(one if isinstance(one, Observe) else Observe(one) for one in method.members))
+    return method if isinstance(method, Observe) else Observe(method)
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A method in its place.
+
+    Attributes:
+        method: neither a composition nor a `within`; an `observe` represents what it observes.
+        around: the methods whose kept tokens are all that it sees, from the outside.
+    """
+
+    method: TokenObjective
+    around: tuple[Leaf, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the method is called: its label, which is its name unless it is only observed."""
+        return self.method._label
+
+    def nested(self, other: Leaf) -> bool:
+        """One of the two acts within the other."""
+        return other in self.around or self in other.around
+
+
+def walk(objective: TokenObjective, around: tuple[Leaf, ...] = (), *, observed: bool = False) -> Iterator[Leaf]:
+    """The methods of an objective in its order, those inside `within` too.
+
+    With ``observed`` also the methods that are only observed; without it each of them is a leaf of its own.
+    """
+    if isinstance(objective, Composition):
+        for one in objective.members:
+            yield from walk(one, around, observed=observed)
+    elif isinstance(objective, Within):
+        outer = tuple(walk(objective.outer, around, observed=observed))
+        yield from outer
+        yield from walk(objective.inner, (*around, *outer), observed=observed)
+    elif isinstance(objective, Observe) and observed:
+        yield from walk(objective.method, around, observed=True)
+    else:
+        yield Leaf(objective, around)
 
 
 def _flatten(method: TokenObjective) -> tuple[TokenObjective, ...]:
@@ -280,8 +391,8 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
         return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
 
     def gate(one: Gate) -> Gate:
-        def fn(ratio: Tensor, held: Held) -> Tensor:
-            values = one.fn(ratio[kept], held.select(kept))
+        def fn(ratio: Tensor, constants: Constants) -> Tensor:
+            values = one.fn(ratio[kept], constants.select(kept))
             return torch.ones_like(ratio).masked_scatter(kept, values.to(ratio.dtype))
 
         return replace(one, fn=fn, where=kept)
@@ -298,7 +409,41 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
         keep=over(terms.keep, True),
         weight=over(terms.weight, 1.0),
         bonus=over(terms.bonus, 0.0),
-        exempt=over(terms.exempt, False),
+        unclipped=over(terms.unclipped, False),
         gates={name: gate(one) for name, one in terms.gates.items()},
         penalties={name: penalty(one) for name, one in terms.penalties.items()},
     )
+
+
+def _clip(bounds: Bounds) -> Callable[[Tensor, Constants], Tensor]:
+    def fn(ratio: Tensor, constants: Constants) -> Tensor:
+        return (~torch.stack(list(bounds.stops(ratio, constants.advantages).values())).any(0)).to(ratio.dtype)
+
+    return fn
+
+
+def _relative(surrogate: Surrogate) -> Callable[[Tensor, Constants], Tensor]:
+    def fn(ratio: Tensor, constants: Constants) -> Tensor:
+        return surrogate.fn(ratio, constants) / ratio
+
+    return fn
+
+
+def _effects(would: Terms, batch: TokenBatch) -> dict[str, Mean]:
+    found: dict[str, Mean] = {}
+    if would.keep is not None:
+        found["would_drop"] = Mean.of(~would.keep)
+    if would.weight is not None:
+        found |= {"would_boost": Mean.of(would.weight > 1), "would_damp": Mean.of(would.weight < 1)}
+    if would.bonus is not None:
+        found["would_add"] = Mean.of(would.bonus)
+    if would.unclipped is not None:
+        found["would_unclip"] = Mean.of(would.unclipped)
+    everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
+    for name, penalty in would.penalties.items():
+        if penalty.coefficient != 0:
+            where = everywhere if penalty.where is None else penalty.where
+            found[f"{name}/would_penalise" if name else "would_penalise"] = Mean.of(where)
+    if would.lr_scale is not None:
+        found["would_scale_lr"] = Mean.scalar(would.lr_scale)
+    return found

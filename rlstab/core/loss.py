@@ -2,8 +2,8 @@
 
 ::
 
-    L = sum_i c_i  * keep_i * weight_i * gate_i * clipped(ratio_i, A_i + bonus_i, bounds_i, exempt_i)
-                                              or -pull(ratio_i) * (A_i + bonus_i)
+    L = sum_i c_i  * keep_i * weight_i * gate_i * clipped(ratio_i, A_i + bonus_i, bounds_i, unclipped_i)
+                                              or -surrogate(ratio_i) * (A_i + bonus_i)
       + sum_k coef_k * sum_i c0_i * where_ki * fn_k(policy, anchor)_i
 
 ``c`` comes from the counts of kept tokens, ``c0`` from those of all tokens, both over the whole optimizer step.
@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compare import less, nonzero, numbers
-from rlstab.core.objective import State
+from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.slope import with_slope
 from rlstab.core.stats import Mean, Settled, total
-from rlstab.core.terms import Aggregate, Bounds, Held, Terms, Totals
+from rlstab.core.terms import Aggregate, Bounds, Constants, Terms, Totals
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
 
 #: Log-ratios are clamped to this many nats before ``exp``; outside the gradient is zero.
@@ -48,6 +49,9 @@ class LossOutput:
     state: State = field(default_factory=dict)
     lr_scale: float = 1.0
 
+    def __repr__(self) -> str:
+        return f"LossOutput(loss={float(self.loss):.4g}, {len(self.report)} metrics)"
+
     def metrics(self) -> dict[str, float]:
         """The report as numbers, without metrics that counted nothing."""
         return {name: one.value for name, one in self.report.items() if float(one.count)}
@@ -58,7 +62,20 @@ def token_log_ratio(policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBa
     return policy.logprobs - (anchor.logprobs if batch.live_ratio else batch.old_logprobs)
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, exempt: Tensor | None) -> Tensor:
+def anchor_needs(anchor: Literal["rollout", "old"]) -> frozenset[str]:
+    """The evidence that :func:`anchor_logprobs` needs; of the old policy, that of the ratio, which is always there."""
+    return frozenset({"rollout_logprobs"} if anchor == "rollout" else ())
+
+
+def anchor_logprobs(batch: TokenBatch, anchor: Literal["rollout", "old"]) -> Tensor | None:
+    """``(n,)`` log-probs of the policy from which a trust region measures: the one that sampled, or that of the ratio.
+
+    None where the live policy is its own denominator, and so its own anchor.
+    """
+    return None if anchor == "old" and batch.live_ratio else batch.signal(f"{anchor}_logprobs")
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, unclipped: Tensor | None) -> Tensor:
     """``(n,)`` loss to minimise: the clipped ratio times the advantage, negated.
 
     ``max(-A r, -A clip(r, 1 - low, 1 + high))`` (arXiv 1707.06347 eq. 7), for A < 0 at most ``-A dual``
@@ -72,8 +89,8 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, 
     if bounds.dual is not None:
         falling = torch.clamp(falling, max=bounds.dual)
     inside = torch.where(less(advantages, 0), falling, rising)
-    if exempt is not None:
-        inside = torch.where(exempt, held, inside)
+    if unclipped is not None:
+        inside = torch.where(unclipped, held, inside)
     push = -advantages
     value = push * inside
     return with_slope(ratio, value, inside.eq_(held).mul_(push))
@@ -112,8 +129,8 @@ class Part:
         settled: the statistics from which its terms were made.
         terms: merged over all methods.
         advantages: ``(n,)``, bonuses included.
-        pulls: ``(n,)`` bool, the tokens whose policy term can have a gradient: kept, weight and advantage not zero.
-        pulling: some token pulls; known once the plan was counted.
+        has_gradient: ``(n,)`` bool, the tokens whose policy term can have one: kept, weight and advantage not zero.
+        trains: some token has; known once the plan was counted.
         penalised: some token is under a penalty with a coefficient; likewise.
     """
 
@@ -121,25 +138,25 @@ class Part:
     settled: Settled
     terms: Terms
     advantages: Tensor
-    pulls: Tensor
-    pulling: bool = False
+    has_gradient: Tensor
+    trains: bool = False
     penalised: bool = False
 
     @classmethod
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
         """From what the methods asked for."""
         advantages = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
-        pulls = nonzero(advantages)
+        has_gradient = nonzero(advantages)
         if terms.weight is not None:
-            pulls = pulls & nonzero(terms.weight)
+            has_gradient = has_gradient & nonzero(terms.weight)
         if terms.keep is not None:
-            pulls = pulls & terms.keep
-        return cls(batch, settled, terms, advantages, pulls)
+            has_gradient = has_gradient & terms.keep
+        return cls(batch, settled, terms, advantages, has_gradient)
 
     def live_rows(self) -> dict[str, Tensor]:
         """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it."""
-        own = self.pulls
-        whole = [one.whole_sequences for one in (*self.terms.gates.values(), self.terms.pull) if one is not None]
+        own = self.has_gradient
+        whole = [one.whole_sequences for one in (*self.terms.gates.values(), self.terms.surrogate) if one is not None]
         if self.terms.ratio is not None or any(whole):
             reached = torch.zeros(self.batch.num_sequences, dtype=torch.bool, device=own.device)
             reached[self.batch.sequence[own]] = True
@@ -189,19 +206,19 @@ def loss_of_part(
     aggregate = terms.aggregate or token_mean
     present = torch.ones_like(batch.sequence, dtype=torch.bool)
     keep = present if terms.keep is None else terms.keep
-    held = Held(policy.constant() if anchor is None else anchor, part.advantages, keep)
+    constants = Constants(policy.constant() if anchor is None else anchor, part.advantages, keep)
 
-    ratio = _ratio(policy, held, part)
+    ratio = _ratio(policy, constants, part)
     known = 0 * policy.logprobs.detach()  # NaN where a live value is NaN or Inf, else 0
     report: dict[str, Mean] = {}
-    policy_term = clipped_surrogate(ratio, part.advantages, terms.bounds, terms.exempt)
+    policy_term = clipped_surrogate(ratio, part.advantages, terms.bounds, terms.unclipped)
     factor = _coefficients(aggregate, batch, keep, kept, policy_term.dtype)
     if terms.weight is not None:
         factor = factor * terms.weight.to(factor.dtype)
-    if terms.gates or terms.pull is not None:
+    if terms.gates or terms.surrogate is not None:
         with torch.no_grad():
-            constant = ratio.detach() if anchor is None else _ratio(held.anchor, held, part)
-            gate = _gates(part, constant, held, report)
+            constant = ratio.detach() if anchor is None else _ratio(constants.anchor, constants, part)
+            gate = _gates(part, constant, constants, report)
             known.add_(gate, alpha=0)
         factor = factor * gate
     if terms.keep is not None:
@@ -211,7 +228,7 @@ def loss_of_part(
     report |= terms.report
     penalised: Tensor | None = None
     for name, penalty in terms.penalties.items():
-        value = penalty.fn(policy, held.anchor)
+        value = penalty.fn(policy, constants.anchor)
         if part.penalised and penalty.coefficient != 0 and torch.is_grad_enabled() and not value.requires_grad:
             raise MissingSignal(
                 f"the penalty '{name}' has no gradient: it reads nothing of the live policy that requires grad. Pass "
@@ -239,7 +256,7 @@ def loss_of_part(
 
 def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
     """Refuse live outputs that were detached, where the loss would train something."""
-    needed = [policy.logprobs] if part.pulling else policy.present() if part.penalised else []
+    needed = [policy.logprobs] if part.trains else policy.present() if part.penalised else []
     if needed and torch.is_grad_enabled() and not any(one.requires_grad for one in needed):
         raise MissingSignal(
             "the log-probs of the policy do not require grad, so the loss would train nothing. Pass live outputs that "
@@ -250,32 +267,34 @@ def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
 def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:
     """``(n,)`` the ratio that the loss of a part uses, from live outputs without gradient."""
     keep = part.terms.keep
-    return _ratio(live, Held(live, part.advantages, torch.ones_like(part.pulls) if keep is None else keep), part)
+    return _ratio(
+        live, Constants(live, part.advantages, torch.ones_like(part.has_gradient) if keep is None else keep), part
+    )
 
 
-def _ratio(policy: PolicyOutputs, held: Held, part: Part) -> Tensor:
+def _ratio(policy: PolicyOutputs, constants: Constants, part: Part) -> Tensor:
     own = part.terms.ratio
     if own is None:
-        return bounded_exp(token_log_ratio(policy, held.anchor, part.batch))
+        return bounded_exp(token_log_ratio(policy, constants.anchor, part.batch))
     # a method's own function may be anything on tokens that were dropped; the default is finite
-    return bounded_exp(torch.where(held.keep, own(policy, held), 0.0))
+    return bounded_exp(torch.where(constants.keep, own(policy, constants), 0.0))
 
 
-def _gates(part: Part, ratio: Tensor, held: Held, report: dict[str, Mean]) -> Tensor:
+def _gates(part: Part, ratio: Tensor, constants: Constants, report: dict[str, Mean]) -> Tensor:
     """``(n,)`` product of the gates that act; 1 where nothing pulls, for there live values need not be there.
 
-    The pull is one of them, relative to the ratio whose place it takes.
+    The surrogate is one of them, relative to the ratio whose place it takes.
     """
     product = torch.ones_like(ratio)
-    bound = part.pulls if part.terms.exempt is None else part.pulls & ~part.terms.exempt
-    if part.terms.pull is not None:
-        value = part.terms.pull.fn(ratio, held).to(ratio.dtype)
-        report["ratio/pull"] = Mean.of(value, part.pulls)
+    bound = part.has_gradient if part.terms.unclipped is None else part.has_gradient & ~part.terms.unclipped
+    if part.terms.surrogate is not None:
+        value = part.terms.surrogate.fn(ratio, constants).to(ratio.dtype)
+        report["ratio/surrogate"] = Mean.of(value, part.has_gradient)
         report["ratio/stopped"] = Mean.of(value == 0, bound)
         product = torch.where(bound, value / ratio, 1.0)
     for name, gate in part.terms.gates.items():
-        value = gate.fn(ratio, held).to(ratio.dtype)
-        where = part.pulls if gate.where is None else part.pulls & gate.where
+        value = gate.fn(ratio, constants).to(ratio.dtype)
+        where = part.has_gradient if gate.where is None else part.has_gradient & gate.where
         report[f"{name}/gate"] = Mean.of(value, where)
         report[f"{name}/stopped"] = Mean.of(value == 0, where)
         if gate.acts:
@@ -300,11 +319,34 @@ def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
 
 
 def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
-    pulls, terms = part.pulls, part.terms  # other tokens are not read: their live log-probs need not be computed
+    # other tokens are not read: their live log-probs need not be computed
+    pulls, terms = part.has_gradient, part.terms
     kept = Mean.of(keep)
     report = {"ratio/mean": _mean_where(ratio * numbers(pulls), pulls), "tokens/kept": kept}
     if terms.bounds is not None:
-        bound = pulls if terms.exempt is None else pulls & ~terms.exempt
+        bound = pulls if terms.unclipped is None else pulls & ~terms.unclipped
         for side, stopped in terms.bounds.stops(ratio, part.advantages).items():
             report[f"ratio/clipped_{side}"] = Mean((stopped & bound).count_nonzero().double(), kept.total)
     return report
+
+
+def with_slope(x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    """``value`` as a function of ``x``, both ``(n,)`` and elementwise, with the derivative ``slope``.
+
+    ``value`` and ``slope`` are computed from ``x.detach()``. A second derivative raises.
+    """
+    made: Tensor = _Sloped.apply(x, value, slope)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope, None, None

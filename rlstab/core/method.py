@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
 from rlstab.core.comm import Comm
-from rlstab.core.contract import (
+from rlstab.core.metadata import About
+from rlstab.core.settings import check_settings
+from rlstab.core.stats import NOTHING, Settled, Stat, settle
+from rlstab.core.validate import (
+    DECLARED,
+    SETS,
     check_class,
-    check_made,
     check_mapping,
     check_names,
     check_same,
     checked_stat,
     checked_state,
 )
-from rlstab.core.stats import NOTHING, Settled, Stat, settle
 from rlstab.errors import MethodError
 
 #: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
@@ -29,66 +34,64 @@ State: TypeAlias = Mapping[str, Any]
 Part = TypeVar("Part")
 
 
+@dataclass_transform(frozen_default=True)
 class Method(ABC, Generic[Part]):
-    """A final frozen dataclass whose fields are its settings. All of it runs without gradient.
+    """A subclass is a frozen dataclass, whose annotated fields are its settings. All of it runs without gradient.
 
     Attributes:
         name: the name in YAML and in metrics.
-        exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
-        addresses: the sources of instability that it is meant against, of :data:`rlstab.core.facts.SOURCES`.
-        expects: what it was published with, by name, each with the reason. It works without, and a warning says that it
-            is then not what its source describes.
-        acts_by: the abstract method that every kind of it has to define.
+        about: what it says about itself.
     """
 
     name: ClassVar[str]
-    exceptions: ClassVar[Mapping[str, str]] = {}
-    addresses: ClassVar[frozenset[str]] = frozenset()
-    expects: ClassVar[Mapping[str, str]] = {}
-    acts_by: ClassVar[str] = ""
+    about: ClassVar[About] = About()
+    #: The abstract method that every kind of it has to define.
+    _acts_by: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, combinator: bool = False, **kwargs: Any) -> None:
-        """Check the class; settings are checked also where a ``__post_init__`` does not call this one.
+        """Make a frozen dataclass of the class, and check what it declares.
 
         Raises:
-            MethodError: see :func:`rlstab.core.contract.check_class`.
+            MethodError: see :func:`rlstab.core.validate.check_class`.
         """
         super().__init_subclass__(**kwargs)
-        if combinator:
-            return
-        acts = getattr(cls, cls.acts_by, None)
-        if acts is not None and not getattr(acts, "__isabstractmethod__", False):
+        annotations = inspect.get_annotations(cls)
+        annotations.update({name: ClassVar[Any] for name in DECLARED if name in annotations})
+        for name in SETS:
+            if isinstance(cls.__dict__.get(name), set):
+                setattr(cls, name, frozenset(cls.__dict__[name]))
+        if not combinator:
+            _check_settings_first(cls)
+        text = cls.__doc__
+        dataclass(frozen=True)(cls)
+        cls.__doc__ = text  # where there is none it would be the signature
+        del (
+            cls.__setattr__,
+            cls.__delattr__,
+        )  # those of this class, so that an explicit @dataclass finds their place free
+        acts = getattr(cls, cls._acts_by, None)
+        if not combinator and acts is not None and not getattr(acts, "__isabstractmethod__", False):
             check_class(cls)
-        own = cls.__dict__.get("__post_init__")
-        if own is not None:
-
-            @functools.wraps(own)
-            def checked(self: Method[Part]) -> None:
-                check_made(self, self.name)
-                own(self)
-
-            cls.__post_init__ = checked  # type: ignore[method-assign]  # the class is still being made
-
-    def __init__(self, *settings: object, **named: object) -> None:
-        raise MethodError(
-            f"{type(self).__qualname__} is no dataclass, so it has no settings. Write @dataclass(frozen=True) above "
-            f"the "
-            f"class."
-        )
 
     def __post_init__(self) -> None:
-        check_made(self, self.name)
+        check_settings(self, self.name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"'{self.name}': {name} cannot be set. Make another one: dataclasses.replace.")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"'{self.name}': {name} cannot be deleted.")
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         """What it is called in metrics and in the state of a composition."""
         return self.name
 
     # A class attribute in most methods; a property where it depends on a setting.
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Signals of the evidence that it reads beyond the basic ones."""
+    def needs(self) -> Set[str]:
+        """Signals of the evidence that it reads."""
         return frozenset()
 
     def init_state(self) -> State:
@@ -111,15 +114,11 @@ class Method(ABC, Generic[Part]):
         return state
 
     @abstractmethod
-    def empty_part(self) -> Part:
+    def _empty_part(self) -> Part:
         """A part in which there is nothing."""
 
-    def settle(self, parts: Sequence[Part], state: State, comm: Comm) -> tuple[Settled, State]:
-        """Statistics of the whole, over all parts and ranks, and the state after it.
-
-        Methods leave this alone; combinators override it, because what they contain may need several rounds of
-        measuring. The empty part makes a rank without parts know the names, so that all join the same collectives.
-        """
+    def _settle(self, parts: Sequence[Part], state: State, comm: Comm) -> tuple[Settled, State]:
+        """See :func:`measure_all`; combinators override it, because what they contain may need several rounds."""
         with torch.no_grad():
             stat = self._measured("measure", parts, comm)
             stat = Settled({**stat, **self._measured("measure_again", parts, comm, stat)})
@@ -136,7 +135,7 @@ class Method(ABC, Generic[Part]):
         measure = getattr(self, method)
         stats = [checked_stat(self.name, method, measure(part, *first)) for part in parts]
         try:
-            without = measure(self.empty_part(), *first)
+            without = measure(self._empty_part(), *first)
         except Exception as error:
             raise MethodError(
                 f"'{self.name}': {method} failed on a batch without tokens, which a rank may have: "
@@ -145,6 +144,27 @@ class Method(ABC, Generic[Part]):
             ) from error
         without = checked_stat(self.name, method, without)
         check_same(self.name, method, stats, without)
-        for one in first:
-            check_names(self.name, one, without)
+        for earlier in first:
+            check_names(self.name, earlier, without)
         return settle(stats or [without], comm)
+
+
+def measure_all(method: Method[Part], parts: Sequence[Part], state: State, comm: Comm) -> tuple[Settled, State]:
+    """Statistics of the whole, over all parts and ranks, and the state after it.
+
+    The empty part makes a rank without parts know the names, so that all join the same collectives.
+    """
+    return method._settle(parts, state, comm)
+
+
+def _check_settings_first(cls: type[Method[Any]]) -> None:
+    """Settings are checked also where a ``__post_init__`` does not call that of its base, and before it reads them."""
+    own = cls.__dict__.get("__post_init__")
+    if own is not None:
+
+        @functools.wraps(own)
+        def checked(self: Method[Any]) -> None:
+            check_settings(self, self.name)
+            own(self)
+
+        cls.__post_init__ = checked  # type: ignore[method-assign]  # the class is still being made

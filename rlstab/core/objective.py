@@ -1,57 +1,70 @@
-"""The one interface: a method contributes terms, made from evidence, to one loss."""
+"""The one interface: a method contributes terms, made from evidence, to one loss; and whether methods fit together."""
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import ClassVar
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.checked_terms import checked_terms
-from rlstab.core.contract import BASICS
-from rlstab.core.docstring import summary
-from rlstab.core.facts import Interaction, Limit
+from rlstab.core.batch import BASICS, TokenBatch
+from rlstab.core.loss import LossOutput
+from rlstab.core.metadata import summary
 from rlstab.core.method import Method, State
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms
-from rlstab.errors import MissingSignal
+from rlstab.core.terms import SLOTS, WRITABLE, Terms, two_owners
+from rlstab.core.validate import SETS, check_declared, checked_terms
+from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, kind_of
 
-__all__ = ["Member", "State", "TokenObjective", "ask", "require_signals"]
+__all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
+
+#: What a method writes that acts by how far the ratio is from 1.
+TRUST_REGION = frozenset({"ratio", "bounds", "surrogate", "gates"})
+#: What two policies are apart, by the evidence that a method has to read to see it.
+_COMPARED = {
+    "sampler": {"old_logprobs", "rollout_logprobs"},
+    "step": {"logprobs", "old_logprobs"},
+    "start": {"logprobs", "rollout_logprobs"},
+}
 
 
 class TokenObjective(Method[TokenBatch]):
     """A method: what it asks for, given the evidence, the statistics of the optimizer step and its state.
 
-    A method is a final frozen dataclass; its fields are its settings. Only :meth:`terms` is required. Everything runs
+    The annotated fields of a class are its settings. Only a name and :meth:`terms` are required. Everything runs
     without gradient: what a method returns are decisions, and gradients live only in the functions inside
     :class:`~rlstab.core.terms.Terms`.
 
     Its state advances before its terms are made: the state of an optimizer step is the one with which it is made.
 
     Attributes:
+        needs: evidence that it reads: signals, and ``logprobs`` and ``old_logprobs`` where it looks at those policies.
+            The ratio is not meant, which is the loss's own: a host that gives no method its log-probs needs no forward.
+        writes: fields of Terms that it may fill.
         excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
-            with the reason; a property where it depends on a setting.
+            with the reason.
         requires: methods by name, or fields of Terms that some method has to fill, without which it is not itself,
             each with the reason. Checked when a loss is made, for a composition may grow until then.
-        limits: settings at which it is the identity.
-        interacts: what it and other methods do to each other, where the other one does not say so already.
     """
 
     requires: ClassVar[Mapping[str, str]] = {}
-    limits: ClassVar[tuple[Limit, ...]] = ()
-    interacts: ClassVar[tuple[Interaction, ...]] = ()
 
-    acts_by = "terms"
+    _acts_by = "terms"
+
+    # Each is a class attribute in most methods, and a property where it depends on a setting.
 
     @property
-    def live_needs(self) -> frozenset[str]:
+    def live_needs(self) -> Set[str]:
         """Outputs of the live policy that its penalties differentiate, beyond the log-probs."""
         return frozenset()
 
     @property
-    def writes(self) -> frozenset[str]:
+    def writes(self) -> Set[str]:
         """Fields of Terms that it may fill."""
         return frozenset()
 
@@ -66,25 +79,17 @@ class TokenObjective(Method[TokenBatch]):
         return {}
 
     @property
-    def reads_policies(self) -> frozenset[str]:
-        """Which of ``logprobs`` and ``old_logprobs`` it reads from the evidence; without an override, both.
+    def reads_drift(self) -> Set[str]:
+        """Which policies it compares (:data:`rlstab.core.validate.DRIFT`); it is idle where they are one.
 
-        The ratio is not meant: it is the loss's own, and where ``live_ratio`` is True it reads neither. A host that
-        gives no method its log-probs needs no forward for them.
+        Unset settings of a run follow from it. It follows from what is read and written; a penalty that makes its own
+        ratio to the old policy has to say so. From the sampler the live policy differs in every run, already by its
+        kernels: a trust region around what the sampler reported is never idle.
         """
-        return frozenset(BASICS)
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        """Which policies it compares (:data:`rlstab.core.contract.DRIFT`); it is idle where they are one.
-
-        Unset settings of a run follow from it. Without an override it is the ratio, for what writes a trust region.
-        """
-        return frozenset({"live"} if self.writes & {"ratio", "bounds", "pull", "gates"} else ())
-
-    def acting(self) -> Iterator[TokenObjective]:
-        """The methods that act on the loss: itself, or what a combinator contains."""
-        yield self
+        compared = {name for name, pair in _COMPARED.items() if pair <= self.needs}
+        if self.writes & TRUST_REGION and "rollout_logprobs" not in self.needs:
+            compared.add("live")
+        return compared
 
     def in_words(self) -> Mapping[str, str]:
         """What it does to a token: sentences for each field of Terms that it may fill, with the settings filled in.
@@ -92,24 +97,47 @@ class TokenObjective(Method[TokenBatch]):
         A setting that the sentences leave out has no effect beside the others. Without an override it is the first
         line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills none.
         """
-        chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
+        chosen = ", ".join(f"{field.name} = {getattr(self, field.name)!r}" for field in settings_of(type(self)))
         text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
         return dict.fromkeys(sorted(self.writes)[:1] or ["report"], text)
-
-    def empty_part(self) -> TokenBatch:
-        """A batch without tokens."""
-        return TokenBatch.empty(self.needs)
 
     @abstractmethod
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         """What this method asks for on one part of the step."""
 
-    def asked(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
+    def __call__(
+        self,
+        batch: TokenBatch,
+        policy: PolicyOutputs,
+        *,
+        state: State | None = None,
+        anchor: PolicyOutputs | None = None,
+    ) -> LossOutput:
+        """The loss of a whole optimizer step with this method alone, as ``compose(method)`` gives it.
+
+        Args:
+            batch: the evidence of the optimizer step.
+            policy: live outputs for its tokens.
+            state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards.
+            anchor: see :meth:`rlstab.core.plan.Plan.loss`.
+        """
+        from rlstab import compose  # a composition is a method itself
+
+        out = compose(self)(batch, policy, state=None if state is None else {self._label: state}, anchor=anchor)
+        return replace(out, state=out.state[self._label])
+
+    def _active_methods(self) -> Iterator[TokenObjective]:
+        yield self
+
+    def _empty_part(self) -> TokenBatch:
+        return TokenBatch.empty(self.needs)
+
+    def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         """What it asks for on one part, before it is merged with others: by the prefix of its metrics.
 
         Combinators override it to give what each of their members asks for.
         """
-        return {key or self.label: Member(self.name, ask(self, batch, stat, state))}
+        return {key or self._label: Member(self.name, terms_of(self, batch, stat, state))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +153,18 @@ class Member:
     terms: Terms
 
 
-def ask(method: TokenObjective, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+def terms_of(method: TokenObjective, batch: TokenBatch, stat: Settled, state: State) -> Terms:
     """The terms of a method on one part, checked.
 
     Raises:
-        MethodError: see :func:`rlstab.core.checked_terms.checked_terms`.
+        MethodError: see :func:`rlstab.core.validate.checked_terms`.
     """
     return checked_terms(method.name, method.terms(batch, stat, state), batch, method.writes)
+
+
+def active_methods(objective: TokenObjective) -> Iterator[TokenObjective]:
+    """The methods that act on the loss: the objective itself, or what a combinator contains."""
+    return objective._active_methods()
 
 
 def require_signals(
@@ -157,10 +190,111 @@ def require_signals(
     members: Mapping[str, TokenObjective] = getattr(objective, "keyed", {objective.name: objective})
     for key, method in members.items():
         for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
-            missing = sorted(wanted - given)
+            missing = sorted(wanted - given - BASICS)
             if missing:
                 cure = otherwise if isinstance(otherwise, str) else otherwise[missing[0]]
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
                     f"{', '.join(sorted(given))}. Remove '{key}', or {cure}."
                 )
+
+
+def check_methods(caller: str, given: Sequence[object]) -> None:
+    """Refuse what is not a method.
+
+    Raises:
+        MethodError: with what to write instead.
+    """
+    for one in given:
+        if isinstance(one, TokenObjective):
+            for attribute in SETS:
+                check_declared(type(one).__qualname__, attribute, getattr(one, attribute))
+            continue
+        if isinstance(one, type) and issubclass(one, TokenObjective):
+            text = f"{caller} was given the class {one.__name__}. Make a method of it: {one.__name__}()."
+        elif isinstance(one, Iterable) and not isinstance(one, str | Mapping):
+            several = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
+            text = f"{caller} was given {kind_of(one)}. {several}."
+        elif isinstance(getattr(one, "objective", None), TokenObjective):
+            text = f"{caller} was given {kind_of(one)}. Pass its objective: preset('...').objective."
+        elif isinstance(one, str):
+            text = (
+                f"{caller} was given the name '{one}'. Write load_objective([{{'name': '{one}'}}]), or make the method."
+            )
+        else:
+            text = f"{caller} was given {kind_of(one)}, which is not a TokenObjective. Derive its class from it."
+        raise MethodError(text)
+
+
+def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
+    """Check members that act side by side.
+
+    Raises:
+        Conflict: two own one slot, define one signal differently, or exclude each other; names both, and the fix.
+    """
+    owner: dict[str, str] = {}
+    for key, method in keyed.items():
+        for slot in sorted(method.writes & set(SLOTS)):
+            if slot in owner:
+                raise two_owners(owner[slot], key, slot)
+            owner[slot] = key
+    options: dict[str, tuple[str, float]] = {}
+    for key, method in keyed.items():
+        for name, value in method.signal_options.items():
+            if name in options and options[name][1] != value:
+                raise Conflict(
+                    f"'{options[name][0]}' and '{key}' read one signal defined with different numbers: {name} = "
+                    f"{options[name][1]} and {value}.\n  Give both the same {name}."
+                )
+            options[name] = key, value
+    for one, other in permutations([leaf for method in keyed.values() for leaf in active_methods(method)], 2):
+        why = next((one.excludes[key] for key in one.excludes if key == other.name or key in other.writes), None)
+        if why is None and "surrogate" in one.writes and "bounds" in other.writes:
+            why = (
+                f"'{one.name}' says with what a token pulls instead of its ratio, and a trust region bounds the ratio."
+            )
+        if why is not None:
+            raise Conflict(f"'{one.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
+
+
+def check_complete(objective: TokenObjective) -> None:
+    """Check that what members require is there: when a loss is made, because a composition may grow until then.
+
+    What they only expect is told by a :class:`FitWarning`.
+
+    Raises:
+        Conflict: names the method, what it lacks, and why.
+    """
+    acting = list(active_methods(objective))
+    for name, what, why in _missing(acting, lambda method: method.requires):
+        raise Conflict(f"'{name}' needs {what} beside it: {why}\n  Add it, or remove '{name}'.")
+    for text in unmet(objective):
+        warnings.warn(text, FitWarning, stacklevel=3)
+
+
+@contextmanager
+def no_fit_warnings() -> Iterator[None]:
+    """For a method that is tried alone, and where :func:`unmet` is told in another way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        yield
+
+
+def unmet(objective: TokenObjective) -> list[str]:
+    """A sentence for each method that is there without what it was published with."""
+    return [
+        f"'{name}' expects {what} beside it, which is missing: {why}"
+        for name, what, why in _missing(list(active_methods(objective)), lambda method: method.about.expects)
+    ]
+
+
+def _missing(
+    acting: Sequence[TokenObjective], named: Callable[[TokenObjective], Mapping[str, str]]
+) -> Iterator[tuple[str, str, str]]:
+    """Name of the method, what is not there, and why it should be."""
+    names = {one.name for one in acting}
+    written = frozenset().union(*(one.writes for one in acting))  # by what acts: an observed gate is none
+    for one in acting:
+        for wanted, why in named(one).items():
+            if wanted not in (written if wanted in WRITABLE else names):
+                yield one.name, f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'", why

@@ -15,15 +15,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.contract import check_state
-from rlstab.core.fit import check_complete, check_methods
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
-from rlstab.core.objective import Member, State, TokenObjective, ask
+from rlstab.core.method import measure_all
+from rlstab.core.objective import Member, State, TokenObjective, check_complete, check_methods, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
+from rlstab.core.validate import check_state
 from rlstab.errors import MethodError, NonFinite, OutOfRange, kind_of
 
 Scope = Literal["step", "microbatch"]
@@ -58,7 +58,7 @@ class Plan:
     lr_scale: float
 
     @property
-    def silent(self) -> bool:
+    def has_no_gradient(self) -> bool:
         """Nothing in this optimizer step has a gradient. Skip it: an optimizer with momentum would move the weights."""
         return self.live_tokens == 0 and self.penalised == 0
 
@@ -100,9 +100,9 @@ class Plan:
         """
         self._require_measured(batch)
         with torch.no_grad():
-            piece = Part.of(batch, self.settled, ask(self.objective, batch, self.settled, self.state))
+            piece = Part.of(batch, self.settled, terms_of(self.objective, batch.unpadded(), self.settled, self.state))
             row = _tally(piece)
-        return replace(piece, pulling=bool(row[4]), penalised=bool(row[5]))
+        return replace(piece, trains=bool(row[4]), penalised=bool(row[5]))
 
     @cached_property
     def _measured(self) -> dict[int, int]:
@@ -193,7 +193,8 @@ def make_plan(
             part.signal(name)
     _refuse_nonfinite(objective, parts, comm)
     with torch.no_grad():
-        stat, state = objective.settle(parts, initial if state is None else state, comm)
+        seen = [part.unpadded() for part in parts]
+        stat, state = measure_all(objective, seen, initial if state is None else state, comm)
         if scope == "microbatch":
             warnings.warn(
                 "scope: microbatch takes statistics from each micro-batch of each rank alone, so the loss depends on "
@@ -201,21 +202,21 @@ def make_plan(
                 stacklevel=2,
             )
         planned = []
-        for part in parts:
-            own = stat if scope == "step" else objective.settle([part], state, LocalComm())[0]
-            planned.append(Part.of(part, own, ask(objective, part, own, state)))
+        for part, evidence in zip(parts, seen, strict=True):
+            own = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
+            planned.append(Part.of(part, own, terms_of(objective, evidence, own, state)))
         lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
         tallies = [_tally(part) for part in planned] or [torch.zeros(7, dtype=torch.float64)]
         tally = torch.stack(tallies).cpu()  # one wait for the device
-        kept_tokens, kept_sequences, tokens, sequences, live, penalised, misfits = comm.sum(tally.sum(0)).tolist()
-    if misfits:
-        raise _misfit(objective, planned, state, int(misfits))
+        kept_tokens, kept_sequences, tokens, sequences, live, penalised, invalid_count = comm.sum(tally.sum(0)).tolist()
+    if invalid_count:
+        raise _misfit(objective, planned, state, int(invalid_count))
     return Plan(
         objective=objective,
         state=state,
         settled=stat,
         parts=tuple(
-            replace(part, pulling=bool(row[4]), penalised=bool(row[5]))
+            replace(part, trains=bool(row[4]), penalised=bool(row[5]))
             for part, row in zip(planned, tally, strict=False)
         ),
         kept=Totals(kept_tokens, kept_sequences),
@@ -234,7 +235,7 @@ def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
     """
     part = plan.part(which)
     with torch.no_grad():
-        return plan.objective.asked(part.batch, part.settled, plan.state)
+        return plan.objective._member_terms(part.batch.unpadded(), part.settled, plan.state)
 
 
 def _lengths(batch: TokenBatch) -> dict[int, int]:
@@ -262,11 +263,11 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     if "lr_scale" not in objective.writes:
         return 1.0
     empty = TokenBatch.empty(objective.needs)
-    lr_scale = ask(objective, empty, stat, state).lr_scale
+    lr_scale = terms_of(objective, empty, stat, state).lr_scale
     for part in parts:
         if part.terms.lr_scale != lr_scale:
-            without = objective.asked(empty, stat, state)
-            for key, one in objective.asked(part.batch, stat, state).items():
+            without = objective._member_terms(empty, stat, state)
+            for key, one in objective._member_terms(part.batch.unpadded(), stat, state).items():
                 if one.terms.lr_scale != without[key].terms.lr_scale:
                     raise MethodError(
                         f"'{key}': Terms.lr_scale is {one.terms.lr_scale} on a part of the optimizer step and "
@@ -277,24 +278,28 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
 
 
 def _tally(part: Part) -> Tensor:
-    """``(7,)`` float64: kept tokens and sequences, all of them, tokens that pull, those under penalties, misfits."""
+    """``(7,)`` float64: kept tokens and sequences, all of them, tokens that pull, those under penalties, and
+    values that no loss can take.
+    """
     whole = counts(part.batch, None)
     kept = whole if part.terms.keep is None else counts(part.batch, part.terms.keep)
     penalised = torch.zeros((), dtype=torch.float64, device=whole.device)
     for penalty in part.terms.penalties.values():
         if penalty.coefficient != 0:
             penalised = penalised + (len(part.batch) if penalty.where is None else penalty.where.count_nonzero())
-    misfits = torch.zeros_like(penalised) if part.terms.misfits is None else part.terms.misfits.double()
-    return torch.cat([kept, whole, torch.stack([part.pulls.count_nonzero().double(), penalised, misfits])])
+    invalid_count = (
+        torch.zeros_like(penalised) if part.terms.invalid_count is None else part.terms.invalid_count.double()
+    )
+    return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid_count])])
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
     """The error of weights and bonuses that no loss can take; who gave them is looked up now."""
     for part in parts:
-        for key, one in objective.asked(part.batch, part.settled, state).items():
-            if one.terms.misfits is not None and int(one.terms.misfits):
+        for key, one in objective._member_terms(part.batch.unpadded(), part.settled, state).items():
+            if one.terms.invalid_count is not None and int(one.terms.invalid_count):
                 return MethodError(
-                    f"'{key}' gave {int(one.terms.misfits)} weights, bonuses or bounds that are NaN, infinite or "
+                    f"'{key}' gave {int(one.terms.invalid_count)} weights, bonuses or bounds that are NaN, infinite or "
                     f"negative. A weight is finite and at least 0 (to turn a token around, use bonus), a bonus is "
                     f"finite, and a bound is at least 0."
                 )
@@ -305,7 +310,7 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
 
 
 def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:
-    names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs)]
+    names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
     bad = torch.zeros(len(names), dtype=torch.float64)
     for part in parts:
         present = dict(part.per_token())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.errors import MissingSignal, ShapeError
 
 
@@ -55,12 +55,13 @@ class PolicyOutputs:
         def pack(name: str, values: Tensor | None) -> Tensor | None:
             if values is None:
                 return None
-            if batch.index is None or values.shape != batch.padded_shape:
+            layout = layout_of(batch)
+            if values.shape != layout.shape:
                 raise ShapeError(
                     f"PolicyOutputs.from_padded: '{name}' has shape {tuple(values.shape)}, the batch was built from "
-                    f"{batch.padded_shape}. Pass the live tensors of the same rows, prompt cut off."
+                    f"{layout.shape}. Pass the live tensors of the same rows, prompt cut off."
                 )
-            values = values.reshape(-1)[batch.index]
+            values = values.reshape(-1)[layout.index]
             return values if values.dtype == torch.float64 else values.float()
 
         packed = pack("logprobs", logprobs)
@@ -79,6 +80,10 @@ class PolicyOutputs:
                 f"a penalty differentiates '{name}', but PolicyOutputs was built without it. Pass {name}= with grad."
             )
         return values
+
+    def __repr__(self) -> str:
+        have = ", ".join(name for name in ("entropies", "log_kept_mass") if getattr(self, name) is not None)
+        return f"PolicyOutputs({self.logprobs.numel()} tokens{'; ' if have else ''}{have})"
 
     def present(self) -> list[Tensor]:
         """The outputs that are there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstab.core.chunks import chunks
+from rlstab.core.compare import chunks
 
 
 def _signed(value: int) -> int:

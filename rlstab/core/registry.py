@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from rlstab.core.contract import check_dataclass
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import Conflict, MethodError, UnknownName, did_you_mean, kind_of
@@ -32,7 +31,7 @@ class Registry(Generic[Kind]):
         base: type[Kind] = TokenObjective,  # type: ignore[assignment]  # the kind that most registries have
         noun: str = "method",
     ) -> None:
-        self._where = dict(table)
+        self._table, self._where = table, dict(table)
         self._base, self._group, self._noun = base, group, noun
         self._classes: dict[str, type[Kind]] = {}
         self._looked = False
@@ -41,6 +40,10 @@ class Registry(Generic[Kind]):
         """Every known name, sorted."""
         self._look_outside()
         return sorted(self._where.keys() | self._classes.keys())
+
+    def shipped_classes(self) -> dict[str, str]:
+        """The module of each class of the table, by the name of the class."""
+        return {where.partition(":")[2]: where.partition(":")[0] for where in self._table.values()}
 
     def get(self, name: str) -> type[Kind]:
         """The class of this name.
@@ -61,7 +64,7 @@ class Registry(Generic[Kind]):
 
         Raises:
             Conflict: another class has that name.
-            MethodError: it is no such class.
+            MethodError: it is not such a class.
         """
         if not (isinstance(cls, type) and issubclass(cls, self._base)):
             example = f"My{self._noun.capitalize()}"
@@ -76,7 +79,6 @@ class Registry(Generic[Kind]):
                 f"'{cls.name}' is already the name of {self._where.get(cls.name, known)}; {cls.__qualname__} cannot "
                 f"take it. Give the class another `name`."
             )
-        check_dataclass(cls)
         self._classes[cls.name] = cls
         return cls
 

@@ -14,9 +14,8 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from rlstab.core.chunks import chunks
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.compare import below, places, reached
+from rlstab.core.compare import below, chunks, places, reached
 from rlstab.core.select import Found, select
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 

@@ -55,7 +55,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class Constants:
     """What is constant when the loss of a part is made: what a ratio and a gate may read, beside the evidence.
 
     Attributes:
@@ -68,15 +68,15 @@ class Held:
     advantages: Tensor
     keep: Tensor
 
-    def select(self, where: Tensor) -> Held:
+    def select(self, where: Tensor) -> Constants:
         """The tokens where the ``(n,)`` bool is True."""
-        return Held(self.anchor.select(where), self.advantages[where], self.keep[where])
+        return Constants(self.anchor.select(where), self.advantages[where], self.keep[where])
 
 
 class Ratio(Protocol):
-    """``(policy, held) -> (n,)`` log-ratio; the loss clamps and exponentiates it."""
+    """``(policy, constants) -> (n,)`` log-ratio; the loss clamps and exponentiates it."""
 
-    def __call__(self, policy: PolicyOutputs, held: Held) -> Tensor: ...
+    def __call__(self, policy: PolicyOutputs, constants: Constants) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,33 +87,35 @@ class Gate:
     surrogates. The value of the loss, ``-g * ratio * advantage``, is another for some of them.
 
     Attributes:
-        fn: ``(ratio, held) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without gradient.
+        fn: ``(ratio, constants) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without
+            gradient.
         whole_sequences: it reads the live outputs of other tokens of the sequence.
         acts: False measures and reports the gate and leaves the loss alone.
         where: ``(n,)`` bool, the tokens that its metrics count; None is every token.
     """
 
-    fn: Callable[[Tensor, Held], Tensor]
+    fn: Callable[[Tensor, Constants], Tensor]
     whole_sequences: bool = False
     acts: bool = True
     where: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Pull:
-    """What takes the place of the ratio in the gradient: a token pulls with ``fn(ratio, held) * advantage``.
+class Surrogate:
+    """What takes the place of the ratio in the gradient: a token pulls with ``fn(ratio, constants) * advantage``.
 
     CISPO's capped ratio, VESPO's kernel of the whole sequence, and the surrogates of DPPO, CE-GPPO and ASPO each are
     one. Two of them would replace the ratio twice, and a trust region by ``bounds`` would be a second surrogate: a
-    composition has one of these at most. A token that is exempt pulls with its ratio. The value of the loss is
+    composition has one of these at most. An unclipped token pulls with its ratio. The value of the loss is
     ``-fn * advantage``.
 
     Attributes:
-        fn: ``(ratio, held) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without gradient.
+        fn: ``(ratio, constants) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without
+            gradient.
         whole_sequences: it reads the live outputs of other tokens of the sequence.
     """
 
-    fn: Callable[[Tensor, Held], Tensor]
+    fn: Callable[[Tensor, Constants], Tensor]
     whole_sequences: bool = False
 
 
@@ -136,7 +138,7 @@ class Aggregate(Protocol):
 
 
 #: Fields of Terms with at most one owner in a composition.
-SLOTS = ("ratio", "bounds", "pull", "aggregate")
+SLOTS = ("ratio", "bounds", "surrogate", "aggregate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,36 +149,36 @@ class Terms:
         keep: ``(n,)`` bool, False leaves numerator and denominator [and].
         weight: ``(n,)`` >= 0, scales the policy term, denominator unchanged [product].
         bonus: ``(n,)``, added to the advantage [sum].
-        exempt: ``(n,)`` bool, True has no trust region: neither bounds nor pull nor gates [or].
-        gates: factors on the gradient by name, functions of the held ratio [product].
+        unclipped: ``(n,)`` bool, True has no trust region: neither bounds nor surrogate nor gates [or].
+        gates: factors on the gradient by name, functions of the ratio as a constant [product].
         penalties: by name [disjoint union].
         lr_scale: multiplies the scheduled learning rate of this optimizer step, the same in every part [product].
-        ratio, bounds, pull, aggregate: exclusive slots, at most one owner each.
+        ratio, bounds, surrogate, aggregate: exclusive slots, at most one owner each.
         report: metrics by name, as summaries that merge over parts and ranks [disjoint union].
-        misfits: how many values of ``weight`` and ``bonus`` no loss can take; counted where a method is asked.
+        invalid_count: how many values of ``weight`` and ``bonus`` no loss can take; counted where a method is asked.
     """
 
     keep: Tensor | None = None
     weight: Tensor | None = None
     bonus: Tensor | None = None
-    exempt: Tensor | None = None
+    unclipped: Tensor | None = None
     gates: Mapping[str, Gate] = field(default_factory=dict)
     penalties: Mapping[str, Penalty] = field(default_factory=dict)
     lr_scale: float | None = None
     ratio: Ratio | None = None
     bounds: Bounds | None = None
-    pull: Pull | None = None
+    surrogate: Surrogate | None = None
     aggregate: Aggregate | None = None
     report: Mapping[str, Mean] = field(default_factory=dict)
-    misfits: Tensor | None = None
+    invalid_count: Tensor | None = None
 
     def filled(self) -> frozenset[str]:
-        """Names of the fields, ``report`` and ``misfits`` aside, that are not the identity."""
+        """Names of the fields, ``report`` and ``invalid_count`` aside, that are not the identity."""
         return frozenset(name for name in WRITABLE if getattr(self, name) not in (None, {}))
 
 
 #: Fields of Terms that a method may name in ``writes``.
-WRITABLE = tuple(one.name for one in fields(Terms) if one.name not in ("report", "misfits"))
+WRITABLE = tuple(one.name for one in fields(Terms) if one.name not in ("report", "invalid_count"))
 
 
 def _join(one: Tensor | None, other: Tensor | None, law: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
@@ -189,7 +191,7 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
     Raises:
         Conflict: two members fill one exclusive slot.
     """
-    keep = weight = bonus = exempt = misfits = None
+    keep = weight = bonus = unclipped = invalid_count = None
     lr_scale: float | None = None
     gates: dict[str, Gate] = {}
     penalties: dict[str, Penalty] = {}
@@ -200,8 +202,8 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
         keep = _join(keep, terms.keep, torch.logical_and)
         weight = _join(weight, terms.weight, torch.mul)
         bonus = _join(bonus, terms.bonus, torch.add)
-        exempt = _join(exempt, terms.exempt, torch.logical_or)
-        misfits = _join(misfits, terms.misfits, torch.add)
+        unclipped = _join(unclipped, terms.unclipped, torch.logical_or)
+        invalid_count = _join(invalid_count, terms.invalid_count, torch.add)
         if terms.lr_scale is not None:
             lr_scale = terms.lr_scale * (1.0 if lr_scale is None else lr_scale)
         gates.update({f"{key}/{name}" if name else key: one for name, one in terms.gates.items()})
@@ -217,12 +219,12 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
         keep,
         weight,
         bonus,
-        exempt,
+        unclipped,
         gates,
         penalties,
         lr_scale,
         report=report,
-        misfits=misfits,
+        invalid_count=invalid_count,
         **slots,  # type: ignore[arg-type]  # each slot holds what its own field held
     )
 

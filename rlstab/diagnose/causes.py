@@ -52,14 +52,14 @@ class First:
     later: tuple[Sign, ...]
 
 
-def first_of(found: Sequence[Sign], interval: int = 1) -> First | None:
+def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
     """The first cause; None where no sign is there.
 
     Args:
-        found: every sign of the run.
+        signs: every sign of the run.
         interval: steps between two lines of the log.
     """
-    there = {one.name: one for one in found if one.fired}
+    there = {sign.name: sign for sign in signs if sign.fired}
     together = max(TOGETHER, interval)
     candidates = [one for one in there.values() if not _follows(one, there, together)]
     if not candidates:
@@ -76,7 +76,10 @@ def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
     if sign.name == "truncation" and "reward_fall" in there and sign.share is not None:
         fall = there["reward_fall"]
         left = 1.0 if fall.share is None else fall.share
-        return _step(fall) <= _step(sign) + together and _step(sign) > together and left < EXPLAINED * sign.share
+        # a first line after step 1 is a mean over updates that may have broken the policy: two lines are together then
+        late = _step(sign) > (1 if sign.first_line else together)
+        near = 2 * together if sign.first_line else together
+        return late and _step(fall) <= _step(sign) + near and left < EXPLAINED * sign.share
     before = [there[name] for name in FOLLOWS.get(sign.name, ()) if name in there]
     return any(_step(one) <= _step(sign) + together for one in before)
 

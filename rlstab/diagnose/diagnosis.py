@@ -15,23 +15,12 @@ from rlstab.diagnose.metric_aliases import ALIASES
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.diagnose.run_log import RunLog
-from rlstab.diagnose.signs import READS, TITLES, Sign, signs
+from rlstab.diagnose.signs import SIGNS, Sign, signs
 from rlstab.errors import ReportError
+from rlstab.report.runs import EMPTY
 
-#: What cannot be seen without a metric, in words that end a sentence.
-UNSEEN = {
-    "sampler_mismatch": "whether the sampler is the policy",
-    "sampler_drift": "whether the samples are older than the policy",
-    "clipped": "how far the policy leaves the data",
-    "truncation": "whether answers are cut off",
-    "zero_std_groups": "whether groups have a gradient at all",
-    "entropy_floor": "whether entropy collapses",
-    "entropy_blow_up": "whether entropy blows up",
-    "gradient_spikes": "whether single updates are out of proportion",
-    "refused_steps": "whether gradients are finite",
-    "reward_fall": "whether the reward falls",
-}
-assert UNSEEN.keys() == TITLES.keys()
+#: Where more lines of the log than this share trained nothing, a remark says so.
+IDLE = 0.25
 
 
 @dataclass(frozen=True)
@@ -62,6 +51,16 @@ class Diagnosis:
     first: First | None
     looked_at: tuple[Sign, ...]
     unseen: tuple[Unseen, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What could not be read, and steps in which nothing was trained where no sign says so."""
+        idle, lines = _idle(self.log)
+        fired = {sign.name for sign in (self.first.sign, *self.first.later)} if self.first else set()
+        if idle <= IDLE * lines or "zero_std_groups" in fired:
+            return self.log.remarks
+        told = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
+        return (*self.log.remarks, told)
 
     @property
     def remedy(self) -> Remedy | None:
@@ -100,7 +99,7 @@ class Diagnosis:
                 {"method": method, "figures": [dataclasses.asdict(one) for one in figures]}
                 for method, figures in (remedy.evidence if remedy else ())
             ],
-            "remarks": list(self.log.remarks),
+            "remarks": list(self.remarks),
         }
 
 
@@ -124,8 +123,19 @@ def diagnose_paths(paths: Sequence[str | Path]) -> list[Diagnosis]:
     logs = [log for path in paths for log in read_logs(path)]
     for log in logs:
         if not log.curves.keys() - {"lr"}:
-            raise ReportError(f"{log.title}: no metric that is known here. {_wanted(tuple(TITLES))}")
+            raise ReportError(f"{log.title}: no metric that is known here. {_wanted()}")
     return [diagnose(log) for log in logs]
+
+
+def _idle(log: RunLog) -> tuple[int, int]:
+    """Lines of the log in which no group had a gradient or the gradient was 0, and all that tell."""
+    idle: set[int] = set()
+    lines: set[int] = set()
+    for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
+        steps, values = log.curves.get(name, EMPTY)
+        lines |= set(steps.tolist())
+        idle |= set(steps[values == nothing].tolist())
+    return len(idle), len(lines)
 
 
 def _interval(log: RunLog) -> int:
@@ -135,12 +145,11 @@ def _interval(log: RunLog) -> int:
 
 
 def _why(sign: Sign, log: RunLog) -> str:
-    if any(name in log.curves for name in READS[sign.name]):
-        return sign.text
-    return f"no {' or '.join(READS[sign.name])}"
+    reads = SIGNS[sign.name].reads
+    return sign.text if any(name in log.curves for name in reads) else f"no {' or '.join(reads)}"
 
 
-def _wanted(names: Sequence[str]) -> str:
-    wanted = dict.fromkeys(metric for name in names for metric in READS[name])
-    others = [next(iter(ALIASES[one]), one) for one in wanted if one in ALIASES]
+def _wanted() -> str:
+    wanted = dict.fromkeys(metric for detector in SIGNS.values() for metric in detector.reads)
+    others = [next(iter(ALIASES[name]), name) for name in wanted if name in ALIASES]
     return f"Log some of {', '.join(wanted)}, in TRL and verl {', '.join(others)} and the like."

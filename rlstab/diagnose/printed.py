@@ -11,12 +11,11 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from rlstab.diagnose.diagnosis import UNSEEN, Diagnosis, diagnose_paths
+from rlstab.diagnose.diagnosis import Diagnosis, diagnose_paths
 from rlstab.diagnose.remedies import Remedy
-from rlstab.diagnose.signs import TITLES
-from rlstab.report.findings import listed
-from rlstab.report.model import setting_of
-from rlstab.report.numbers import counted, setting
+from rlstab.diagnose.signs import SIGNS
+from rlstab.report.formatting import counted, listed, setting
+from rlstab.report.runs import setting_of
 from rlstab.visible import visible
 
 #: Of more runs than this each has one line.
@@ -66,7 +65,7 @@ def shown(one: Diagnosis) -> RenderableType:
 def _told(one: Diagnosis) -> Iterator[RenderableType]:
     colour = "green" if one.first is None else "bold yellow"
     yield f"[{colour}]{escape(one.told())}[/]"
-    for remark in one.log.remarks:
+    for remark in one.remarks:
         yield f"[yellow]note:[/] {_safe(remark)}"
     if one.first:
         yield _signs(one)
@@ -82,7 +81,7 @@ def _signs(one: Diagnosis) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for sign in (one.first.sign, *one.first.later):
-        table.add_row(f"{one.log.unit} {sign.step}", TITLES[sign.name], f"[dim]{escape(sign.text)}[/]")
+        table.add_row(f"{one.log.unit} {sign.step}", SIGNS[sign.name].title, f"[dim]{escape(sign.text)}[/]")
     return table
 
 
@@ -134,12 +133,12 @@ def _looked_at(one: Diagnosis) -> Iterator[RenderableType]:
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for sign in one.looked_at:
-            table.add_row(f"[dim]{escape(TITLES[sign.name])}[/]", f"[dim]{escape(sign.text)}[/]")
+            table.add_row(f"[dim]{escape(SIGNS[sign.name].title)}[/]", f"[dim]{escape(sign.text)}[/]")
         yield "[bold]looked at, and not found:[/]"
         yield Padding(table, (0, 0, 0, 2))
     reasons: dict[str, list[str]] = {}
     for unseen in one.unseen:
-        reasons.setdefault(unseen.why, []).append(UNSEEN[unseen.sign])
+        reasons.setdefault(unseen.why, []).append(SIGNS[unseen.sign].unseen)
     if reasons:
         yield "[bold]cannot be seen:[/]"
         for why, what in reasons.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,12 +11,86 @@ from typing import Any
 
 import yaml
 
-from rlstab.core.facts import SOURCES
-from rlstab.diagnose import evidence
-from rlstab.diagnose.evidence import Figure
+from rlstab.core.metadata import SOURCES
+from rlstab.report.formatting import estimate
 from rlstab.zoo import METHODS
 
 FILE = Path(__file__).with_name("remedies.yaml")
+#: Comparisons of the benches whose results are kept; written by ``python -m benchmarks evidence``.
+EVIDENCE = Path(__file__).with_name("evidence.json")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One method against its baseline in one outcome of one bench.
+
+    Attributes:
+        bench, setting, method, baseline: their names.
+        outcome: what is compared, such as ``eval/entropy``.
+        unit: such as ``nats``; empty for rewards and shares.
+        seeds: how many both have.
+        difference, low, high: mean of method minus baseline with its 95 % interval; None where too few seeds have it.
+        verdict: in words, as on the page; ``higher`` says nothing about better.
+        task: that the bench trains on.
+        command: runs the bench again.
+        page: where the whole comparison stands, from the root of the repository.
+    """
+
+    bench: str
+    setting: str
+    method: str
+    baseline: str
+    outcome: str
+    unit: str
+    seeds: int
+    difference: float | None
+    low: float | None
+    high: float | None
+    verdict: str
+    task: str
+    command: str
+    page: str
+
+    @property
+    def told(self) -> str:
+        """``eval/entropy higher by 0.078 [0.053, 0.103] nats``."""
+        if self.difference is None or self.verdict == "identical":
+            return f"{self.outcome} {self.verdict}"
+        turned = self.difference < 0
+        value, low, high = self.difference, self.low, self.high
+        if self.verdict in ("higher", "lower") and turned:
+            value, low, high = -value, None if high is None else -high, None if low is None else -low
+        size = estimate(value, low, high) + (f" {self.unit}" if self.unit else "")
+        if self.verdict in ("higher", "lower"):
+            return f"{self.outcome} {self.verdict} by {size}"
+        return f"{self.outcome} {self.verdict} ({size})"
+
+
+@cache
+def figures() -> Mapping[str, tuple[Figure, ...]]:
+    """Figures by the key of a comparison: see :func:`key`."""
+    data: dict[str, list[dict[str, Any]]] = json.loads(EVIDENCE.read_text(encoding="utf-8"))
+    return {name: tuple(Figure(**one) for one in found) for name, found in data.items()}
+
+
+def key(comparison: Mapping[str, Any]) -> str:
+    """The key of a comparison, an entry of ``evidence`` in remedies.yaml."""
+    return f"{comparison['file']}, {comparison['setting']}"
+
+
+def _evidence(comparisons: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Figure]]]:
+    """The methods that some comparisons name, each with its figures in the order of the outcomes."""
+    for comparison in comparisons:
+        found = figures().get(key(comparison), ())
+        for method in comparison["methods"]:
+            chosen = [
+                one
+                for outcome in comparison["outcomes"]
+                for one in found
+                if (one.method, one.outcome) == (method, outcome)
+            ]
+            if chosen:
+                yield method, chosen
 
 
 @dataclass(frozen=True)
@@ -29,7 +104,7 @@ class Remedy:
         likely: what usually is behind it.
         first: what to try before any method.
         settings: of each trainer, those to look at.
-        sources: of instability, keys of :data:`rlstab.core.facts.SOURCES`.
+        sources: of instability, keys of :data:`rlstab.core.metadata.SOURCES`.
         methods: those against it, the nearest first, then all others whose class names one of the sources.
         stages: those against it.
         evidence: what was compared here: name in the bench and figures.
@@ -64,7 +139,7 @@ def _remedy(cause: str, one: Mapping[str, Any]) -> Remedy:
     others = [
         name
         for name in METHODS.names()
-        if set(one["sources"]) & METHODS.get(name).addresses and name not in one["methods"]
+        if set(one["sources"]) & METHODS.get(name).about.addresses and name not in one["methods"]
     ]
     return Remedy(
         cause=cause,
@@ -76,5 +151,5 @@ def _remedy(cause: str, one: Mapping[str, Any]) -> Remedy:
         sources=tuple(source for source in SOURCES if source in one["sources"]),
         methods=(*one["methods"], *others),
         stages=tuple(one["stages"]),
-        evidence=tuple((method, tuple(found)) for method, found in evidence.of(one["evidence"])),
+        evidence=tuple((method, tuple(found)) for method, found in _evidence(one["evidence"])),
     )

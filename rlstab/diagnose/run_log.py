@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlstab.diagnose.metric_aliases import our_metrics
-from rlstab.report.bins import highest
-from rlstab.report.model import MOST_ROLLOUTS, Curve, RunRecord
+from rlstab.report.runs import MOST_ROLLOUTS, Curve, RunRecord, highest
 
 #: Values by the names of the log; what was there and not finite is NaN.
 Row = Mapping[str, float]
@@ -28,7 +27,7 @@ class RunLog:
         curves: by our name steps (from 1) and finite values, each as often as the log has it.
         names: by our name the name in the log.
         bin_width: steps behind one value where the log keeps means of several, as a results file does; else 1.
-        largest: of a results file, see :class:`rlstab.report.model.RunRecord`.
+        largest: of a results file, see :class:`rlstab.report.runs.RunRecord`.
         config: the settings of a run of rlstab; of others nothing is known.
         remarks: what could not be read, and why.
     """

@@ -8,7 +8,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rlstab.diagnose.run_log import RunLog
 from rlstab.report import collapse
-from rlstab.report.bins import EMPTY, binned
-from rlstab.report.model import WIDTH
+from rlstab.report.runs import EMPTY, WIDTH, binned
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
@@ -45,6 +44,7 @@ class Sign:
         step: at which it begins; None if it is not there.
         text: the values in words, or why nothing can be said.
         share: what is left, where something falls: of the reward, of the answers that end.
+        first_line: it is there in the first line of the log.
     """
 
     name: str
@@ -52,13 +52,33 @@ class Sign:
     step: int | None
     text: str
     share: float | None = None
+    first_line: bool = False
+
+
+@dataclass(frozen=True)
+class Detector:
+    """How a sign is found.
+
+    Attributes:
+        title: what it is called.
+        reads: metrics of ours of which it needs one.
+        unseen: what cannot be seen without them, in words that end a sentence.
+        detect: looks at a run.
+    """
+
+    title: str
+    reads: tuple[str, ...]
+    unseen: str
+    detect: Callable[[RunLog], Sign]
 
 
 def signs(log: RunLog) -> list[Sign]:
     """What every detector says of a run, in the order of :data:`SIGNS`."""
-    found = [detector(log) for detector in SIGNS.values()]
     # the report speaks of rollouts
-    return [replace(one, text=one.text.replace("rollout", log.unit)) for one in found]
+    return [
+        replace(sign, text=sign.text.replace("rollout", log.unit))
+        for sign in (detector.detect(log) for detector in SIGNS.values())
+    ]
 
 
 def reward_fall(log: RunLog) -> Sign:
@@ -72,8 +92,9 @@ def reward_fall(log: RunLog) -> Sign:
     if lowest < 0:
         steps, rewards = log.curves["reward/mean"]
         bottom = min(lowest, -1.0)
-        found = reward_fall(replace(log, curves={**log.curves, "reward/mean": (steps, (rewards - bottom).clip(0))}))
-        return replace(found, text=f"{found.text}, counted from {bottom:.3g}")
+        raised = replace(log, curves={**log.curves, "reward/mean": (steps, (rewards - bottom).clip(0))})
+        sign = reward_fall(raised)
+        return replace(sign, text=f"{sign.text}, counted from {bottom:.3g}")
     peak = float(values.max()) if len(values) else 0.0
     return _of_report(log, "reward_fall", "reward/mean", lambda mean: mean < collapse.REWARD_KEPT * peak)
 
@@ -92,14 +113,14 @@ def entropy_blow_up(log: RunLog) -> Sign:
 
 def gradient_spikes(log: RunLog) -> Sign:
     """The report's detector; it begins at the first norm that is so many times the median of those before it."""
-    found = collapse.gradient_spikes(log.record())
-    if not found.fired or found.rollout is None:
-        return Sign("gradient_spikes", found.fired, None, found.text)
+    detection = collapse.gradient_spikes(log.record())
+    if not detection.fired or detection.rollout is None:
+        return Sign("gradient_spikes", detection.fired, None, detection.text)
     steps, norms = log.curves.get("gradient/largest_norm", log.curves.get("gradient/norm", EMPTY))
-    for place in np.flatnonzero((steps > found.rollout - WIDTH) & (steps <= found.rollout)):
+    for place in np.flatnonzero((steps > detection.rollout - WIDTH) & (steps <= detection.rollout)):
         if norms[place] > collapse.SPIKE * np.median(norms[: place + 1]):
-            return Sign("gradient_spikes", True, int(steps[place]), found.text)
-    return Sign("gradient_spikes", True, found.rollout, found.text)
+            return Sign("gradient_spikes", True, int(steps[place]), detection.text)
+    return Sign("gradient_spikes", True, detection.rollout, detection.text)
 
 
 def zero_std_groups(log: RunLog) -> Sign:
@@ -112,21 +133,21 @@ def truncation(log: RunLog) -> Sign:
     steps, values = log.curves.get("response/ended", EMPTY)
     if len(values) and 1 - values[0] > CUT_OFF:
         text = f"{1 - values[0]:.2f} of the answers are cut off in the first line of the log"
-        return Sign("truncation", True, int(steps[0]), text, 1.0)
+        return Sign("truncation", True, int(steps[0]), text, 1.0, first_line=True)
     start = _first_bin(log, "response/ended")
     end = min(collapse.ENDED, start - collapse.ENDED_DROP)
-    found = _of_report(log, "truncation", "response/ended", lambda mean: mean <= end)
-    return found if found.share is None or not start else replace(found, share=found.share / start)
+    sign = _of_report(log, "truncation", "response/ended", lambda mean: mean <= end)
+    return sign if sign.share is None or not start else replace(sign, share=sign.share / start)
 
 
 def refused_steps(log: RunLog) -> Sign:
     """The report's detector: of other trainers, a gradient norm that is NaN or infinite."""
     if "optimizer_steps/refused" not in log.curves and "gradient/norm" not in log.curves:
         return Sign("refused_steps", None, None, "gradient/norm is missing")
-    found = collapse.refused_steps(log.record())
+    detection = collapse.refused_steps(log.record())
     steps, counts = log.curves.get("optimizer_steps/refused", EMPTY)
-    first = int(steps[(counts > 0).argmax()]) if found.fired else None
-    return Sign("refused_steps", found.fired, first, f"NaN or Inf in {found.text}")
+    first = int(steps[(counts > 0).argmax()]) if detection.fired else None
+    return Sign("refused_steps", detection.fired, first, f"NaN or Inf in {detection.text}")
 
 
 def sampler_mismatch(log: RunLog) -> Sign:
@@ -147,72 +168,58 @@ def sampler_drift(log: RunLog) -> Sign:
     metric = _gap(log)
     if metric is None:
         return Sign("sampler_drift", None, None, f"{', '.join(MISMATCH)} are missing")
-    _, values = log.curves[metric]
-    most = max(DRIFT * MISMATCH[metric], DRIFT_GROWTH * float(values[0]))
-    ends, bins = binned(log.record(), metric)
-    high = bins > most
+    first = float(log.curves[metric][1][0])
+    most = max(DRIFT * MISMATCH[metric], DRIFT_GROWTH * first)
+    ends, means = binned(log.record(), metric)
+    high = means > most
     if not high.any():
-        return Sign("sampler_drift", False, None, f"{metric} is at most {bins.max():.3g} in ten steps")
+        return Sign("sampler_drift", False, None, f"{metric} is at most {means.max():.3g} in ten steps")
     step = _begins(log, metric, int(ends[high.argmax()]), lambda mean: mean > most)
-    return Sign("sampler_drift", True, step, f"{metric} rises from {values[0]:.3g} to {bins.max():.3g}")
+    return Sign("sampler_drift", True, step, f"{metric} rises from {first:.3g} to {means.max():.3g}")
 
 
 def clipped(log: RunLog) -> Sign:
     """Many tokens beyond the trust region: their gradient is cut off."""
-    ends, bins = binned(log.record(), "ratio/clipped")
-    if not len(bins):
+    ends, means = binned(log.record(), "ratio/clipped")
+    if not len(means):
         return Sign("clipped", None, None, "ratio/clipped is missing")
-    high = bins > CLIPPED
-    text = f"at most {bins.max():.3g} of the tokens in ten steps"
+    high = means > CLIPPED
+    text = f"at most {means.max():.3g} of the tokens in ten steps"
     if not high.any():
         return Sign("clipped", False, None, text)
     return Sign("clipped", True, _begins(log, "ratio/clipped", int(ends[high.argmax()]), lambda m: m > CLIPPED), text)
 
 
+_GAP, _ENTROPY, _NORM = tuple(MISMATCH), ("tokens/entropy",), ("gradient/norm",)
 #: By name, in the order in which a reader looks at them.
-SIGNS: dict[str, Callable[[RunLog], Sign]] = {
-    "sampler_mismatch": sampler_mismatch,
-    "sampler_drift": sampler_drift,
-    "clipped": clipped,
-    "truncation": truncation,
-    "zero_std_groups": zero_std_groups,
-    "entropy_floor": entropy_floor,
-    "entropy_blow_up": entropy_blow_up,
-    "gradient_spikes": gradient_spikes,
-    "refused_steps": refused_steps,
-    "reward_fall": reward_fall,
-}
-
-#: What each is called, and the metrics of ours of which it needs one.
-TITLES: dict[str, str] = {
-    **{name: collapse.TITLES[name] for name in SIGNS if name in collapse.TITLES},
-    "refused_steps": "NaN or Inf",
-    "sampler_mismatch": "sampler and trainer differ from the start",
-    "sampler_drift": "sampler and trainer drift apart",
-    "clipped": "tokens beyond the trust region",
-}
-READS: dict[str, tuple[str, ...]] = {
-    "sampler_mismatch": tuple(MISMATCH),
-    "sampler_drift": tuple(MISMATCH),
-    "clipped": ("ratio/clipped",),
-    "truncation": ("response/ended",),
-    "zero_std_groups": ("reward/zero_std_groups",),
-    "entropy_floor": ("tokens/entropy",),
-    "entropy_blow_up": ("tokens/entropy",),
-    "gradient_spikes": ("gradient/norm",),
-    "refused_steps": ("gradient/norm",),
-    "reward_fall": ("reward/mean",),
-}
-DEFINITIONS: dict[str, str] = {
-    **{name: collapse.DEFINITIONS[name] for name in SIGNS if name in collapse.DEFINITIONS},
-    "refused_steps": "a gradient norm that is NaN or infinite, or an optimizer step refused for it",
-    "truncation": (f"{collapse.DEFINITIONS['truncation']}; or more than {CUT_OFF} of them cut off in the first line"),
-    "sampler_mismatch": "in the first line of the log, "
-    + ", or ".join(f"`{name}` above {most:g}" for name, most in MISMATCH.items()),
-    "sampler_drift": (
-        f"the same metric, over ten steps, above {DRIFT:g} x that threshold and {DRIFT_GROWTH:g} x its first value"
+SIGNS: Mapping[str, Detector] = {
+    "sampler_mismatch": Detector(
+        "sampler and trainer differ from the start", _GAP, "whether the sampler is the policy", sampler_mismatch
     ),
-    "clipped": f"more than {CLIPPED} of the tokens clipped, over ten steps",
+    "sampler_drift": Detector(
+        "sampler and trainer drift apart", _GAP, "whether the samples are older than the policy", sampler_drift
+    ),
+    "clipped": Detector(
+        "tokens beyond the trust region", ("ratio/clipped",), "how far the policy leaves the data", clipped
+    ),
+    "truncation": Detector(
+        collapse.TITLES["truncation"], ("response/ended",), "whether answers are cut off", truncation
+    ),
+    "zero_std_groups": Detector(
+        collapse.TITLES["zero_std_groups"],
+        ("reward/zero_std_groups",),
+        "whether groups have a gradient at all",
+        zero_std_groups,
+    ),
+    "entropy_floor": Detector(collapse.TITLES["entropy_floor"], _ENTROPY, "whether entropy collapses", entropy_floor),
+    "entropy_blow_up": Detector(
+        collapse.TITLES["entropy_blow_up"], _ENTROPY, "whether entropy blows up", entropy_blow_up
+    ),
+    "gradient_spikes": Detector(
+        collapse.TITLES["gradient_spikes"], _NORM, "whether single updates are out of proportion", gradient_spikes
+    ),
+    "refused_steps": Detector("NaN or Inf", _NORM, "whether gradients are finite", refused_steps),
+    "reward_fall": Detector(collapse.TITLES["reward_fall"], ("reward/mean",), "whether the reward falls", reward_fall),
 }
 
 
@@ -228,10 +235,10 @@ def _first_bin(log: RunLog, metric: str) -> float:
 def _of_report(log: RunLog, name: str, metric: str, beyond: Callable[[float], bool]) -> Sign:
     """A detector of the report, with the step at which ``beyond`` begins to hold."""
     # a sampler that is ahead logs its rewards early: the end of a metric is not that of the run
-    read = {one: log.curves[one] for one in (metric, "reward/mean") if one in log.curves}
-    found = collapse.DETECTORS[name](replace(log, curves=read).record())
-    step = None if found.rollout is None else _begins(log, metric, found.rollout, beyond)
-    return Sign(name, found.fired, step if found.fired else None, found.text, found.value)
+    read = {key: log.curves[key] for key in (metric, "reward/mean") if key in log.curves}
+    detection = collapse.DETECTORS[name](replace(log, curves=read).record())
+    step = None if detection.rollout is None else _begins(log, metric, detection.rollout, beyond)
+    return Sign(name, detection.fired, step if detection.fired else None, detection.text, detection.value)
 
 
 def _begins(log: RunLog, metric: str, end: int, beyond: Callable[[float], bool]) -> int:

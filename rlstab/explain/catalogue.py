@@ -2,136 +2,142 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from typing import get_args
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar, get_args
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from rlstab.config.own_code import classes
-from rlstab.config.shipped import Kind, examples
+from rlstab.config.bundled_examples import Kind, examples
+from rlstab.config.user_code import classes
+from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition
-from rlstab.core.docstring import docstring, summary
-from rlstab.core.facts import SOURCES
+from rlstab.core.metadata import SOURCES, docstring, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
+from rlstab.core.settings import settings_of
+from rlstab.errors import RlstabError
+from rlstab.explain.card import card
 from rlstab.explain.costs import beyond_free
-from rlstab.explain.sample import sample
-from rlstab.explain.stage_cards import KINDS
-from rlstab.explain.stage_words import has
-from rlstab.presets import PRESETS
+from rlstab.explain.stages import KINDS, cost
+from rlstab.presets import PRESETS, Preset
 from rlstab.stages import STAGES
 from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 
+Made = TypeVar("Made", bound=Method[Any])
 
-def listing_of_files(files: Sequence[str]) -> RenderableType:
-    """What the classes of the user's own in some files do, as :func:`listing` says it of those that ship.
-
-    Raises:
-        ConfigError: a file cannot be loaded.
-    """
-    parts: list[RenderableType] = []
-    for file in files:
-        rows = Table.grid(padding=(0, 2))
-        rows.add_column(no_wrap=True)
-        for cls in classes(file):
-            told = summary(cls) if issubclass(cls, Method) else docstring(cls).partition("\n")[0]
-            facts = "task"
-            if issubclass(cls, TokenObjective):
-                facts = f"method · {_facts(cls)}"
-            elif issubclass(cls, Stage):
-                facts = f"stage: {cls.kind} · {_stage_facts(cls)}"
-            rows.add_row(escape(cls.__qualname__), f"{escape(told)}\n[dim]{escape(facts)}[/]")
-        parts += [f"[bold]{escape(file)}[/]", Padding(rows, (0, 0, 1, 2))]
-    return Group(*parts)
+#: Tried in turn for a setting without a default.
+_VALUES = (0.5, 2, 2.0, "", True)
 
 
 def listing() -> RenderableType:
     """What each method and stage does, reads, keeps and costs at its defaults, where it is from; presets, examples."""
-    presets = Table.grid(padding=(0, 2))
-    for name, one in PRESETS.items():
-        assert isinstance(one.objective, Composition)
-        names = [*one.objective.keyed, *(stage.name for stage in one.stages)]
-        presets.add_row(name, escape(f"{one.about} {', '.join(names)}"))
-    files = Table.grid(padding=(0, 2))
-    for kind in get_args(Kind):
-        files.add_row(kind, ", ".join(name for name, one in examples().items() if one.kind == kind))
-    return Group(
-        *_groups(),
-        *_stages(),
-        "[bold]presets[/]",
-        Padding(presets, (0, 0, 1, 2)),
-        "[bold]examples[/], for --example",
-        Padding(files, (0, 0, 0, 2)),
-    )
-
-
-def _groups() -> Iterator[RenderableType]:
     methods = [METHODS.get(name) for name in METHODS.names()]
-    width = max(map(len, METHODS.names()), default=0)
+    stages = [STAGES.get(name) for name in STAGES.names()]
+    sections: list[tuple[str, list[tuple[str, str]]]] = []
     for source, about in {**SOURCES, "": "against none of these sources"}.items():
-        here = [cls for cls in methods if _first(cls) == source]
-        if here:
-            rows = Table.grid(padding=(0, 2))
-            rows.add_column(min_width=width, no_wrap=True)
-            for cls in here:
-                rows.add_row(cls.name, f"{escape(summary(cls))}\n[dim]{escape(_facts(cls))}[/]")
-            yield f"[bold]{source}[/]: {about}" if source else f"[bold]others[/]: {about}"
-            yield Padding(rows, (0, 0, 1, 2))
+        rows = [_told(cls, _facts(cls)) for cls in methods if _first(cls) == source]
+        sections.append((f"{source or 'others'}: {about}", rows))
+    for kind, (_, about) in KINDS.items():
+        rows = [_told(cls, _stage_facts(cls)) for cls in stages if issubclass(cls, kind)]
+        sections.append((f"stages: {kind.kind}: {about}", rows))
+    sections.append(("presets", [_of_preset(name, preset) for name, preset in PRESETS.items()]))
+    named = {kind: [name for name, example in examples().items() if example.kind == kind] for kind in get_args(Kind)}
+    sections.append(("examples, for --example", [(kind, ", ".join(names)) for kind, names in named.items()]))
+    return Group(*_blocks(sections))
 
 
-def _stages() -> Iterator[RenderableType]:
-    """The stages in the order in which a rollout runs through their kinds."""
-    classes = [STAGES.get(name) for name in STAGES.names()]
-    width = max(map(len, STAGES.names()), default=0)
-    for kind, (head, _) in KINDS.items():
-        here = [cls for cls in classes if issubclass(cls, kind)]
-        if here:
-            rows = Table.grid(padding=(0, 2))
-            rows.add_column(min_width=width, no_wrap=True)
-            for cls in here:
-                rows.add_row(cls.name, f"{escape(summary(cls))}\n[dim]{escape(_stage_facts(cls))}[/]")
-            yield f"[bold]stages: {kind.kind}[/]: {head[0].lower()}{head[1:]}"
-            yield Padding(rows, (0, 0, 1, 2))
+def listing_of_files(files: Sequence[str]) -> RenderableType:
+    """What the user-defined classes in some files do, as :func:`listing` says it of those that ship.
+
+    Raises:
+        ConfigError: a file cannot be loaded.
+    """
+    return Group(*_blocks((file, [_of_class(cls) for cls in classes(file)]) for file in files))
 
 
-def _stage_facts(cls: type[Stage]) -> str:
-    """One line; of a stage that cannot be made without knowing its settings, only what the class says."""
-    told = []
-    stage = sample(cls)
-    if stage is not None:
-        told.append(f"reads {', '.join(sorted(stage.needs)) or 'the basics'}")
-        told.append(f"state: {', '.join(stage.init_state())}" if stage.init_state() else "no state")
-        costs: dict[str, list[str]] = {}
-        for name in sorted(stage.needs):
-            costs.setdefault(has(stage, name), []).append(name)
-        told += [f"{', '.join(names)}: {cost}" for cost, names in costs.items() if not cost.startswith("free")]
-    return " · ".join(told + _arxiv(cls))
+def _blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterator[RenderableType]:
+    """A heading and a row for each name; a section without rows is left out."""
+    for heading, rows in sections:
+        if rows:
+            table = Table.grid(padding=(0, 2))
+            table.add_column(no_wrap=True)
+            for name, text in rows:
+                said, _, facts = text.partition("\n")
+                table.add_row(escape(name), f"{escape(said)}\n[dim]{escape(facts)}[/]" if facts else escape(said))
+            yield f"[bold]{escape(heading)}[/]"
+            yield Padding(table, (0, 0, 1, 2))
 
 
-def _arxiv(cls: type) -> list[str]:
-    numbers = re.findall(r"arXiv (\d{4}\.\d{5})", docstring(cls).rpartition("Source:")[2])
-    return [f"arXiv {', '.join(dict.fromkeys(numbers))}"] if numbers else []
+def _of_class(cls: type) -> tuple[str, str]:
+    if issubclass(cls, TokenObjective):
+        return cls.__qualname__, f"{summary(cls)}\nmethod · {_facts(cls)}"
+    if issubclass(cls, Stage):
+        return cls.__qualname__, f"{summary(cls)}\nstage: {cls.kind} · {_stage_facts(cls)}"
+    return cls.__qualname__, f"{docstring(cls).partition(chr(10))[0]}\ntask"
+
+
+def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
+    assert isinstance(preset.objective, Composition)
+    parts = [*preset.objective.keyed, *(stage.name for stage in preset.stages)]
+    return name, f"{preset.about} {', '.join(parts)}"
+
+
+def _told(cls: type[Method[Any]], facts: str) -> tuple[str, str]:
+    return cls.name, f"{summary(cls)}\n{facts}"
 
 
 def _first(cls: type[TokenObjective]) -> str:
     """The source under which it is listed."""
-    return next((source for source in SOURCES if source in cls.addresses), "")
+    return next((source for source in SOURCES if source in cls.about.addresses), "")
 
 
 def _facts(cls: type[TokenObjective]) -> str:
     """One line; of a method that cannot be made without knowing its settings, only what the class says."""
-    told = []
-    method = sample(cls)
+    told, method = [], sample(cls)
     if method is not None:
         live = [f"live {name}" for name in sorted(method.live_needs)]
-        told.append(f"reads {', '.join([*sorted(method.needs), *live]) or 'the basics'}")
-        told.append(f"state: {', '.join(method.init_state())}" if method.init_state() else "no state")
-        told.append("; ".join(beyond_free(method)) or "free")
-    others = [source for source in SOURCES if source in cls.addresses and source != _first(cls)]
-    told += [f"also {', '.join(others)}"] if others else []
+        told = [*_reads_and_keeps(method, live), "; ".join(beyond_free(method)) or "free"]
+    others = [source for source in SOURCES if source in cls.about.addresses and source != _first(cls)]
+    return " · ".join(told + [f"also {', '.join(others)}"] * bool(others) + _arxiv(cls))
+
+
+def _stage_facts(cls: type[Stage]) -> str:
+    """The same of a stage."""
+    told, stage = [], sample(cls)
+    if stage is not None:
+        costs: dict[str, list[str]] = {}
+        for name in sorted(stage.needs):
+            costs.setdefault(cost(stage, name), []).append(name)
+        told = _reads_and_keeps(stage, [])
+        told += [f"{', '.join(names)}: {price}" for price, names in costs.items() if not price.startswith("free")]
     return " · ".join(told + _arxiv(cls))
+
+
+def _reads_and_keeps(method: Method[Any], live: list[str]) -> list[str]:
+    state = ", ".join(method.init_state())
+    return [
+        f"reads {', '.join([*sorted(method.needs - BASICS), *live]) or 'the basics'}",
+        f"state: {state}" if state else "no state",
+    ]
+
+
+def _arxiv(cls: type) -> list[str]:
+    return [f"arXiv {', '.join(numbers)}"] if (numbers := card(cls).arxiv) else []
+
+
+def sample(cls: type[Made]) -> Made | None:
+    """With its defaults, and with some value that fits where there is none; None where none of ours fits."""
+    required = [setting for setting in settings_of(cls) if setting.default is dataclasses.MISSING]
+    try:
+        chosen = {
+            setting.name: next(value for value in (*setting.choices, *_VALUES) if setting.accepts(value))
+            for setting in required
+        }
+        return cls(**chosen)
+    except (StopIteration, RlstabError):
+        return None

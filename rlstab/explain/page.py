@@ -15,21 +15,44 @@ from rich.markdown import Markdown
 
 from rlstab.config import Document, RunConfig, load_run, objective_hash, run_hash
 from rlstab.config.objectives import build_objective
-from rlstab.config.own_code import is_own, located
+from rlstab.config.user_code import is_user_code, located
 from rlstab.console import Terminal
-from rlstab.core.compose import Composition
-from rlstab.explain import stage_words
+from rlstab.core.batch import BASICS
+from rlstab.core.compose import Composition, Leaf, walk
+from rlstab.core.objective import active_methods
+from rlstab.explain import stages
 from rlstab.explain.costs import costs
-from rlstab.explain.hosts import hosts
-from rlstab.explain.idle import idle
-from rlstab.explain.interactions import pairs
-from rlstab.explain.recipes import recipes
-from rlstab.explain.story import story
-from rlstab.explain.table import read
-from rlstab.paths import exists
+from rlstab.explain.notes import idle, pairs
+from rlstab.explain.recipes import parts, recipes
+from rlstab.explain.tables import read
+from rlstab.files import exists
+from rlstab.hosts import HOSTS
 from rlstab.presets import PRESETS, Preset, preset
+from rlstab.signals import TRAINER_SIGNALS
+from rlstab.stages.pipeline import Pipeline
 from rlstab.visible import visible
 from rlstab.zoo import METHODS
+
+#: Fields of Terms in the order in which the loss uses them, and what happens to a token there.
+STORY: Mapping[str, str] = {
+    "keep": "Drop",
+    "bonus": "Change the advantage",
+    "ratio": "Ratio",
+    "bounds": "Trust region",
+    "surrogate": "In place of the ratio",
+    "unclipped": "Exempt from the trust region",
+    "gates": "Gate",
+    "weight": "Weight",
+    "aggregate": "Average",
+    "penalties": "Penalty",
+    "lr_scale": "Learning rate",
+    "report": "Only observed",
+}
+_RATIOS = {
+    "live": "the live policy itself, so it is exactly 1 and only its gradient counts",
+    "rollout": "the policy that sampled, as the sampler reported it",
+    "recompute": "the policy that sampled, by one more forward of the trainer",
+}
 
 
 def explain(
@@ -80,22 +103,77 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
     """All sections as Markdown, after a note where there is one."""
     pipeline = run.pipeline if run else about.pipeline if about else None
     sections = {
-        "What happens in a rollout": stage_words.rollout(pipeline, run) if pipeline else [],
+        "What happens in a rollout": stages.rollout(pipeline, run) if pipeline else [],
         "What happens to a token": story(objective, run, pipeline),
-        "What it needs and costs": costs(objective, run) + (stage_words.needs(pipeline) if pipeline else []),
+        "What it needs and costs": costs(objective, run) + (stages.needs(pipeline) if pipeline else []),
         "Which recipe it is": recipes(objective, pipeline),
         "What its methods do to each other": pairs(objective, pipeline),
         "What does nothing, and warnings": idle(objective, run),
-        "Where it can run": hosts(objective),
+        "Where it can run": _where(objective),
     }
     hashes = f"Objective `{objective_hash(objective)}`" + (f", run `{run_hash(run)}`." if run else ".")
     body = "\n\n".join(f"## {head}\n\n" + "\n".join(lines) for head, lines in sections.items() if lines)
     return f"# {title}\n\n{about.about + ' ' if about else ''}{note}{hashes}\n\n{body}\n"
 
 
+def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | None) -> list[str]:
+    """One numbered line for each thing that happens, in the order of the loss."""
+    lines = []
+    if pipeline:
+        estimator = pipeline.estimator
+        whole = "block" if "block_ids" in estimator.needs else "response"
+        lines.append(f"**Advantage.** `{estimator.name}`: that of its {whole}, all tokens of which share it.")
+    if run:
+        lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
+    stated = {leaf.name for leaf in walk(objective)}
+    for field, head in STORY.items():
+        told = [
+            f"`{name}`{_among(leaf)}{'' if leaf.name in stated else ', the default'}: {text}"
+            for name, leaf in parts(objective).items()
+            if (text := leaf.method.in_words().get(field))
+        ]
+        lines += [f"**{head}.** {text}" for text in told or [_otherwise(field, objective)] if text]
+    return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+
+
+def _otherwise(field: str, objective: Composition) -> str:
+    """What happens where nobody has a say; of a trust region, only where nothing takes its place."""
+    if field == "keep":
+        return "No token is dropped."
+    elsewhere = any(
+        one.writes & {"surrogate", "gates"} and "trust region" in one.about.addresses
+        for one in active_methods(objective)
+    )
+    if field != "bounds" or "surrogate" in objective.writes or elsewhere:
+        return ""
+    if "ratio" in objective.writes:
+        return "Nothing beside the ratio: a token pulls with it times its advantage."
+    return "None: a token pulls with its ratio times its advantage, however far the ratio has gone."
+
+
+def _among(leaf: Leaf) -> str:
+    kept = "` and `".join(one.name for one in leaf.around)
+    return f", among the tokens that `{kept}` keeps" if kept else ""
+
+
+def _where(objective: Composition) -> list[str]:
+    """Where it can be trained: one line of the trainers that can, and one for each that cannot."""
+    lacks = {"rlstab train": [f"`{name}`" for name in sorted(objective.needs - TRAINER_SIGNALS - BASICS)]}
+    lacks |= {f"{host.titled} ({host.adapter})": host.lacks(objective) for host in HOSTS.values()}
+    able = [where for where, missing in lacks.items() if not missing]
+    needs = sorted(f"`{name}`" for name in objective.needs - BASICS) + sorted(
+        f"live `{name}`" for name in objective.live_needs
+    )
+    return [
+        f"- Your own loop, where it holds {', '.join(['log-probs, old log-probs, advantages', *needs])}.",
+        *([f"- Also {', '.join(able)}; `rlstab check FILE --host NAME` says what to set there."] if able else []),
+        *(f"- Not {where}: it lacks {', '.join(missing)}." for where, missing in lacks.items() if missing),
+    ]
+
+
 def _are_names(source: str) -> bool:
     """Words, or classes of files, with commas between, and no file of this name."""
-    return not exists(source) and all(re.fullmatch(r"\w+", one) or is_own(one) for one in _names(source))
+    return not exists(source) and all(re.fullmatch(r"\w+", one) or is_user_code(one) for one in _names(source))
 
 
 def _named(source: str) -> list[dict[str, str]]:

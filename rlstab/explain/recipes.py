@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from rlstab.core.compose import Composition
+from rlstab.core.compose import Composition, Leaf, walk
+from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.core.walk import Leaf
-from rlstab.explain.costs import listed
-from rlstab.explain.parts import parts
+from rlstab.explain.costs import in_backticks
 from rlstab.presets import PRESETS, Preset
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.stage import Stage
+from rlstab.zoo.token_mean import TokenMean
 
 #: Presets that nobody published.
 _OURS = ("recommended",)
+
+
+def parts(objective: TokenObjective) -> dict[str, Leaf]:
+    """The methods of an objective by name, numbered where one occurs several times.
+
+    A composition without an owner of the aggregation is a token mean, so that is one of its parts.
+    """
+    leaves = list(walk(objective))
+    if "aggregate" not in objective.writes:
+        leaves.append(Leaf(TokenMean()))
+    several, seen = Counter(leaf.name for leaf in leaves), Counter[str]()
+    named = {}
+    for leaf in leaves:
+        seen[leaf.name] += 1
+        named[f"{leaf.name}_{seen[leaf.name]}" if several[leaf.name] > 1 else leaf.name] = leaf
+    return named
 
 
 def recipes(objective: Composition, pipeline: Pipeline | None) -> list[str]:
@@ -26,11 +44,11 @@ def recipes(objective: Composition, pipeline: Pipeline | None) -> list[str]:
     else:
         lines = [f"- Equals `{name}`: {PRESETS[name].about}"]
     if others:
-        lines.append(f"- As near: {listed(others)}.")
+        lines.append(f"- As near: {in_backticks(others)}.")
     if name in _OURS:
         published, *others = _nearest({key: one for key, one in found.items() if key not in _OURS})
         about = PRESETS[published].about.rstrip(".")
-        as_near = f" As near: {listed(others)}." if others else ""
+        as_near = f" As near: {in_backticks(others)}." if others else ""
         told = "; ".join(found[published])
         lines.append(f"- Nearest that is published: `{published}` ({about}). This one {told}.{as_near}")
     alone = f" An objective alone has no stages; for the advantage `{name}` takes `{PRESETS[name].estimator}`."
@@ -49,41 +67,39 @@ def _nearest(found: Mapping[str, list[str]]) -> list[str]:
 def differences(objective: Composition, pipeline: Pipeline | None, recipe: Preset) -> list[str]:
     """What an objective lacks, adds and sets otherwise, as ends of a sentence; only settings that have an effect."""
     mine, theirs = parts(objective), parts(recipe.objective)
-    found = [f"lacks `{name}`" for name in theirs if name not in mine]
-    found += [f"adds `{name}`" for name in mine if name not in theirs]
+    lines = [f"lacks `{name}`" for name in theirs if name not in mine]
+    lines += [f"adds `{name}`" for name in mine if name not in theirs]
     for name in mine.keys() & theirs.keys():
-        one, other = mine[name].method, theirs[name].method
-        if one.in_words() != other.in_words():
-            settings = [(key.name, getattr(one, key.name), getattr(other, key.name)) for key in settings_of(type(one))]
-            found += [f"sets `{name}.{key}` to {new} instead of {old}" for key, new, old in settings if new != old]
+        lines += _other_settings(name, mine[name].method, theirs[name].method)
         place, other_place = _place(mine[name]), _place(theirs[name])
         if place != other_place:
-            found.append(f"has `{name}` {place} instead of {other_place}")
-    return sorted(found + (_other_stages(pipeline, recipe.pipeline) if pipeline else []))
+            lines.append(f"has `{name}` {place} instead of {other_place}")
+    return sorted(lines + (_other_stages(pipeline, recipe.pipeline) if pipeline else []))
+
+
+def _other_settings(name: str, method: TokenObjective | Stage, other: TokenObjective | Stage) -> list[str]:
+    if method.in_words() == other.in_words():
+        return []
+    settings = [(one.name, getattr(method, one.name), getattr(other, one.name)) for one in settings_of(type(method))]
+    return [f"sets `{name}.{key}` to {new} instead of {old}" for key, new, old in settings if new != old]
 
 
 def _other_stages(pipeline: Pipeline, theirs: Pipeline) -> list[str]:
     """What a run does outside the loss and a recipe does not, or otherwise; only settings that have an effect."""
-    mine = {one.name: one for one in pipeline}
-    wanted = {one.name: one for one in theirs}
+    mine, wanted = ({stage.name: stage for stage in stages} for stages in (pipeline, theirs))
     # of a kind that a run has once, one stands for the other
-    found = [
-        f"takes {what} `{one}` instead of `{other}`"
-        for what, one, other in (
-            ("the prompts of", pipeline.selector.name, theirs.selector.name),
-            ("the advantage", estimator_of(pipeline), estimator_of(theirs)),
-        )
-        if one != other
-    ]
-    once = {pipeline.selector.name, pipeline.estimator.name, theirs.selector.name, theirs.estimator.name}
-    found += [f"lacks the stage `{name}`" for name in wanted.keys() - mine.keys() - once]
-    found += [f"adds the stage `{name}`" for name in mine.keys() - wanted.keys() - once]
+    once = (
+        ("the prompts of", pipeline.selector.name, theirs.selector.name),
+        ("the advantage", estimator_of(pipeline), estimator_of(theirs)),
+    )
+    lines = [f"takes {what} `{name}` instead of `{other}`" for what, name, other in once if name != other]
+    several = {stage.name for stages in (pipeline, theirs) for stage in (*stages.shapers, *stages.expanders)}
+    lines += [f"lacks the stage `{name}`" for name in wanted if name in several and name not in mine]
+    lines += [f"adds the stage `{name}`" for name in mine if name in several and name not in wanted]
     for name in mine.keys() & wanted.keys():
-        one, other = mine[name], wanted[name]
-        if one.in_words() != other.in_words() and not (name == "grpo" and estimator_of(pipeline) == "dr_grpo"):
-            settings = [(key.name, getattr(one, key.name), getattr(other, key.name)) for key in settings_of(type(one))]
-            found += [f"sets `{name}.{key}` to {new} instead of {old}" for key, new, old in settings if new != old]
-    return found
+        if not (name == "grpo" and estimator_of(pipeline) == "dr_grpo"):
+            lines += _other_settings(name, mine[name], wanted[name])
+    return lines
 
 
 def estimator_of(pipeline: Pipeline) -> str:
@@ -93,7 +109,7 @@ def estimator_of(pipeline: Pipeline) -> str:
 
 
 def _place(leaf: Leaf) -> str:
-    return f"within {listed(one.name for one in leaf.around)}" if leaf.around else "on all tokens"
+    return f"within {in_backticks(one.name for one in leaf.around)}" if leaf.around else "on all tokens"
 
 
 def _distance(found: list[str]) -> int:

@@ -14,15 +14,15 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rlstab.config import load_run
+from rlstab.config.bundled_examples import example, examples
 from rlstab.config.document import flow
-from rlstab.config.objectives import dump_objective
-from rlstab.config.runs import RunConfig, TaskSettings
-from rlstab.config.shipped import example, examples
-from rlstab.config.stages import dump_stages
-from rlstab.core.docstring import summary
+from rlstab.config.objectives import dump_objective, dump_stages
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import TaskSettings
+from rlstab.core.metadata import summary
 from rlstab.core.settings import settings_of
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
-from rlstab.explain.card_sections import card
+from rlstab.explain.card import card
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
@@ -171,13 +171,11 @@ def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[s
         cls: Any = METHODS.get(name) if name in METHODS.names() else STAGES.get(name)
         yield f"{indent}- name: {name}", summary(cls)
         allowed = {one.name: str(one).replace(" or None", " or null") for one in settings_of(cls)}
-        for one in card(cls).parameters:
-            source = sources.get(f"{name}.{one.name}")
+        told = card(cls).parameters
+        for key in allowed:
+            source = sources.get(f"{name}.{key}")
             here = f" This value: {source}." if source else ""
-            yield (
-                f"{indent}  {one.name}: {flow(item[one.name])}",
-                f"{allowed[one.name]}. {one.source}{here}".replace("``", "`"),
-            )
+            yield f"{indent}  {key}: {flow(item[key])}", f"{told.get(key, allowed[key])}{here}".replace("``", "`")
 
 
 def _said(description: str, schema: Mapping[str, Any]) -> str:

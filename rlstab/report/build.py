@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +13,12 @@ from rich.markup import escape
 
 from rlstab.console import Terminal
 from rlstab.errors import ReportError
-from rlstab.paths import is_strange
+from rlstab.files import is_file, is_foreign
 from rlstab.report.comparison import Comparison, compare
+from rlstab.report.formatting import counted
+from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
-from rlstab.report.numbers import counted
-from rlstab.report.records import load_runs
-from rlstab.report.results import export_results
+from rlstab.report.results_file import export_results
 
 
 def make_report(
@@ -33,7 +35,8 @@ def make_report(
 
     Args:
         paths: bench folders, run folders, results files.
-        out: folder for ``report.html``, ``report.md`` and ``figures/``; ``report`` if nothing else is asked for either.
+        out: folder for ``report.html``, ``report.md`` and ``figures/``. If nothing is asked for, it is ``report``
+            inside the folder of the runs, beside a results file, or in the folder that holds several paths.
         export: results file to write.
         markdown_file: Markdown page to write.
         metrics: outcomes to compare; all known ones if empty.
@@ -41,32 +44,50 @@ def make_report(
         console: where to say what was written and left out; standard error if None.
 
     Raises:
-        ReportError: nothing usable, an unknown metric or method, or a file cannot be written.
+        ReportError: nothing usable, an unknown metric or method, a file cannot be written, or the folder holds a report
+            of other runs.
     """
     console = console or Terminal(stderr=True)
     loaded = load_runs(*paths)
     comparison = compare(loaded, baseline=baseline, metrics=metrics)
     if out is None and export is None and markdown_file is None:
-        out = "report"
+        out = _beside(paths)
     written = []
     if export is not None:
         written.append(export_results(loaded, export))
     if markdown_file is not None:
-        again = _command(paths, metrics, baseline, f"--markdown {shlex.quote(str(markdown_file))}")
-        written.append(_write(Path(markdown_file), markdown(comparison, title="Results", command=again), "--markdown"))
+        command = _command(paths, metrics, baseline, f"--markdown {shlex.quote(str(markdown_file))}")
+        written.append(_write(Path(markdown_file), markdown(comparison, title="Results", command=command)))
     if out is not None:
-        from rlstab.report import figures, html  # Markdown and export do without plotly and matplotlib
+        from rlstab.report import figures, page  # Markdown and export do without plotly and matplotlib
 
         folder = Path(out)
-        again = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
-        _refuse_strange(folder / "report.html", html.MARK, "--out")  # before anything is written
-        written.append(_write(folder / "report.md", markdown(comparison, command=again), "--out"))
-        written.append(html.write(comparison, folder, again))
-        drawn = figures.write(comparison, folder)
-        if drawn:
-            written.append(drawn[0].parent)
+        source = _source(paths)
+        command = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
+        # before anything is written
+        _refuse_other_report(folder / "report.html", page.MARK + source.encode(), page.MARK)
+        written.append(_write(folder / "report.md", markdown(comparison, command=command), "--out"))
+        saved = figures.write(comparison, folder)
+        written.append(page.write(comparison, folder, command, saved, source=source))
+        written += [folder / "figures"] if saved else []
     _say(console, comparison, written)
     return comparison
+
+
+def _beside(paths: Sequence[str | Path]) -> Path:
+    first = Path(paths[0])
+    if len(paths) == 1:
+        return first.with_name(f"{first.stem}-report") if is_file(first) else first / "report"
+    try:
+        return Path(os.path.commonpath([os.path.abspath(path) for path in paths])) / "report"  # noqa: PTH100
+    except ValueError as error:  # on several drives
+        raise ReportError("the runs have no folder in common. Say with --out where to write the report.") from error
+
+
+def _source(paths: Sequence[str | Path]) -> str:
+    """Names what a report is made of: the same paths may replace it, others may not."""
+    places = sorted({os.path.realpath(path) for path in paths})
+    return hashlib.sha256("\0".join(places).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str | None, target: str) -> str:
@@ -76,18 +97,25 @@ def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str 
     return " ".join([*parts, target])
 
 
-def _refuse_strange(path: Path, mark: bytes, option: str) -> None:
+def _refuse_other_report(path: Path, same: bytes, any_report: bytes) -> None:
+    if not _is_other(path, same, "--out"):
+        return
+    if _is_other(path, any_report, "--out"):
+        raise ReportError(f"{path} exists, is not a report, and stays as it is. Give --out another folder.")
+    raise ReportError(f"{path} is a report of other runs, and stays as it is. Give --out another folder, or remove it.")
+
+
+def _is_other(path: Path, mark: bytes, option: str) -> bool:
     try:
-        strange = is_strange(path, mark)
+        return is_foreign(path, mark)
     except OSError as error:
         raise ReportError(f"{path}: cannot be read: {error.strerror}. Give {option} another place.") from error
-    if strange:
-        raise ReportError(f"{path} exists, is no report of ours, and stays as it is. Give {option} another place.")
 
 
-def _write(path: Path, text: str, option: str) -> Path:
+def _write(path: Path, text: str, option: str = "--markdown") -> Path:
+    if _is_other(path, b"rlstab report ", option):
+        raise ReportError(f"{path} exists, is not a report, and stays as it is. Give {option} another place.")
     try:
-        _refuse_strange(path, b"rlstab report ", option)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -97,8 +125,8 @@ def _write(path: Path, text: str, option: str) -> Path:
 
 def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> None:
     # paths, names and errors are data: brackets in them are no markup
-    for one in comparison.loaded.left_out:
-        console.print(f"[yellow]left out:[/] {escape(one.path)}: {escape(one.why)}", highlight=False, soft_wrap=True)
+    for item in comparison.loaded.left_out:
+        console.print(f"[yellow]left out:[/] {escape(item.path)}: {escape(item.why)}", highlight=False, soft_wrap=True)
     for note in comparison.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     runs = comparison.loaded.runs

@@ -1,4 +1,4 @@
-"""Has a run collapsed? Detectors with stated definitions, on bins of ten rollouts.
+"""Has a run collapsed, and up to which value of a swept setting is a method stable? Detectors on bins of ten rollouts.
 
 The thresholds are choices, made before any benchmark was run with them. They rest on trials of the tiny countdown
 policy. Plain GRPO loses two thirds of its entropy in 500 rollouts while it still improves. A learning rate that is too
@@ -10,15 +10,15 @@ the trainer refused its optimizer steps for NaN or Inf; one that failed for anot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.report.bins import EMPTY, binned, weights
-from rlstab.report.model import RunRecord
-from rlstab.report.outcomes import last_tenth
+from rlstab.report.runs import EMPTY, RunRecord, bin_weights, binned, setting_of
 
 #: Entropy has collapsed below this share of its first ten rollouts: well beyond the 0.3 that plain GRPO came to.
 ENTROPY_FLOOR = 0.25
@@ -96,6 +96,17 @@ TITLES = {
 }
 
 
+def last_tenth(run: RunRecord, name: str) -> float | None:
+    """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
+    ends, values = binned(run, name)
+    if not len(values):
+        return None
+    inside = ends > run.rollouts - max(1, run.rollouts // 10)
+    if not inside.any():
+        return None
+    return float(np.average(values[inside], weights=bin_weights(run, ends)[inside]))
+
+
 def detect(run: RunRecord) -> list[Detection]:
     """What every detector says of a run, finished or not."""
     return [detector(run) for detector in DETECTORS.values()]
@@ -160,7 +171,7 @@ def gradient_spikes(run: RunRecord) -> Detection:
         return _unknown("gradient_spikes", "gradient/largest_norm", len(largest))
     # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
     ends = np.array(list(largest), dtype=np.int64)
-    medians = np.array([np.median([means[one] for one in largest if one <= end]) for end in ends.tolist()])
+    medians = _running_medians([means[end] for end in largest])
     multiples = np.array(list(largest.values())) / np.maximum(medians, np.finfo(np.float64).tiny)
     high = multiples > SPIKE
     text = f"{int(high.sum())} of {len(high)} tens of rollouts; the largest norm is {multiples.max():.3g} x the median"
@@ -197,7 +208,7 @@ def truncation(run: RunRecord) -> Detection:
 def refused_steps(run: RunRecord) -> Detection:
     """See ``DEFINITIONS["refused_steps"]``. A run without the metric has none: it is written only when counted."""
     ends, values = binned(run, "optimizer_steps/refused")
-    count = float((values * weights(run, ends)).sum()) if len(values) else 0.0
+    count = float((values * bin_weights(run, ends)).sum()) if len(values) else 0.0
     bad = values > 0
     text = f"{round(count)} optimizer steps"
     return Detection("refused_steps", bool(bad.any()), _first(ends, bad), round(count), text)
@@ -231,6 +242,17 @@ DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {
 }
 
 
+def _running_medians(values: Sequence[float]) -> NDArray[np.float64]:
+    """The median of each value and all before it."""
+    ordered: list[float] = []
+    medians = []
+    for value in values:
+        insort(ordered, value)
+        middle = len(ordered) // 2
+        medians.append(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
+    return np.array(medians)
+
+
 def _first(ends: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:
     return int(ends[where.argmax()]) if where.any() else None
 
@@ -238,3 +260,123 @@ def _first(ends: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:
 def _unknown(detector: str, metric: str, bins: int) -> Detection:
     why = f"{metric} is missing" if not bins else f"too short: {bins} tens of rollouts, and it takes {MIN_BINS}"
     return Detection(detector, None, None, None, why)
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+#: Differ between the runs of one bench without being swept.
+IGNORED = ("seed", "tracking", "objective", "stages")
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One method at one value.
+
+    Attributes:
+        method: its name.
+        setting: name of the setting.
+        value: of the swept key.
+        runs: all of them.
+        collapsed: whose reward fell, or that failed over NaN or Inf.
+        below_start: that end below the reward they began with.
+        unknown: not collapsed, but unfinished, failed for another reason, or too short to say.
+        stable: every run finished, none collapsed, none ended below its start.
+    """
+
+    method: str
+    setting: str
+    value: float
+    runs: int
+    collapsed: int
+    below_start: int
+    unknown: int
+    stable: bool
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A bench whose settings differ in one number.
+
+    Attributes:
+        bench: its name; empty for runs made by ``rlstab train``.
+        key: dotted path, such as ``optimisation.lr``.
+        values: ascending.
+        points: by method and value.
+        highest: by method the highest value at which it is stable and at every lower one too; None if there is none.
+    """
+
+    bench: str
+    key: str
+    values: list[float]
+    points: list[SweepPoint]
+    highest: dict[str, float | None]
+
+
+def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
+    """Of each bench, and of the runs without one, whose settings differ in exactly one number."""
+    benches: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        benches.setdefault(run.bench or "", []).append(run)
+    found = []
+    for bench, mine in benches.items():
+        key = swept_key(mine)
+        if key is not None:
+            found.append(_sweep(bench, key, mine))
+    return found
+
+
+def swept_key(runs: Sequence[RunRecord]) -> str | None:
+    """The dotted path in which settings differ, if it is exactly one, holds numbers, and is one number per setting."""
+    by_setting: dict[str, Mapping[str, Any]] = {}
+    for run in runs:
+        if run.config:
+            own = {path: value for path, value in _flat(run.config).items() if path.partition(".")[0] not in IGNORED}
+            if by_setting.setdefault(run.setting, own) != own:
+                return None
+    if len(by_setting) < 2:
+        return None
+    paths = {path for own in by_setting.values() for path in own}
+    differing = [path for path in sorted(paths) if len({repr(own.get(path)) for own in by_setting.values()}) > 1]
+    numbers = [own.get(differing[0]) for own in by_setting.values()] if len(differing) == 1 else [None]
+    return differing[0] if all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers) else None
+
+
+def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
+    groups: dict[tuple[str, float], list[RunRecord]] = {}
+    for run in runs:
+        value = setting_of(run.config, key)
+        if value is None:  # a run that failed before it wrote its configuration: its setting's other runs say
+            named = (setting_of(one.config, key) for one in runs if one.setting == run.setting and one.config)
+            value = next(named, None)
+        if value is None:
+            continue
+        groups.setdefault((run.method, float(value)), []).append(run)
+    points = [_point(method, value, some) for (method, value), some in sorted(groups.items())]
+    highest: dict[str, float | None] = {}
+    for method in dict.fromkeys(point.method for point in points):
+        highest[method] = None
+        for point in points:
+            if point.method == method:
+                if not point.stable:
+                    break
+                highest[method] = point.value
+    return Sweep(bench, key, sorted({point.value for point in points}), points, highest)
+
+
+def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:
+    fell = [collapsed(run) for run in runs]
+    starts = [below_start(run).fired for run in runs]
+    unknown = sum(
+        not down and (run.status != "finished" or below is None)
+        for run, down, below in zip(runs, fell, starts, strict=True)
+    )
+    lower = starts.count(True)
+    return SweepPoint(
+        method, runs[0].setting, value, len(runs), sum(fell), lower, unknown, stable=not (any(fell) or lower or unknown)
+    )
+
+
+def _flat(data: Any, place: str = "") -> dict[str, Any]:
+    if isinstance(data, Mapping):
+        return {path: value for key, one in data.items() for path, value in _flat(one, f"{place}{key}.").items()}
+    return {place.rstrip("."): data}

@@ -1,18 +1,134 @@
-"""Everything a report says, computed once: HTML and Markdown print the same numbers."""
+"""Everything a report says, computed once: HTML and Markdown print the same numbers.
+
+A run is judged by outcomes: one number per run, each with its definition.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import DETECTORS, Detection, collapsed, detect
-from rlstab.report.idle_methods import Idle, idle_methods
-from rlstab.report.model import Loaded, RunRecord
-from rlstab.report.outcomes import Outcome, chosen_outcomes, outcome_of
-from rlstab.report.overlap import Overlap, overlaps_of
+from rlstab.report.activity import Idle, Overlap, idle_methods, overlaps_of
+from rlstab.report.collapse import DETECTORS, Detection, Sweep, collapsed, detect, last_tenth, sweeps_of
+from rlstab.report.runs import Loaded, RunRecord, bin_weights, binned
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
-from rlstab.report.sweep import Sweep, sweeps_of
+
+#: After the name of a metric: its mean over all rollouts.
+AREA = "/area"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One number of a run.
+
+    Attributes:
+        name: such as ``eval/mean`` or ``reward/area``.
+        title: for headings.
+        text: its definition.
+        unit: such as ``nats``; empty for rewards and shares.
+    """
+
+    name: str
+    title: str
+    text: str
+    unit: str = ""
+
+
+def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
+    """Those that at least one of the runs can have, the main one first."""
+    runs = list(runs)
+    evaluated = {name for run in runs for evaluation in run.evaluations for name in evaluation}
+    ks = sorted(int(name.rpartition("@")[2]) for name in evaluated if re.fullmatch(r"eval/pass@\d+", name))
+    held_out = "responses to held-out prompts, last evaluation"
+    outcomes = [
+        Outcome("eval/mean", "held-out reward", f"mean reward of sampled {held_out}"),
+        *(
+            Outcome(
+                f"eval/pass@{k}",
+                f"held-out pass@{k}",
+                f"share of held-out prompts that at least one of {k} samples solves in the last evaluation",
+            )
+            for k in ks
+        ),
+        Outcome("eval/greedy", "held-out reward, greedy", f"mean reward of greedy {held_out}"),
+        Outcome("eval/entropy", "held-out entropy", f"mean token entropy of sampled {held_out}", "nats"),
+    ]
+    outcomes = [outcome for outcome in outcomes if outcome.name in evaluated]
+    if any("reward/true" in run.metrics for run in runs):
+        text = "mean of reward/true over all rollouts, which is reward/mean before a flaky grader lost scores"
+        outcomes.append(Outcome("reward/true/area", "training reward before the flaky grader, whole run", text))
+    if any("reward/mean" in run.metrics for run in runs):
+        last = "mean of reward/mean over the last tenth of the rollouts, in whole tens"
+        best = "highest mean of reward/mean over ten rollouts; noise alone raises it"
+        outcomes += [
+            Outcome("reward/area", "training reward, whole run", "mean of reward/mean over all rollouts"),
+            Outcome("reward/best", "training reward, best", best),
+            Outcome("reward/last", "training reward, last tenth", last),
+        ]
+    return outcomes
+
+
+def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
+    """The named ones; a metric of ``metrics.jsonl`` stands for its mean over the last tenth of the rollouts.
+
+    With ``/area`` after it, a metric stands for its mean over all rollouts.
+
+    Raises:
+        ReportError: no run has it.
+    """
+    runs = list(runs)
+    known = {outcome.name: outcome for outcome in known_outcomes(runs)}
+    if not names:
+        return list(known.values())
+    metrics = {name for run in runs for name in run.metrics}
+    evaluated = {name for run in runs for record in run.evaluations for name in record if name != "rollout"}
+    texts = {
+        **{f"{name}{AREA}": f"mean of {name} over all rollouts" for name in metrics},
+        **{name: f"mean of {name} over the last tenth of the rollouts, in whole tens" for name in metrics},
+        **{name: f"{name} in the last evaluation" for name in evaluated},
+    }
+    for name in names:
+        if name not in known and name not in texts:
+            raise ReportError(f"--metric {name}: no run has it. {did_you_mean(name, {*known, *texts})}")
+    return [known.get(name) or Outcome(name, name, texts[name]) for name in dict.fromkeys(names)]
+
+
+def outcome_of(run: RunRecord, name: str) -> float | None:
+    """The number of a finished run; None if it was not measured, or the run did not end."""
+    if run.status != "finished":
+        return None
+    if name in DERIVED:
+        return DERIVED[name](run)
+    if name.startswith("eval/"):
+        # an evaluation before the end is not that of the end
+        last = run.evaluations[-1] if run.evaluations else {}
+        return last.get(name) if last.get("rollout") == run.rollouts else None
+    if name not in run.metrics and name.endswith(AREA):
+        return _area(run, name.removesuffix(AREA))
+    return last_tenth(run, name)
+
+
+def _area(run: RunRecord, name: str = "reward/mean") -> float | None:
+    ends, values = binned(run, name)
+    return float(np.average(values, weights=bin_weights(run, ends))) if len(values) else None
+
+
+def _best(run: RunRecord) -> float | None:
+    ends, values = binned(run, "reward/mean")
+    # the last bin may hold a few rollouts only, whose mean is noisier
+    whole = bin_weights(run, ends) == bin_weights(run, ends).max() if len(values) else values
+    return float(values[whole].max()) if len(values) else None
+
+
+DERIVED: dict[str, Callable[[RunRecord], float | None]] = {
+    "reward/area": _area,
+    "reward/best": _best,
+    "reward/last": lambda run: last_tenth(run, "reward/mean"),
+}
 
 
 @dataclass(frozen=True)
@@ -116,9 +232,9 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
     """Compute everything.
 
     Args:
-        loaded: from :func:`rlstab.report.records.load_runs`.
+        loaded: from :func:`rlstab.report.load.load_runs`.
         baseline: method to compare with; None takes each bench's baseline, else ``grpo``, else the first by name.
-        metrics: outcomes instead of those of :func:`rlstab.report.outcomes.known_outcomes`; any metric can be one.
+        metrics: outcomes instead of those of :func:`known_outcomes`; any metric can be one.
 
     Raises:
         ReportError: no run has this method or metric.

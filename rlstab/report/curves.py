@@ -1,21 +1,54 @@
-"""Curves of many runs on common grids: what the figures of the page and the saved ones are drawn from."""
+"""Curves of many runs on common grids: what the page and the saved figures draw, and how each method looks in them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.report.bins import binned
-from rlstab.report.model import WIDTH, Curve, RunRecord
+from rlstab.report.comparison import AREA, DERIVED, Comparison
+from rlstab.report.formatting import in_order
+from rlstab.report.runs import WIDTH, Curve, RunRecord, binned
 
 #: Numbers that all curves together may hold: about 7 bytes each in the page.
 BUDGET = 320_000
-#: More points than this say no more at the width of a figure.
-POINTS = 120
+#: More points than this say no more at the width of a figure, and fewer show no shape.
+POINTS, FEWEST = 120, 24
+#: Points of a curve of evaluations below which the training curve shows more.
+FEWEST_EVALUATIONS = 3
+
+#: One look per method over every figure: hues that the colour-blind tell apart (Okabe and Ito), the baseline in grey.
+#: Their yellow and black are left out: one is lost on paper, the other is text. Darker, or lighter, than published: at
+#: least 3:1 against the page. With more methods than hues the hues come again with another dash.
+LIGHT = ("#5d5f63", "#0072b2", "#d55e00", "#008f68", "#bb5b94", "#b57d00", "#2f93d2")
+DARK = ("#b9b8b3", "#3b92d6", "#f0793a", "#2cbf95", "#e39ac4", "#e6a822", "#8fd3fa")
+DASHES, MARKERS = 3, 5
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one method is drawn: places in ``LIGHT`` and ``DARK``, and among the dashes and the markers."""
+
+    colour: int
+    dash: int
+    marker: int
+
+
+def looks_of(comparison: Comparison) -> dict[str, Look]:
+    """Every compared method with its look, in the order of the tables, a baseline first."""
+    methods = list(dict.fromkeys(method for table in comparison.tables for method in table.methods))
+    baselines = [table.baseline for table in comparison.tables if table.baseline is not None]
+    # with several baselines none of them is the neutral one of all figures, so the most usual is
+    baseline = max(baselines, key=baselines.count) if baselines else None
+    looks = {baseline: Look(0, 0, 0)} if baseline in methods else {}
+    hues = len(LIGHT) - 1
+    for index, name in enumerate(method for method in methods if method != baseline):
+        looks[name] = Look(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
+    return looks  # type: ignore[return-value]  # None is not among the methods
 
 
 @dataclass(frozen=True)
@@ -32,34 +65,23 @@ class Seeds:
     values: NDArray[np.float64]
     seeds: tuple[int, ...]
 
-    def mean(self) -> NDArray[np.float64]:
-        """``(n,)`` mean over the seeds; NaN where fewer than half of them have a value."""
-        return self._over(np.mean)
-
-    def median(self) -> NDArray[np.float64]:
-        """``(n,)`` median over the seeds, likewise."""
-        return self._over(np.median)
-
-    def quantile(self, share: float) -> NDArray[np.float64]:
-        """``(n,)`` quantile over the seeds, likewise."""
-        return self._over(lambda values: np.quantile(values, share))
-
-    def _over(self, summary: Callable[[NDArray[np.float64]], Any]) -> NDArray[np.float64]:
-        found = np.full(len(self.rollouts), np.nan)
+    def over(self, summary: Callable[[NDArray[np.float64]], Any]) -> NDArray[np.float64]:
+        """``(n,)`` summary over the seeds; NaN where fewer than half of them have a value."""
+        summaries = np.full(len(self.rollouts), np.nan)
         for place, column in enumerate(self.values.T):
-            there = column[np.isfinite(column)]
-            if len(there) and 2 * len(there) >= len(self.seeds):
-                found[place] = summary(there)
-        return found
+            known = column[np.isfinite(column)]
+            if len(known) and 2 * len(known) >= len(self.seeds):
+                summaries[place] = summary(known)
+        return summaries
 
 
 def metrics_of(runs: Iterable[RunRecord]) -> set[str]:
     """Names of everything that has a curve in at least one run, evaluations included."""
-    found: set[str] = set()
+    names: set[str] = set()
     for run in runs:
-        found |= {name for name, (rollouts, _) in run.metrics.items() if len(rollouts)}
-        found |= {name for record in run.evaluations for name in record if name.startswith("eval/")}
-    return found
+        names |= {name for name, (rollouts, _) in run.metrics.items() if len(rollouts)}
+        names |= {name for record in run.evaluations for name in record if name.startswith("eval/")}
+    return names
 
 
 def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Seeds | None:
@@ -71,36 +93,164 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
     curves = {run.seed: curve for run in runs if len((curve := _curve(run, metric))[0])}
     if not curves:
         return None
-    rollouts = np.unique(np.concatenate([curve[0] for curve in curves.values()]))
-    if not metric.startswith("eval/"):
+    rollouts = np.unique(np.concatenate([ends for ends, _ in curves.values()]))
+    sampled = not metric.startswith("eval/")
+    if sampled:
         # the bin in which one run stopped is not whole, and on no grid of those that went on
         rollouts = rollouts[(rollouts % WIDTH == 0) | (rollouts == rollouts[-1])]
     values = np.full((len(curves), len(rollouts)), np.nan)
-    for row, (own, found) in zip(values, curves.values(), strict=True):
+    for row, (own, numbers) in zip(values, curves.values(), strict=True):
         there = np.isin(own, rollouts)
-        row[np.searchsorted(rollouts, own[there])] = found[there]
+        row[np.searchsorted(rollouts, own[there])] = numbers[there]
     join = -(-len(rollouts) // points)
-    if join > 1 and not metric.startswith("eval/"):
-        rollouts, values = _joined(rollouts, values, join)
+    if join > 1 and sampled:
+        starts = np.arange(0, len(rollouts), join)
+        known = np.isfinite(values)
+        counts = np.add.reduceat(known, starts, axis=1)
+        sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=1)
+        values = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        rollouts = rollouts[np.minimum(starts + join, len(rollouts)) - 1]
     return Seeds(rollouts, values, tuple(curves))
 
 
 def _curve(run: RunRecord, metric: str) -> Curve:
     if not metric.startswith("eval/"):
         return binned(run, metric)
-    found = {one["rollout"]: one[metric] for one in run.evaluations if metric in one and "rollout" in one}
-    return np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.float64)
+    values = {record["rollout"]: record[metric] for record in run.evaluations if {metric, "rollout"} <= record.keys()}
+    return np.array(list(values), dtype=np.int64), np.array(list(values.values()), dtype=np.float64)
 
 
-def _joined(
-    rollouts: NDArray[np.int64], values: NDArray[np.float64], join: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    ends = np.minimum(np.arange(join - 1, len(rollouts) + join - 1, join), len(rollouts) - 1)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    means = np.full((len(values), len(ends)), np.nan)
-    for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        part = values[:, start : end + 1]
-        there = np.isfinite(part)
-        some = there.any(axis=1)
-        means[some, place] = np.where(there, part, 0.0).sum(axis=1)[some] / there.sum(axis=1)[some]
-    return rollouts[ends], means
+# -- which figures -----------------------------------------------------------------------------------------------------
+
+#: What a run measures whatever its methods are; the rest belongs to methods, by its prefix.
+GENERAL = (
+    *("reward/", "response/", "scorer/", "tokens/", "ratio/", "sampler/", "gradient/", "head/"),
+    *("optimizer_steps/", "eval/"),
+)
+#: Curves that say nothing of a comparison.
+_ASIDE = ("sampler/gap", "sampler/largest_gap", "sampler/gap_live", "sampler/largest_gap_live", "loss")
+_GRADIENTS = ("gradient/norm", "gradient/largest_norm")
+_SHARES = ("tokens/live", "tokens/kept", "ratio/clipped_high", "ratio/clipped_low", "ratio/clipped_dual")
+#: First choices of the panels of learning curves.
+_LEARNING = ("reward/mean", "eval/mean", "tokens/entropy", "eval/pass@", "response/length", "eval/greedy")
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Names of metrics, by the figure that shows them.
+
+    Attributes:
+        choices: every metric that a reader can choose for a learning curve, the usual ones first.
+        learning: the choices that the learning curves begin with, the usual ones first.
+        trajectory: whether entropy and reward are both there.
+        gradients: norms.
+        shares: what part of the tokens took part in the update.
+        own: by method, the metrics that it logs itself.
+    """
+
+    choices: list[str]
+    learning: list[str]
+    trajectory: bool
+    gradients: list[str]
+    shares: list[str]
+    own: dict[str, list[str]]
+
+
+def panels_of(runs: Iterable[RunRecord]) -> Panels:
+    """The figures that some runs have something to show in."""
+    names = in_order(metrics_of(runs))
+    own: dict[str, list[str]] = {}
+    for name in names:
+        method = name.rpartition("/")[0]
+        if method and not name.startswith(GENERAL):
+            own.setdefault(method, []).append(name)
+    # the largest k says most about what the policy can still find
+    largest = [name for name in names if name.startswith("eval/pass@")][-1:]
+    first = [name for stem in _LEARNING for name in (largest if stem == "eval/pass@" else [stem])]
+    return Panels(
+        choices=[name for name in names if name not in _ASIDE],
+        learning=[name for name in first if name in names],
+        trajectory={"tokens/entropy", "reward/mean"} <= set(names),
+        gradients=[name for name in _GRADIENTS if name in names],
+        shares=[name for name in _SHARES if name in names],
+        own=own,
+    )
+
+
+def lead_sweep(comparison: Comparison) -> int | None:
+    """The place of the sweep that the page opens with; None where it opens with a curve."""
+    benches = {table.bench for table in comparison.tables}
+    return 0 if len(comparison.sweeps) == 1 and comparison.outcomes and len(benches) == 1 else None
+
+
+def lead_curve(comparison: Comparison) -> str | None:
+    """The metric whose curve the page opens with: that of the main outcome. None where it opens with a sweep."""
+    if lead_sweep(comparison) is not None:
+        return None
+    if comparison.outcomes:
+        return curve_of(comparison, comparison.outcomes[0].name)
+    return "reward/mean" if "reward/mean" in metrics_of(comparison.loaded.runs) else None
+
+
+def curve_of(comparison: Comparison, outcome: str) -> str:
+    """The metric whose curve shows best how an outcome came about."""
+    if outcome in DERIVED:
+        return "reward/mean"
+    runs = comparison.loaded.runs
+    names = metrics_of(runs)
+    if outcome.startswith("eval/"):
+        most = max((sum(outcome in record for record in run.evaluations) for run in runs), default=0)
+        trained = "tokens/entropy" if outcome == "eval/entropy" else "reward/mean"
+        return trained if most < FEWEST_EVALUATIONS and trained in names else outcome
+    return outcome if outcome in names else outcome.removesuffix(AREA)
+
+
+# -- numbers for the page ----------------------------------------------------------------------------------------------
+
+
+def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[str, Any]:
+    """Curves of all runs, ``{"grids": [[rollouts]], "curves": {setting: {method: {metric: ...}}}}``, and ``clocks``.
+
+    Args:
+        groups: runs by setting and method; the keys are those of the page's controls.
+    """
+    many = sum(len(metrics_of([run])) for methods in groups.values() for runs in methods.values() for run in runs)
+    points = max(FEWEST, min(POINTS, BUDGET // max(many, 1)))
+    grids: dict[tuple[int, ...], int] = {}
+
+    def drawn(curve: Seeds) -> dict[str, Any]:
+        grid = grids.setdefault(tuple(curve.rollouts.tolist()), len(grids))
+        return {"grid": grid, "names": list(curve.seeds), "seeds": [_short(row) for row in curve.values]}
+
+    curves = {
+        setting: {
+            method: {
+                metric: drawn(curve)
+                for metric in sorted(metrics_of(runs))
+                if (curve := seeds_of(runs, metric, points)) is not None
+            }
+            for method, runs in methods.items()
+        }
+        for setting, methods in groups.items()
+    }
+    clocks = {
+        setting: {method: {str(run.seed): _clock(run) for run in runs if run.spent} for method, runs in methods.items()}
+        for setting, methods in groups.items()
+    }
+    return {"grids": list(map(list, grids)), "curves": curves, "clocks": clocks}
+
+
+def _clock(run: RunRecord) -> dict[str, list[float | None]]:
+    """What a run had spent by which rollout."""
+    rollouts = max((ends for ends, _ in run.spent.values()), key=len)
+    kept = np.unique(np.linspace(0, len(rollouts) - 1, min(len(rollouts), POINTS)).round().astype(int))
+    clock: dict[str, list[float | None]] = {"rollout": [0, *map(float, rollouts[kept])]}
+    for unit, (ends, values) in run.spent.items():
+        if np.array_equal(ends, rollouts):
+            clock[unit] = [0, *_short(values[kept])]
+    return clock
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    """Six significant digits: of shares near 1, such as the tokens kept, four would draw steps."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,12 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from rlstab.errors import ReportError
-from rlstab.report import palette
-from rlstab.report.comparison import Comparison, Table
-from rlstab.report.contents import looks_of
-from rlstab.report.curves import Seeds, seeds_of
-from rlstab.report.metric_names import axis, own_title
-from rlstab.report.model import RunRecord
-from rlstab.report.numbers import setting
-from rlstab.report.outcomes import Outcome
-from rlstab.report.overlap import Overlap
-from rlstab.report.palette import Look
-from rlstab.report.panels import panels_of
-from rlstab.report.sweep import Sweep
+from rlstab.report.activity import Overlap
+from rlstab.report.collapse import Sweep
+from rlstab.report.comparison import Comparison, Outcome, Table
+from rlstab.report.curves import LIGHT, Look, Seeds, looks_of, panels_of, seeds_of
+from rlstab.report.formatting import axis, own_title, setting
+from rlstab.report.runs import RunRecord
 from rlstab.visible import visible
 
 #: Text stays text in SVG, names of runs are no mathematics, and equal runs give equal files.
@@ -48,26 +42,46 @@ STYLE: Any = {
     "axes.formatter.useoffset": False,
     "axes.edgecolor": "#8a8a86",
     "legend.frameon": False,
+    "legend.fontsize": 8,
 }
-_DASHES = {"solid": "-", "dash": (0, (6, 2.5)), "dot": (0, (1.5, 1.8))}
-_MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle": "^", "cross": "X"}
+_DASHES: Any = ("-", (0, (6, 2.5)), (0, (1.5, 1.8)))
+_MARKERS = "osD^X"
 
 
-def write(comparison: Comparison, out: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Saved:
+    """A figure in a file.
+
+    Attributes:
+        path: of the file, PNG or SVG.
+        section: what it shows, such as ``learning-curves``.
+        setting: title of the table whose methods it shows, empty where there is one table or it shows several.
+    """
+
+    path: Path
+    section: str
+    setting: str
+
+
+def write(comparison: Comparison, out: Path) -> list[Saved]:
     """Write ``figures/NAME.png`` and ``.svg`` under ``out``, one of each for every setting where there are several.
 
     Returns:
-        the files, in the order of the page.
+        the figures, in the order of the page.
 
     Raises:
         ReportError: one cannot be written.
     """
     folder = out / "figures"
-    written: list[Path] = []
+    written: list[Saved] = []
+    several = len(comparison.tables) > 1
     with mpl.rc_context(STYLE):
-        for name, figure in _figures(comparison):
+        for section, title, figure in _figures(comparison):
+            stem = f"{section}-{_file_name(title)}".rstrip("-") if several else section
+            while stem in {saved.path.stem for saved in written}:
+                stem += "-again"
             for kind in ("png", "svg"):
-                path = folder / f"{name}.{kind}"
+                path = folder / f"{stem}.{kind}"
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
                     # without a date, equal runs give equal files
@@ -75,33 +89,30 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
                 except OSError as error:
                     text = f"{path}: cannot be written: {error.strerror}. Give --out another folder."
                     raise ReportError(text) from error
-                written.append(path)
+                written.append(Saved(path, section, title if several else ""))
     return written
 
 
-def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
+    """Section, title of the setting, figure."""
     looks = looks_of(comparison)
-    several, taken = len(comparison.tables) > 1, set[str]()
     for table in comparison.tables:
         methods = _Methods(table.runs, looks)
-        end = _free(f"-{_file_name(table.title)}" if several else "", taken)
         panels = panels_of(run for runs in table.runs.values() for run in runs)
         if table.baseline is not None and len(table.methods) > 1 and comparison.outcomes:
-            yield f"differences{end}", _differences(table, comparison.outcomes, methods)
+            yield "differences", table.title, _differences(table, comparison.outcomes, methods)
         if panels.learning:
-            yield f"learning-curves{end}", _grid(methods, panels.learning[:4], 2)
+            yield "learning-curves", table.title, _grid(methods, panels.learning[:4], 2)
         if panels.trajectory:
-            yield f"entropy-and-reward{end}", _trajectory(methods)
+            yield "entropy-and-reward", table.title, _trajectory(methods)
         if panels.gradients:
-            yield f"gradient-norms{end}", _grid(methods, panels.gradients, 2, log=True)
-        own = [*panels.shares, *(name for some in panels.own.values() for name in some)]
-        if own:
-            yield f"touched{end}", _grid(methods, own, 3, touched=True)
-    for one in comparison.sweeps:
-        end = f"-{_file_name(one.bench)}" if len(comparison.sweeps) > 1 else ""
-        yield f"sweep{end}", _sweep(comparison, one, _Methods({}, looks))
-    for index, overlap in enumerate(comparison.overlaps):
-        yield f"overlap-{index}" if len(comparison.overlaps) > 1 else "overlap", _overlap(overlap)
+            yield "gradient-norms", table.title, _grid(methods, panels.gradients, 2, log=True)
+        if own := [*panels.shares, *(name for names in panels.own.values() for name in names)]:
+            yield "touched", table.title, _grid(methods, own, 3, touched=True)
+    for sweep in comparison.sweeps:
+        yield "sweep", sweep.bench, _sweep(comparison, sweep, _Methods({}, looks))
+    for overlap in comparison.overlaps:
+        yield "overlap", overlap.where, _overlap(overlap)
 
 
 def _file_name(text: str) -> str:
@@ -109,10 +120,8 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip("-.")[:80]
 
 
-def _free(end: str, taken: set[str]) -> str:
-    found = next(one for one in (end, *(f"{end}-{count}" for count in range(2, 10_000))) if one not in taken)
-    taken.add(found)
-    return found
+def _name(text: str) -> str:
+    return visible(text, spaces=False)
 
 
 @dataclass(frozen=True)
@@ -125,50 +134,38 @@ class _Methods:
     def curves(self, metric: str) -> Iterator[tuple[str, Seeds, dict[str, Any]]]:
         """Name, curves and style of each method that has the metric."""
         for method, runs in self.runs.items():
-            found = seeds_of(runs, metric)
-            if found is not None:
-                yield method, found, self.style(method)
-
-    def end(self) -> int:
-        """Last rollout of the longest run."""
-        return max((run.rollouts for runs in self.runs.values() for run in runs), default=0)
+            if (curves := seeds_of(runs, metric)) is not None:
+                yield method, curves, self.style(method)
 
     def style(self, method: str) -> dict[str, Any]:
         """Colour and dash."""
         look = self.looks[method]
-        return {"color": palette.LIGHT[look.colour], "linestyle": _DASHES[palette.DASHES[look.dash]]}
+        return {"color": LIGHT[look.colour], "linestyle": _DASHES[look.dash]}
 
     def marker(self, method: str) -> str:
         """Of its points."""
-        return _MARKERS[palette.MARKERS[self.looks[method].marker]]
+        return _MARKERS[self.looks[method].marker]
 
 
 def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, touched: bool = False) -> None:
     """Mean over seeds with the interquartile band; on a logarithmic axis the median."""
-    about, means = axis(metric), []
-    for method, found, style in methods.curves(metric):
+    about, middles = axis(metric), []
+    for method, curves, style in methods.curves(metric):
         if log:
-            found = replace(found, values=np.where(found.values > 0, found.values, np.nan))
-        middle = found.median() if log else found.mean()
-        means += middle[np.isfinite(middle)].tolist()
-        sampled = not metric.startswith("eval/")
-        axes.plot(
-            found.rollouts,
-            middle,
-            **style,
-            linewidth=1.6,
-            marker=None if sampled else methods.marker(method),
-            markersize=3.5,
-            label=visible(method, spaces=False),
-        )
-        if len(found.seeds) > 1:
-            low, high = found.quantile(0.25), found.quantile(0.75)
-            axes.fill_between(found.rollouts, low, high, color=style["color"], alpha=0.13, linewidth=0)
+            curves = replace(curves, values=np.where(curves.values > 0, curves.values, np.nan))
+        middle = curves.over(np.median if log else np.mean)
+        middles += middle[np.isfinite(middle)].tolist()
+        marker = methods.marker(method) if metric.startswith("eval/") else None
+        axes.plot(curves.rollouts, middle, **style, linewidth=1.6, marker=marker, markersize=3.5, label=_name(method))
+        if len(curves.seeds) > 1:
+            low, high = (curves.over(lambda column, share=share: np.quantile(column, share)) for share in (0.25, 0.75))
+            axes.fill_between(curves.rollouts, low, high, color=style["color"], alpha=0.13, linewidth=0)
     axes.set(title=own_title(metric) if about.title == metric else about.title, xlabel="rollout")
-    axes.set_xlim(0, 1.02 * max(methods.end(), 1))
-    if not means or (touched and not any(means)):
-        said = "0 throughout" if means else "never recorded in half\nof the runs at once"
-        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center", color="#5d5f63")
+    last = max((run.rollouts for runs in methods.runs.values() for run in runs), default=0)
+    axes.set_xlim(0, 1.02 * max(last, 1))
+    if not middles or (touched and not any(middles)):
+        why = "0 throughout" if middles else "never recorded in half\nof the runs at once"
+        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#5d5f63")
         axes.set_ylim(0, 1)
         axes.set_yticks([])
     elif log:
@@ -178,7 +175,7 @@ def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, to
         axes.yaxis.set_minor_formatter(_Sparse(minor_thresholds=(2.0, 0.5)))
     elif about.zero:
         # a curve that is level lies on the edge otherwise
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1.06 * max(means)))
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.06 * max(middles)))
 
 
 class _Sparse(LogFormatter):
@@ -188,69 +185,63 @@ class _Sparse(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
+def _panels(count: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels; what is left of its grid stays empty."""
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows + 0.4), layout="constrained")
+    grid = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return figure, grid[:count]
+
+
 def _grid(
     methods: _Methods, metrics: Sequence[str], columns: int, *, log: bool = False, touched: bool = False
 ) -> Figure:
-    rows = math.ceil(len(metrics) / columns)
-    figure = Figure(figsize=(4.6 * columns if columns < 3 else 9.2, (2.9 if columns < 3 else 2.2) * rows + 0.4))
-    figure.set_layout_engine("constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes, metric in zip(grid.flat, metrics, strict=False):
+    figure, panels = _panels(len(metrics), columns, (4.6, 2.9) if columns < 3 else (3.1, 2.2))
+    for axes, metric in zip(panels, metrics, strict=True):
         _curves(axes, methods, metric, log=log, touched=touched)
-    for axes in grid.flat[len(metrics) :]:
-        axes.set_axis_off()
-    _legend(figure, grid.flat)
-    return figure
-
-
-def _legend(figure: Figure, several: Iterable[Axes]) -> None:
-    """One for the whole figure: every method that is drawn in any part of it."""
+    # one legend for the whole figure: every method that is drawn in any part of it
     handles = {
-        label: handle for axes in several for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), 8))
+    return figure
 
 
 def _trajectory(methods: _Methods) -> Figure:
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, [axes] = _panels(1, 1, (6.4, 4.2))
     for method, entropy, style in methods.curves("tokens/entropy"):
         reward = seeds_of(methods.runs[method], "reward/mean")
         if reward is None:
             continue
         _, across, up = np.intersect1d(entropy.rollouts, reward.rollouts, return_indices=True)
-        x, y = _smooth(entropy.mean())[across], _smooth(reward.mean())[up]
-        there = np.isfinite(x) & np.isfinite(y)
-        if there.any():
-            axes.plot(x[there], y[there], **style, linewidth=1.2, marker=".", markersize=3)
-            name = visible(method, spaces=False)
-            axes.plot(
-                x[there][-1], y[there][-1], methods.marker(method), color=style["color"], markersize=8, label=name
-            )
+        x, y = _smooth(entropy.over(np.mean))[across], _smooth(reward.over(np.mean))[up]
+        known = np.isfinite(x) & np.isfinite(y)
+        if known.any():
+            x, y = x[known], y[known]
+            axes.plot(x, y, **style, linewidth=1.2, marker=".", markersize=3)
+            axes.plot(x[-1], y[-1], methods.marker(method), color=style["color"], markersize=8, label=_name(method))
     axes.set(xlabel="entropy, nats per token", ylabel="training reward")
     axes.set_title("Training reward against entropy; large markers: end of training")
-    axes.legend(fontsize=8)
+    axes.legend()
     return figure
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Each with its neighbours, as the page does: the path of a noisy reward cannot be followed otherwise."""
-    padded = np.pad(values, 1, constant_values=np.nan)
-    near = np.stack([padded[:-2], padded[1:-1], padded[2:]])
-    there = np.isfinite(near)
-    means = np.where(there, near, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
-    return np.where(np.isfinite(values), means, np.nan)
+    known = np.isfinite(values)
+    sums, counts = (np.convolve(row, np.ones(3), "same") for row in (np.where(known, values, 0.0), known))
+    return np.where(known, sums / np.maximum(counts, 1), np.nan)
 
 
 def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -> Figure:
     """The paired differences with their intervals, an outcome per panel."""
     others = [name for name in table.methods if name != table.baseline]
     columns = min(len(outcomes), 3)
-    rows = math.ceil(len(outcomes) / columns)
-    figure = Figure(figsize=(3.2 * columns + 0.8, (0.26 * len(others) + 1.1) * rows + 0.3), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axes, outcome in zip(grid.flat, outcomes, strict=False):
+    figure, panels = _panels(len(outcomes), columns, (3.2 + 0.8 / columns, 0.26 * len(others) + 1.1), sharey=True)
+    for axes, outcome in zip(panels, outcomes, strict=True):
         axes.axvline(0, color="#8a8a86", linewidth=0.9)
         for place, name in enumerate(others):
             paired = table.cells[name, outcome.name].paired
@@ -263,70 +254,60 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
                 axes.plot([size.low, size.high], [place, place], color=color, linewidth=1.8)
             axes.plot(size.value, place, methods.marker(name), color=color, markersize=7, markeredgecolor="white")
         axes.set(title=outcome.title + (f", {outcome.unit}" if outcome.unit else ""))
-        axes.set_yticks(range(len(others)), [visible(name, spaces=False) for name in others])
+        axes.set_yticks(range(len(others)), list(map(_name, others)))
         axes.set_ylim(len(others) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.locator_params(axis="x", nbins=5)
-    for axes in grid.flat[len(outcomes) :]:
-        axes.set_axis_off()
-    figure.supxlabel(f"difference from {visible(str(table.baseline), spaces=False)}, paired by seed, 95 % intervals")
+    figure.supxlabel(f"difference from {_name(str(table.baseline))}, paired by seed, 95 % intervals")
     return figure
 
 
-def _sweep(comparison: Comparison, one: Sweep, methods: _Methods) -> Figure:
+def _sweep(comparison: Comparison, sweep: Sweep, methods: _Methods) -> Figure:
     """The main outcome over the swept key; open markers where not stable, a ring at the highest stable value."""
     tables = {(table.bench or "", table.setting): table for table in comparison.tables}
+    figure, [axes] = _panels(1, 1, (6.8, 3.8))
     outcome = comparison.outcomes[0] if comparison.outcomes else None
-    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name in [known for known in methods.looks if known in one.highest]:
+    for name in [known for known in methods.looks if known in sweep.highest and outcome is not None]:
         color, marker = methods.style(name)["color"], methods.marker(name)
-        drawn = []
-        for point in [point for point in one.points if point.method == name]:
-            if outcome is None:
-                break
-            size = tables[one.bench, point.setting].cells[name, outcome.name].summary
+        line = []
+        for point in [point for point in sweep.points if point.method == name]:
+            size = tables[sweep.bench, point.setting].cells[name, outcome.name].summary
             if size.value is None:
                 continue
-            drawn.append((point.value, size.value))
+            line.append((point.value, size.value))
             if size.low is not None and size.high is not None:
                 axes.plot([point.value] * 2, [size.low, size.high], color=color, linewidth=1)
             face = color if point.stable else "white"
             axes.plot(point.value, size.value, marker, color=color, markerfacecolor=face, markersize=6, zorder=3)
-            if point.value == one.highest[name]:
+            if point.value == sweep.highest[name]:
                 axes.plot(point.value, size.value, "o", color=color, markerfacecolor="none", markersize=13)
-        if drawn:
-            axes.plot(
-                *zip(*drawn, strict=True), **methods.style(name), linewidth=1.5, label=visible(name, spaces=False)
-            )
-    if one.values[0] > 0:
+        if line:
+            axes.plot(*zip(*line, strict=True), **methods.style(name), linewidth=1.5, label=_name(name))
+    if sweep.values[0] > 0:
         axes.set_xscale("log")
         axes.minorticks_off()
-    axes.set_xticks(one.values, [setting(value) for value in one.values])
+    axes.set_xticks(sweep.values, list(map(setting, sweep.values)))
     axes.set_ylim(bottom=0)
-    axes.set(xlabel=visible(one.key), ylabel=outcome.title if outcome else "")
+    axes.set(xlabel=visible(sweep.key), ylabel=outcome.title if outcome else "")
     axes.set_title("Open: not stable. Ring: highest stable value.")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+        axes.legend()
     return figure
 
 
-def _overlap(one: Overlap) -> Figure:
-    names = [visible(name, spaces=False) for name in one.names]
+def _overlap(overlap: Overlap) -> Figure:
+    names = list(map(_name, overlap.names))
     side = 0.75 * len(names) + 2.6
-    figure = Figure(figsize=(side, side + 0.4), layout="constrained")
-    axes = figure.subplots()
-    values = np.array([[np.nan if value is None else value for value in row] for row in one.matrix], dtype=np.float64)
+    figure, [axes] = _panels(1, 1, (side, side))
+    values = np.array([[np.nan if value is None else value for value in row] for row in overlap.matrix], np.float64)
     axes.imshow(values, cmap="Blues", vmin=0, vmax=1.4)
     for (row, column), value in np.ndenumerate(values):
         axes.text(column, row, f"{value:.2f}" if np.isfinite(value) else "none", ha="center", va="center", fontsize=8)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(names)), [f"{name} ({count})" for name, count in zip(names, one.touched, strict=True)])
+    axes.set_yticks(range(len(names)), [f"{name} ({n})" for name, n in zip(names, overlap.touched, strict=True)])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    where = ", ".join(part for part in (one.bench, one.setting) if part)
-    text = f"Of the tokens that either method touched, the share that both touched. {where}: {one.compared}"
-    wrapped = textwrap.wrap(visible(text, spaces=False), width=max(round(13 * side), 30))
-    figure.suptitle("\n".join(wrapped), fontsize=8.5)
+    text = f"Of the tokens that either method touched, the share that both touched. {overlap.where}: {overlap.compared}"
+    figure.suptitle("\n".join(textwrap.wrap(_name(text), width=max(round(13 * side), 30))), fontsize=8.5)
     return figure

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
-from rlstab.report.comparison import Comparison, Table
-from rlstab.report.curves import seeds_of
-from rlstab.report.idle_methods import Idle
-from rlstab.report.metric_names import axis
-from rlstab.report.numbers import counted, decimals, estimate, places, setting
-from rlstab.report.opening import curve_of, opening
-from rlstab.report.outcomes import Outcome
-from rlstab.report.statistics import Verdict
+import numpy as np
+
+from rlstab.report.activity import Idle
+from rlstab.report.comparison import Comparison, Outcome, Table
+from rlstab.report.curves import curve_of, lead_sweep, seeds_of
+from rlstab.report.formatting import axis, counted, decimals, estimate, listed, paragraphs, places, setting
+from rlstab.report.statistics import Paired, Verdict
 
 #: Settings of which each has a sentence of its own; of more, only what differs is told.
 _FEW_TABLES = 3
@@ -23,42 +23,54 @@ _BESIDE = ("eval/entropy", "tokens/entropy")
 def findings(comparison: Comparison) -> list[str]:
     """Paragraphs, the first about the main outcome, or about the sweep where that is all there is."""
     if not comparison.outcomes:
-        return ["No run recorded an evaluation or a reward, so there is nothing to compare.", *_collapses(comparison)]
+        return ["No run recorded an evaluation or a reward, so there is nothing to compare.", _collapses(comparison)]
     main, *others = comparison.outcomes
-    judged = [table for table in comparison.tables if _compared(table, main)]
-    found = [_main(table, main, comparison) for table in judged] if len(judged) <= _FEW_TABLES else []
-    if len(judged) > _FEW_TABLES:
-        found = [_many(judged, main)]
-    if not judged:
+    compared = [table for table in comparison.tables if _paired(table, main)]
+    if not compared:
         what = "that takes finished runs of the baseline and of another method."
-        found = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {what}"]
-    found += dict.fromkeys(one for table in comparison.tables for one in paragraphs(table.about))
-    found += _beside(judged, others)
+        first = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {what}"]
+    elif len(compared) > _FEW_TABLES:
+        first = [_many(compared, main)]
+    else:
+        first = [_main(table, main, comparison) for table in compared]
+    first += dict.fromkeys(part for table in comparison.tables for part in paragraphs(table.about))
+    if len(compared) <= _FEW_TABLES:
+        first += _beside(compared, others)
+    sweeps = [
+        f"The highest {sweep.key} at which training is stable: "
+        + listed(
+            f"{setting(highest)} for {method}" if highest is not None else f"none of {len(sweep.values)} for {method}"
+            for method, highest in sweep.highest.items()
+        )
+        + "."
+        for sweep in comparison.sweeps
+    ]
     # the first sentence says what the first picture shows
-    found = [*_sweeps(comparison), *found] if opening(comparison).sweep is not None else [*found, *_sweeps(comparison)]
-    found += _collapses(comparison)
-    return found + _idle_methods(comparison)
+    first = [*sweeps, *first] if lead_sweep(comparison) is not None else [*first, *sweeps]
+    return [*first, _collapses(comparison), *_idle_methods(comparison)]
 
 
-def paragraphs(text: str) -> list[str]:
-    """Those of a text that YAML may have broken into lines."""
-    return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
+def _paired(table: Table, outcome: Outcome) -> dict[str, Paired]:
+    """The methods of a table that are compared with its baseline."""
+    cells = {name: table.cells[name, outcome.name].paired for name in table.methods}
+    return {name: paired for name, paired in cells.items() if paired is not None}
 
 
-def listed(names: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    *most, last = list(names)
-    return f"{', '.join(most)} and {last}" if most else last
+def _by_verdict(paired: dict[str, Paired]) -> dict[Verdict, list[str]]:
+    groups: dict[Verdict, list[str]] = defaultdict(list)
+    for name, pair in paired.items():
+        groups[pair.verdict].append(name)
+    return groups
 
 
 def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
     """Where nothing can be compared, what became of each method; nothing where that takes more than a glance."""
     metric = curve_of(comparison, outcome.name)
-    found = []
+    courses = []
     for table in comparison.tables:
         for name in table.methods:
             curve = seeds_of(table.runs[name], metric)
-            means = [] if curve is None else [float(one) for one in curve.mean() if math.isfinite(one)]
+            means = [] if curve is None else [float(mean) for mean in curve.over(np.mean) if math.isfinite(mean)]
             if len(means) > 1:
                 digits = places(means)
                 start, end = decimals(means[0], digits), decimals(means[-1], digits)
@@ -66,201 +78,140 @@ def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
                 runs = counted(len(table.runs[name]), "run")
                 last = max(run.rollouts for run in table.runs[name])
                 title = _capital(axis(metric).title.partition(",")[0])
-                found.append(f"{title} of {where}{name} went from {start} to {end} in {last} rollouts ({runs}).")
-    return found if len(found) <= _FEW_TABLES else []
-
-
-def _compared(table: Table, outcome: Outcome) -> list[str]:
-    return [name for name in table.methods if table.cells[name, outcome.name].paired is not None]
-
-
-def _where(table: Table, comparison: Comparison) -> str:
-    return f"{table.title}: " if len(comparison.tables) > 1 and table.title else ""
+                courses.append(f"{title} of {where}{name} went from {start} to {end} in {last} rollouts ({runs}).")
+    return courses if len(courses) <= _FEW_TABLES else []
 
 
 def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
-    by_verdict: dict[str, list[str]] = {}
-    for name in _compared(table, outcome):
-        one = table.cells[name, outcome.name].paired
-        assert one is not None
-        by_verdict.setdefault(one.verdict, []).append(name)
-    clear = [*by_verdict.get("higher", ()), *by_verdict.get("lower", ())]
-    shared = {
-        name: len(one.seeds) for name in _compared(table, outcome) if (one := table.cells[name, outcome.name].paired)
-    }
-    none = [name for name, count in shared.items() if not count]
-    counts = sorted({count for count in shared.values() if count})
+    paired = _paired(table, outcome)
+    verdicts = _by_verdict(paired)
+    alike, few = verdicts.get("no visible difference", []), verdicts.get("too few seeds", [])
+    none = [name for name, pair in paired.items() if not pair.seeds]
+    few = [name for name in few if name not in none]
     parts = []
-    if clear:
-        parts.append(listed(f"{name} is {_difference(table, name, outcome)}" for name in clear))
-    if "no visible difference" in by_verdict:
-        names = by_verdict["no visible difference"]
-        parts.append(f"{listed(names)} show{'s' * (len(names) == 1)} no visible difference")
-        parts += _nearly(table, outcome)
-    if "identical" in by_verdict:
-        parts.append(f"{listed(by_verdict['identical'])} gave exactly the values of {table.baseline}")
-    if few := [name for name in by_verdict.get("too few seeds", ()) if name not in none]:
-        parts.append(f"{_few(shared[name] for name in few)} to tell {listed(few)} from {table.baseline}")
+    if clear := [*verdicts.get("higher", ()), *verdicts.get("lower", ())]:
+        parts.append(listed(f"{name} is {_difference(paired[name], outcome)}" for name in clear))
+    if alike:
+        parts += [f"{listed(alike)} show{'s' * (len(alike) == 1)} no visible difference", *_nearly(paired, outcome)]
+    if same := verdicts.get("identical"):
+        parts.append(f"{listed(same)} gave exactly the values of {table.baseline}")
+    if few:
+        seeds = _range([len(paired[name].seeds) for name in few])
+        start = "one seed is too few" if seeds == "1" else f"{seeds} seeds are too few"
+        parts.append(f"{start} to tell {listed(few)} from {table.baseline}")
     if none:
         verb = "has" if len(none) == 1 else "have"
         parts.append(f"{listed(none)} {verb} no finished seed in common with {table.baseline}")
-    where = _where(table, comparison)
+    where = f"{table.title}: " if len(comparison.tables) > 1 and table.title else ""
     head = where + (outcome.title if where else _capital(outcome.title))
-    if not (clear or "no visible difference" in by_verdict):
-        return f"{head}: {'; '.join(parts)}."
-    over = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else counted(counts[0], "seed")
-    return f"{head} compared with {table.baseline} over {over}: {'; '.join(parts)}."
+    if clear or alike:
+        seeds = _range([len(pair.seeds) for pair in paired.values() if pair.seeds])
+        head += f" compared with {table.baseline} over {seeds} seed{'s' * (seeds != '1')}"
+    return f"{head}: {'; '.join(parts)}."
 
 
-def _few(counts: Iterable[int]) -> str:
-    least, most = (found := sorted(set(counts)))[0], found[-1]
-    if least == most == 1:
-        return "one seed is too few"
-    return f"{least} seeds are too few" if least == most else f"{least} to {most} seeds are too few"
+def _range(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _nearly(table: Table, outcome: Outcome) -> list[str]:
+def _nearly(paired: dict[str, Paired], outcome: Outcome) -> list[str]:
     """What only the method's own interval tells: not a finding, and not to be hidden."""
     told = [
-        f"{name} is {'higher' if one.difference.value > 0 else 'lower'} by {_size(table, name, outcome)}"
-        for name in _compared(table, outcome)
-        if (one := table.cells[name, outcome.name].paired)
-        and one.verdict == "no visible difference"
-        and one.remark
-        and one.difference.value is not None
+        f"{name} is {'higher' if pair.difference.value > 0 else 'lower'} by {_size(pair, outcome)}"
+        for name, pair in paired.items()
+        if pair.verdict == "no visible difference" and pair.remark and pair.difference.value is not None
     ]
     return [f"before the correction for several comparisons, {listed(told)}"] if told else []
 
 
-def _difference(table: Table, name: str, outcome: Outcome) -> str:
-    one = table.cells[name, outcome.name].paired
-    assert one is not None
-    return f"{one.verdict} by {_size(table, name, outcome)}"
+def _difference(pair: Paired, outcome: Outcome) -> str:
+    return f"{pair.verdict} by {_size(pair, outcome)}"
 
 
-def _size(table: Table, name: str, outcome: Outcome) -> str:
+def _size(pair: Paired, outcome: Outcome) -> str:
     """The difference without its sign, which the verdict tells, and its interval turned with it."""
-    one = table.cells[name, outcome.name].paired
-    assert one is not None
-    value, low, high = one.difference.value, one.difference.low, one.difference.high
+    value, low, high = pair.difference.value, pair.difference.low, pair.difference.high
     if value is not None and value < 0:
         value, low, high = -value, None if high is None else -high, None if low is None else -low
     return estimate(value, low, high) + (f" {outcome.unit}" if outcome.unit else "")
 
 
-def _verdict(table: Table, name: str, outcome: Outcome) -> Verdict:
-    one = table.cells[name, outcome.name].paired
-    assert one is not None
-    return one.verdict
-
-
-def _visible(table: Table, outcome: Outcome) -> list[str]:
-    return [
-        name
-        for name in _compared(table, outcome)
-        if (one := table.cells[name, outcome.name].paired) and one.verdict in ("higher", "lower")
-    ]
-
-
 def _many(tables: Sequence[Table], outcome: Outcome) -> str:
-    verdicts = [
-        one.verdict
-        for table in tables
-        for name in _compared(table, outcome)
-        if (one := table.cells[name, outcome.name].paired)
+    pairs = [(name, pair, table) for table in tables for name, pair in _paired(table, outcome).items()]
+    clear = [
+        f"{name} is {_difference(pair, outcome)} at {table.setting}"
+        for name, pair, table in pairs
+        if pair.verdict in ("higher", "lower")
     ]
-    parts = [
-        f"{name} is {_difference(table, name, outcome)} at {table.setting}"
-        for table in tables
-        for name in _visible(table, outcome)
-    ]
-    told = [listed(parts)] if parts else []
-    told_of: tuple[tuple[Verdict, str], ...] = (
+    told = [listed(clear)] if clear else []
+    texts: tuple[tuple[Verdict, str], ...] = (
         ("no visible difference", "no visible difference"),
         ("identical", "exactly the values of the baseline"),
         ("too few seeds", "too few finished seeds to tell"),
     )
-    for verdict, text in told_of:
-        if count := verdicts.count(verdict):
-            told.append(f"{text} in {'all' if count == len(verdicts) else count}")
-    head = f"{_capital(outcome.title)}, {len(verdicts)} comparisons with the baseline in {len(tables)} settings"
+    for verdict, text in texts:
+        if count := sum(pair.verdict == verdict for _, pair, _ in pairs):
+            told.append(f"{text} in {'all' if count == len(pairs) else count}")
+    head = f"{_capital(outcome.title)}, {len(pairs)} comparisons with the baseline in {len(tables)} settings"
     return f"{head}: {'; '.join(told)}."
 
 
-def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> list[str]:
-    if len(tables) > _FEW_TABLES:
-        return []
-    largest = [one for one in others if one.name.startswith("eval/pass@")][-1:]
-    found = []
-    for outcome in [*largest, *(one for one in others if one.name in _BESIDE)]:
+def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> Iterator[str]:
+    largest = [outcome for outcome in others if outcome.name.startswith("eval/pass@")][-1:]
+    for outcome in [*largest, *(outcome for outcome in others if outcome.name in _BESIDE)]:
         for table in tables:
-            judged = [name for name in _compared(table, outcome) if _verdict(table, name, outcome) != "too few seeds"]
-            if not judged:
+            paired = {name: pair for name, pair in _paired(table, outcome).items() if pair.verdict != "too few seeds"}
+            if not paired:
                 continue
-            sides: dict[str, list[str]] = {}
-            for name in _visible(table, outcome):
-                sides.setdefault(_verdict(table, name, outcome), []).append(
-                    f"{name} (by {_size(table, name, outcome)})"
-                )
-            parts = [f"{verdict} for {listed(names)}" for verdict, names in sides.items()]
-            alike = [name for name in judged if _verdict(table, name, outcome) == "no visible difference"]
-            if not parts:
-                parts = [
-                    f"not visibly different for {listed(alike)}"
-                    if alike
-                    else f"the same as that of {table.baseline} for {listed(judged)}"
-                ]
+            verdicts = _by_verdict(paired)
+            alike = verdicts.get("no visible difference")
+            parts = [
+                f"{verdict} for {listed(f'{name} (by {_size(paired[name], outcome)})' for name in names)}"
+                for verdict, names in verdicts.items()
+                if verdict in ("higher", "lower")
+            ]
+            if not parts and alike:
+                parts = [f"not visibly different for {listed(alike)}"]
+            elif not parts:
+                parts = [f"the same as that of {table.baseline} for {listed(paired)}"]
             where = f" ({table.title})" if len(tables) > 1 else ""
-            told = "; ".join([*parts, *_nearly(table, outcome)])
-            found.append(f"{_capital(outcome.title)}{where} is {told}.")
-    return found
+            yield f"{_capital(outcome.title)}{where} is {'; '.join([*parts, *_nearly(paired, outcome)])}."
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _sweeps(comparison: Comparison) -> list[str]:
-    found = []
-    for one in comparison.sweeps:
-        told = listed(
-            f"{setting(highest)} for {method}" if highest is not None else f"none of {len(one.values)} for {method}"
-            for method, highest in one.highest.items()
-        )
-        found.append(f"The highest {one.key} at which training is stable: {told}.")
-    return found
-
-
-def _collapses(comparison: Comparison) -> list[str]:
+def _collapses(comparison: Comparison) -> str:
     several = len({table.bench for table in comparison.tables}) > 1
     counts = [
-        (f"{name} ({table.bench or 'no bench'})" if several else name, one)
+        (f"{name} ({table.bench or 'no bench'})" if several else name, collapse)
         for table in comparison.tables
-        for name, one in table.collapses.items()
+        for name, collapse in table.collapses.items()
     ]
-    runs = sum(one.runs for _, one in counts)
-    fell = _told((name, one.collapsed, one.runs) for name, one in counts)
+    runs = sum(collapse.runs for _, collapse in counts)
+    fell = _told((name, collapse.collapsed, collapse.runs) for name, collapse in counts)
     # a run that failed over NaN or Inf counts as collapsed as well
-    failed = _told((name, one.failed, one.runs) for name, one in counts)
+    failed = _told((name, collapse.failed, collapse.runs) for name, collapse in counts)
     none = f"None of the {runs} runs collapsed." if runs > 1 else "The run did not collapse."
     first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {fell}." if fell else none
-    return [f"{first} Failed: {failed}." if failed else first]
+    return f"{first} Failed: {failed}." if failed else first
 
 
 def _told(counts: Iterable[tuple[str, int, int]]) -> str:
-    by_method: dict[str, list[int]] = {}
+    totals: dict[str, list[int]] = {}
     for name, k, n in counts:
-        total = by_method.setdefault(name, [0, 0])
+        total = totals.setdefault(name, [0, 0])
         total[0], total[1] = total[0] + k, total[1] + n
-    some = [f"{k} of {counted(n, 'run')} of {name}" for name, (k, n) in by_method.items() if k]
+    some = [f"{k} of {counted(n, 'run')} of {name}" for name, (k, n) in totals.items() if k]
     return listed(some) if some else ""
 
 
 def _idle_methods(comparison: Comparison) -> list[str]:
     benches = {table.bench for table in comparison.tables}
     groups: dict[tuple[str | None, str, str], dict[str, list[Idle]]] = {}
-    for one in comparison.idle:
-        groups.setdefault((one.bench, one.part, one.why), {}).setdefault(one.method, []).append(one)
+    for idle in comparison.idle:
+        groups.setdefault((idle.bench, idle.part, idle.why), {}).setdefault(idle.method, []).append(idle)
     told = []
     for (bench, part, why), methods in groups.items():
         names = [_idle(method, some, comparison) for method, some in methods.items()]
@@ -271,9 +222,7 @@ def _idle_methods(comparison: Comparison) -> list[str]:
 
 def _idle(method: str, some: Sequence[Idle], comparison: Comparison) -> str:
     """A method with the settings in which a part of it was idle, unless it was so in every run."""
-    bench = some[0].bench
-    settings = [table.setting for table in comparison.tables if table.bench == bench and method in table.methods]
-    at = [one.setting for one in some]
-    where = f" at {listed(at)}" if len(at) < len(settings) else ""
-    runs, idle = sum(one.runs for one in some), sum(len(one.seeds) for one in some)
+    tables = [table for table in comparison.tables if table.bench == some[0].bench and method in table.methods]
+    where = f" at {listed(idle.setting for idle in some)}" if len(some) < len(tables) else ""
+    runs, idle = sum(entry.runs for entry in some), sum(len(entry.seeds) for entry in some)
     return f"{method}{where}" + (f" ({idle} of {counted(runs, 'run')})" if idle < runs else "")

@@ -13,17 +13,17 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from rlstab.report.bins import binned, weights
-from rlstab.report.model import LeftOut, RunRecord, setting_of
-from rlstab.report.numbers import counted, setting
-from rlstab.report.records import find_runs
+from rlstab.report.formatting import counted, setting
+from rlstab.report.load import find_runs
+from rlstab.report.runs import LeftOut, RunRecord, bin_weights, binned, setting_of
+from rlstab.visible import visible
 
 #: What a process that trains writes into the folder of its run: its number and the machine.
 LOCK = ".lock"
 
 
 def listing(paths: Sequence[str | Path]) -> RenderableType:
-    """Two lines for each run below some paths, in the order of their folders, and one for what is none.
+    """Two lines for each run below some paths, in the order of their folders, and one for what is not a run.
 
     Raises:
         ReportError: a path does not exist, or there is no run.
@@ -33,20 +33,22 @@ def listing(paths: Sequence[str | Path]) -> RenderableType:
         table.add_column(overflow="fold")
     runs, others = find_runs(*paths)
     for run in runs:
-        place, what, state, best = map(escape, (run.path, _what(run), _state(run), _best(run)))
+        # characters without a width are shown, so that rich counts them
+        texts = (run.path, _what(run), _state(run), _best(run))
+        place, what, state, best = (escape(visible(text, spaces=False)) for text in texts)
         table.add_row(f"{place}\n[dim]{what}[/]", f"{state}\n[dim]{best}[/]")
-    left = [f"[yellow]left out:[/] {escape(one.path)}: {escape(_why(one))}" for one in others]
+    left = [f"[yellow]left out:[/] {escape(item.path)}: {escape(_why(item))}" for item in others]
     return Group(table, *left, counted(len(runs), "run"))
 
 
 def _what(run: RunRecord) -> str:
     """Bench, setting and method, on which task, with which model, learning rate and seed."""
-    named = [one for one in (run.bench, run.setting if run.bench and run.setting != "default" else None) if one]
-    task, model = setting_of(run.config, "task.name"), setting_of(run.config, "model.name")
-    place = " ".join(f"{word} {value}" for word, value in (("on", task), ("with", model)) if value)
+    names = [run.bench, run.setting if run.bench and run.setting != "default" else None, run.method]
+    for word, path in (("on", "task.name"), ("with", "model.name")):
+        names += [word, str(value)] if (value := setting_of(run.config, path)) else []
     rate = setting_of(run.config, "optimisation.lr")
     rates = [f"lr {setting(rate)}"] if isinstance(rate, int | float) else []
-    return ", ".join([" ".join([*named, run.method, *([place] if place else [])]), *rates, f"seed {run.seed}"])
+    return ", ".join([" ".join(filter(None, names)), *rates, f"seed {run.seed}"])
 
 
 def _state(run: RunRecord) -> str:
@@ -62,32 +64,32 @@ def _state(run: RunRecord) -> str:
 
 def _best(run: RunRecord) -> str:
     """The best evaluation, without one the best rewards of ten rollouts."""
-    found = [(one["eval/mean"], int(one["rollout"])) for one in run.evaluations if "eval/mean" in one]
-    if found:
-        value, rollout = max(found, key=lambda one: (one[0], -one[1]))
+    held_out = [(record["eval/mean"], int(record["rollout"])) for record in run.evaluations if "eval/mean" in record]
+    if held_out:
+        value, rollout = max(held_out, key=lambda pair: (pair[0], -pair[1]))
         return f"held out {value:.3f} after {rollout}"
     if "reward/mean" not in run.metrics:
         return ""
     ends, values = binned(run, "reward/mean")
-    counts = weights(run, ends)
+    counts = bin_weights(run, ends)
     place = int(np.where(counts == counts.max(), values, -np.inf).argmax())  # the last bin may hold a few rollouts
     return f"reward {values[place]:.3f}, mean of {counted(int(counts[place]), 'rollout')} until {ends[place]}"
 
 
-def _why(one: LeftOut) -> str:
-    process = running(Path(one.path))
-    return f"{one.why} (process {process} is at work there)" if process else one.why
+def _why(item: LeftOut) -> str:
+    process = running(Path(item.path))
+    return f"{item.why} (process {process} is at work there)" if process else item.why
 
 
 def running(folder: Path) -> int | None:
     """The process on this machine that holds a run folder; None where there is none, or it cannot be known."""
     try:
-        found = re.fullmatch(r"([1-9][0-9]{0,9}) (\S{1,255})\n", (folder / LOCK).read_text(encoding="utf-8"))
-        if found is None or found[2] != socket.gethostname():
+        lock = re.fullmatch(r"([1-9][0-9]{0,9}) (\S{1,255})\n", (folder / LOCK).read_text(encoding="utf-8"))
+        if lock is None or lock[2] != socket.gethostname():
             return None
-        os.kill(int(found[1]), 0)
+        os.kill(int(lock[1]), 0)
     except PermissionError:  # it is another user's
-        return int(found[1]) if found else None
+        return int(lock[1]) if lock else None
     except (OSError, ValueError, OverflowError):
         return None
-    return int(found[1])
+    return int(lock[1])

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from rlstab.config.renamed import new_record
-from rlstab.report.model import RunRecord
+from rlstab.report.runs import RunRecord
 
 #: Responses of one rollout, and runs with samples on a page.
-MOST, MOST_RUNS = 2, 60
+MOST, MOST_SAMPLED = 2, 60
 #: Characters of a prompt or a response; what is left out is told.
 LENGTH = 700
 #: Bytes at the beginning and at the end of ``samples.jsonl`` that are read: such files may be long.
 READ = 300_000
 
 
-@dataclass(frozen=True)
-class Response:
-    """One response, its texts cut to :data:`LENGTH` characters.
+class Response(BaseModel):
+    """One line of ``samples.jsonl``."""
 
-    Attributes:
-        prompt, text: as they were decoded.
-        reward: as scored.
-    """
-
-    prompt: str
+    model_config = ConfigDict(extra="ignore", strict=True)
+    rollout: int
+    prompt: str = ""
     text: str
-    reward: float | None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,60 +39,48 @@ class Samples:
 
     Attributes:
         run: whose they are.
-        rollouts: responses by the number of their rollout, the first and the last one that has any.
-        page: of its tokens, where ``rlstab view`` has written it; None where it has not.
-        command: that writes this page; None where the run has no traces.
+        rollouts: responses by the number of their rollout, the first and the last one that has any; texts are cut.
+        traced: whether it has traces of its tokens.
     """
 
     run: RunRecord
     rollouts: dict[int, list[Response]]
-    page: Path | None
-    command: str | None
+    traced: bool
+
+    @property
+    def command(self) -> str:
+        """What writes the page of its tokens."""
+        return f"rlstab view {shlex.quote(self.run.path)}"
 
     def link(self, folder: Path) -> str | None:
-        """The address of :attr:`page` from a file in ``folder``; None without a page."""
-        if self.page is None:
+        """The address of the page of its tokens from a file in ``folder``; None without a page."""
+        page = Path(self.run.path) / "view.html"
+        if not self.traced or not page.is_file():
             return None
         try:
-            return quote(Path(os.path.relpath(self.page.resolve(), folder.resolve())).as_posix())
+            return quote(Path(os.path.relpath(page.resolve(), folder.resolve())).as_posix())
         except ValueError:  # on another drive
             return None
 
 
 def samples_of(runs: Iterable[RunRecord]) -> list[Samples]:
-    """Of the runs that are still in a folder and left any, at most :data:`MOST_RUNS`, low seeds first."""
-    found: list[Samples] = []
-    for run in sorted(runs, key=lambda one: one.seed):
-        if len(found) == MOST_RUNS:
-            break
-        folder = Path(run.path)
-        rollouts = _rollouts(folder / "samples.jsonl")
-        traced = (folder / "tokens.jsonl").is_file()
-        if rollouts or traced:
-            page = folder / "view.html"
-            command = f"rlstab view {shlex.quote(run.path)}" if traced else None
-            found.append(Samples(run, rollouts, page if traced and page.is_file() else None, command))
-    return found
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-    rollout: int
-    prompt: str = ""
-    text: str
-    reward: float | None = None
+    """Of the runs that are still in a folder and left any, at most :data:`MOST_SAMPLED`, low seeds first."""
+    samples = (
+        Samples(run, _rollouts(Path(run.path) / "samples.jsonl"), (Path(run.path) / "tokens.jsonl").is_file())
+        for run in sorted(runs, key=lambda run: run.seed)
+    )
+    return list(itertools.islice((sample for sample in samples if sample.rollouts or sample.traced), MOST_SAMPLED))
 
 
 def _rollouts(path: Path) -> dict[int, list[Response]]:
     """The first responses of the first and of the last rollout; a damaged line is passed over."""
-    head, tail = (list(_read(part)) for part in _ends(path))
+    head, tail = (list(_responses(part)) for part in _ends(path))
     if not head:
         return {}
-    found = {}
-    for lines, number in ((head, head[0].rollout), (tail or head, (tail or head)[-1].rollout)):
-        own = [one for one in lines if one.rollout == number][:MOST]
-        found[number] = [Response(_cut(one.prompt), _cut(one.text), one.reward) for one in own]
-    return found
+    rollouts = {}
+    for responses, number in ((head, head[0].rollout), (tail or head, (tail or head)[-1].rollout)):
+        rollouts[number] = [response for response in responses if response.rollout == number][:MOST]
+    return rollouts
 
 
 def _ends(path: Path) -> tuple[bytes, bytes]:
@@ -117,13 +100,13 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
     return head[: head.rfind(b"\n") + 1], tail[tail.find(b"\n") + 1 :]
 
 
-def _read(part: bytes) -> Iterator[_Line]:
+def _responses(part: bytes) -> Iterator[Response]:
     for line in part.split(b"\n"):
         try:
-            data: Any = json.loads(line.decode("utf-8", errors="replace"))
-            yield _Line.model_validate(new_record(data) if isinstance(data, dict) else data)
-        except (ValueError, ValidationError, RecursionError):
+            response = Response.model_validate(json.loads(line.decode("utf-8", errors="replace")))
+        except (ValueError, RecursionError):
             continue
+        yield response.model_copy(update={"prompt": _cut(response.prompt), "text": _cut(response.text)})
 
 
 def _cut(text: str) -> str:

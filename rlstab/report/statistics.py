@@ -7,7 +7,7 @@ Two kinds of interval, each where it holds what it promises:
   and the probability of improvement are the summaries that R. Agarwal et al., "Deep Reinforcement Learning at the Edge
   of the Statistical Precipice", 2021, arXiv 2108.13264, recommend for few runs.
   With few values it is too narrow: of normal values, an interval that says 95 % held the truth in 72 % of 1,500 draws
-  of 3, 88 % of 5, 92 % of 8, 93 % of 12 (``tests/report/test_coverage.py`` draws again). It shows spread, and no
+  of 3, 88 % of 5, 92 % of 8, 93 % of 12 (``tests/report/test_statistics.py`` draws again). It shows spread, and no
   verdict rests on it.
 - Of the mean paired difference, on which verdicts rest: Student's t, which held it in 94 to 95 % of the same draws.
 

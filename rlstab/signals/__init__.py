@@ -8,19 +8,16 @@ are live, and computes the logits of those alone: a method that drops 80 % of th
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Set
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlstab.errors import MissingPackage, MissingSignal, OutOfRange, ShapeError
-from rlstab.signals.fields import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, TokenSignals
-from rlstab.signals.head import HeadSignals
+from rlstab.errors import MissingSignal, OutOfRange, ShapeError
+from rlstab.signals.head import HeadSignals, slow_bf16
 from rlstab.signals.logits import LogitsSignals
-from rlstab.signals.tile import wide
+from rlstab.signals.tile import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, TokenSignals, wide
 
 __all__ = [
     "COLUMNS",
@@ -28,6 +25,7 @@ __all__ = [
     "SIGNAL_NAMES",
     "TRAINER_SIGNALS",
     "TokenSignals",
+    "slow_bf16",
     "token_signals",
     "token_signals_from_logits",
 ]
@@ -52,7 +50,6 @@ def token_signals(
     softcap: float | None = None,
     min_p: float | None = None,
     rows: Mapping[str, Tensor] | None = None,
-    backend: Literal["torch", "triton"] = "torch",
     check_ids: bool = True,
 ) -> TokenSignals:
     """Signals from hidden states and the weight of the vocabulary head, without ever holding ``(N, V)`` logits.
@@ -70,17 +67,14 @@ def token_signals(
         softcap: c of a final ``c * tanh(logits / c)``, before the temperature.
         min_p: defines ``log_kept_mass``.
         rows: for a name, the ``(N,)`` bool of rows on which it is needed; it is 0 elsewhere.
-        backend: ``triton`` fuses the tiles into kernels, for bfloat16, float16 and float32 on a GPU. It is held to
-            float64 by tests and was never measured on a GPU, so nothing takes it by default.
         check_ids: look whether the vocabulary has the tokens. On a GPU that waits for all kernels before; False where
             they are known to be in it, such as inputs of the same model.
 
     Raises:
-        ShapeError: shapes or dtypes do not fit, or the backend has no kernel for the dtype or the device.
-        MissingPackage: Triton is not installed.
+        ShapeError: shapes or dtypes do not fit.
         MissingSignal: no such signal.
         OutOfRange: temperature or soft cap not positive, a token that the vocabulary does not have, or
-            ``log_kept_mass`` without a ``min_p`` in (0, 1], or no such backend.
+            ``log_kept_mass`` without a ``min_p`` in (0, 1].
         RlstabError: in the backward, if a second derivative is asked for.
     """
     if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
@@ -99,9 +93,6 @@ def token_signals(
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
     ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows, check_ids)
-    if backend != "torch":
-        _check_backend(backend, hidden)
-        ask = replace(ask, backend=backend)
     found = HeadSignals.apply(  # type: ignore[no-untyped-call]
         hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
@@ -168,19 +159,6 @@ def _ask(
     temperature = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
     height = ROWS if source.device.type == "cpu" else GPU_ROWS
     return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS), temperature
-
-
-def _check_backend(backend: str, hidden: Tensor) -> None:
-    if backend != "triton":
-        raise OutOfRange(f"backend = {backend!r}, expected 'torch' or 'triton'.")
-    if importlib.util.find_spec("triton") is None:
-        raise MissingPackage(
-            "token_signals: backend 'triton' needs the package triton, which is not installed. Run `pip install "
-            "triton`, or take backend='torch'."
-        )
-    from rlstab.signals import triton_head  # Triton need not be installed
-
-    triton_head.check(hidden)
 
 
 def _record(found: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> TokenSignals:

@@ -7,16 +7,18 @@ outside, each tile of the weight's gradient is written once.
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlstab.signals.fields import Ask
-from rlstab.signals.projection import Head
 from rlstab.signals.tile import (
     FLOOR,
+    Ask,
     Buffers,
     Rows,
     Slope,
@@ -30,6 +32,87 @@ from rlstab.signals.tile import (
     wide,
     within,
 )
+
+
+@cache
+def slow_bf16() -> bool:
+    """Whether bfloat16 products are slower than float32 ones on this CPU: x86 with neither AVX512_BF16 nor AMX."""
+    fast = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+    return platform.machine() in ("x86_64", "AMD64") and all(has is not None and not has() for has in fast)
+
+
+def _multiplied(hidden: Tensor) -> Tensor:
+    """Hidden states in the dtype of the products with a tile of the weight."""
+    return hidden.float() if hidden.dtype == torch.bfloat16 and not hidden.is_cuda and slow_bf16() else hidden
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """From hidden states to logits: ``softcap * tanh(scale * (h W' + b) / softcap) / temperature``."""
+
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float | Tensor
+    scale: float
+    softcap: float | None
+
+    def pick(self, index: Tensor) -> Head:
+        """The same head for some of the rows."""
+        by_row = self.temperature[index] if isinstance(self.temperature, Tensor) else self.temperature
+        return Head(self.weight, self.bias, by_row, self.scale, self.softcap)
+
+    def tiles(self, columns: int) -> Iterator[slice]:
+        """Slices of the vocabulary."""
+        size = self.weight.shape[0]
+        return (slice(start, min(start + columns, size)) for start in range(0, size, columns))
+
+    @property
+    def factor(self) -> float | Tensor:
+        """The derivative of a logit with respect to ``h W' + b``, less the bend of the soft cap."""
+        return self.scale / self.temperature
+
+    def logits(self, hidden: Tensor, rows: slice, columns: slice, buffers: Buffers) -> Tensor:
+        """One wide tile, in a buffer; the bend of the soft cap, d capped / d not capped, is left in another."""
+        by_row = isinstance(self.temperature, Tensor)
+        inner = self.scale if self.softcap is None else self.scale / self.softcap
+        outer = 1.0 if self.softcap is None else self.softcap
+        if isinstance(self.temperature, float):
+            outer /= self.temperature
+        if self.softcap is None:  # nothing lies between: one factor, in the product's own epilogue
+            inner, outer = inner * outer, 1.0
+        weight = self.weight[columns].to(hidden.dtype)
+        bias = None if self.bias is None else self.bias[columns].to(hidden.dtype)
+        x = buffers.take("logits", hidden[rows].shape[0], weight.shape[0])
+        if hidden.dtype == x.dtype:
+            torch.addmm(
+                x if bias is None else bias,
+                hidden[rows],
+                weight.t(),
+                beta=0.0 if bias is None else inner,
+                alpha=inner,
+                out=x,
+            )
+        else:
+            x.copy_(self._narrow(hidden[rows], weight, bias, buffers))
+            if inner != 1.0:
+                x.mul_(inner)
+        if self.softcap is not None:
+            x.tanh_()
+            torch.square(x, out=buffers.take("bend", *x.shape)).neg_().add_(1.0)
+            x.mul_(outer)
+        if by_row:
+            x.div_(self.temperature[rows].unsqueeze(1))  # type: ignore[index]
+        return x
+
+    @staticmethod
+    def _narrow(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers) -> Tensor:
+        if hidden.is_cuda:  # the product is summed in float32 anyway; there it need not be rounded
+            product = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+            return product if bias is None else product.add_(bias)
+        x = buffers.take("narrow", hidden.shape[0], weight.shape[0], hidden.dtype)
+        if bias is None:
+            return torch.mm(hidden, weight.t(), out=x)
+        return torch.addmm(bias, hidden, weight.t(), out=x)
 
 
 class HeadSignals(torch.autograd.Function):
@@ -74,11 +157,7 @@ class HeadSignals(torch.autograd.Function):
 
 
 def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
-    if ask.backend == "triton":
-        from rlstab.signals import triton_head  # Triton need not be installed
-
-        return triton_head.running_pass(head, hidden, ids, ask)
-    vocab = head.weight.shape[0]
+    hidden, vocab = _multiplied(hidden), head.weight.shape[0]
     pass_over = _short_pass if vocab <= ask.columns else _running_pass
     return pass_over(head, hidden, ids, ask, Buffers(hidden, min(ask.rows, hidden.shape[0]) * min(ask.columns, vocab)))
 
@@ -153,10 +232,10 @@ def _backward(
         grads = {name: one[live] for name, one in grads.items()}
     else:
         few = hidden
+    few = _multiplied(few)
     grads = {name: one.to(rows.top.dtype) for name, one in grads.items()}
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     buffers = Buffers(hidden, min(ask.rows, few.shape[0]) * min(ask.columns, head.weight.shape[0]))
-    tiles = _tiles(ask.backend, head, few, ids, slope, buffers, summed=wanted[2])
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
     by_hidden = torch.zeros_like(few, dtype=rows.top.dtype) if wanted[0] else None
     by_weight = torch.zeros_like(head.weight) if wanted[1] else None
@@ -164,7 +243,10 @@ def _backward(
     for columns in head.tiles(ask.columns) if few.shape[0] else ():
         share = None if by_weight is None else _Sum(by_weight[columns])
         for span in spans(few.shape[0], ask.rows):
-            g = tiles.of_tile(span, columns)
+            x = head.logits(few, span, columns, buffers)
+            g = slope[span].of_tile(x, ids[span], columns.start, buffers.take("e", *x.shape))
+            if head.softcap is not None:
+                g.mul_(buffers.take("bend", *x.shape))
             if by_bias is not None:
                 by_bias[columns] += g.sum(0)
             if by_hidden is not None:
@@ -179,40 +261,6 @@ def _backward(
     if by_bias is not None and head.bias is not None:
         by_bias = by_bias.to(head.bias.dtype)
     return [by_hidden, by_weight, by_bias]
-
-
-class Tiles(Protocol):
-    """Gradients with respect to what the head multiplies out, a tile at a time."""
-
-    def of_tile(self, span: slice, columns: slice) -> Tensor:
-        """``(rows, columns)``, in a buffer that the next tile overwrites."""
-        ...
-
-
-def _tiles(
-    backend: str, head: Head, hidden: Tensor, ids: Tensor, slope: Slope, buffers: Buffers, summed: bool
-) -> Tiles:
-    if backend == "triton":
-        from rlstab.signals import triton_head  # Triton need not be installed
-
-        every = triton_head.Launcher.of(head, hidden)
-        kind = wide(hidden.dtype) if summed else hidden.dtype
-        return triton_head.Gradients(every, ids.contiguous(), slope, buffers, kind)
-    return _TorchTiles(head, hidden, ids, slope, buffers)
-
-
-@dataclass(frozen=True, eq=False)
-class _TorchTiles:
-    head: Head
-    hidden: Tensor
-    ids: Tensor
-    slope: Slope
-    buffers: Buffers
-
-    def of_tile(self, span: slice, columns: slice) -> Tensor:
-        x = self.head.logits(self.hidden, span, columns, self.buffers)
-        g = self.slope[span].of_tile(x, self.ids[span], columns.start, self.buffers.take("e", *x.shape))
-        return g if self.head.softcap is None else g.mul_(self.buffers.take("bend", *x.shape))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -232,9 +280,10 @@ class _Sum:
 
     def add(self, left: Tensor, right: Tensor) -> None:
         if self.total is None:
-            self.total = torch.mm(left, right, out=self.into)
-        elif self.into.dtype == wide(self.into.dtype):
-            self.into.addmm_(left, right)
+            same = left.dtype == self.into.dtype
+            self.total = torch.mm(left, right, out=self.into) if same else left @ right
+        elif self.total.dtype == left.dtype == wide(left.dtype):
+            self.total.addmm_(left, right)
         else:
             self.total = self.total.float().add_(left @ right)
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.signals.fields import Ask
-from rlstab.signals.tile import Buffers, Rows, Slope, incoming, live_rows, once, spans, whole_rows, wide
+from rlstab.signals.tile import Ask, Buffers, Rows, Slope, incoming, live_rows, once, spans, whole_rows, wide
 
 
 class LogitsSignals(torch.autograd.Function):

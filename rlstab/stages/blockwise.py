@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled
@@ -16,8 +16,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 
-@final
-@dataclass(frozen=True)
 class Blockwise(AdvantageEstimator):
     """Give each block of a response its own reward, compared with siblings whose earlier blocks ended the same way.
 
@@ -104,11 +102,13 @@ class Blockwise(AdvantageEstimator):
         Verifiable Rewards", 2026, arXiv 2602.10231. Reference code: none found.
     """
 
-    name: ClassVar[str] = "blockwise"
-    needs = frozenset({"block_rewards", "block_outcomes", "block_ids"})
-    expects: ClassVar[Mapping[str, str]] = {
-        "block_mean": "it averages over the tokens of a block, so that a long block does not drown a short one."
-    }
+    name = "blockwise"
+    needs = {"block_rewards", "block_outcomes", "block_ids"}
+    about = About(
+        expects={
+            "block_mean": "it averages over the tokens of a block, so that a long block does not drown a short one."
+        },
+    )
 
     shrink: Annotated[float, Range(ge=0)] = 0.0
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -23,8 +22,6 @@ MOST = 1e6
 ALIKE = 1e-9
 
 
-@final
-@dataclass(frozen=True)
 class BNPO(AdvantageEstimator):
     """Subtract the group's mean reward, and divide by a Beta density fitted to all pass rates (BNPO).
 
@@ -83,6 +80,7 @@ class BNPO(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> zeros = torch.zeros(8, dtype=torch.float64)
         >>> groups = torch.arange(8) // 4
@@ -98,7 +96,7 @@ class BNPO(AdvantageEstimator):
         ...     limit=8,
         ... )
         >>> stage = BNPO()
-        >>> stat, state = stage.settle([batch], stage.init_state(), LocalComm())
+        >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> found = stage.advantages(batch, stat, state)
         >>> [round(one, 4) for one in found[:2].tolist()], round(0.75 / float(found[0]), 3)
         ([0.7166, -0.2389], 1.047)
@@ -108,7 +106,7 @@ class BNPO(AdvantageEstimator):
         code: changyi7231/BNPO ``recipe/bnpo/src/bnpo_ray_trainer.py`` (``compute_bnpo_outcome_advantage``).
     """
 
-    name: ClassVar[str] = "bnpo"
+    name = "bnpo"
 
     low: Annotated[float, Range()] = 0.0
     high: Annotated[float, Range()] = 1.0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.random import uniform
 from rlstab.core.settings import Range
@@ -23,8 +22,6 @@ STREAM = 1_000_000_181
 RIDGE = 1.0
 
 
-@final
-@dataclass(frozen=True)
 class DeepGRPO(RolloutExpander):
     """Cut a failed response at a pivot, and sample several continuations that form a group of their own.
 
@@ -104,6 +101,7 @@ class DeepGRPO(RolloutExpander):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> zeros, ids = torch.zeros(2), torch.tensor([0, 0])
         >>> rewards = torch.tensor([1.0, 0.0]).double()
         >>> batch = ResponseBatch(
@@ -119,7 +117,7 @@ class DeepGRPO(RolloutExpander):
         ...     extra={"raw_rewards": rewards},
         ... )
         >>> stage = DeepGRPO(branches=2)
-        >>> stat, state = stage.settle([batch], stage.init_state(), LocalComm())
+        >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> asked = stage.expand(batch, stat, state, seed=0)
         >>> asked.parents.tolist(), asked.pivots.tolist(), asked.branches
         ([1], [3], 2)
@@ -131,12 +129,14 @@ class DeepGRPO(RolloutExpander):
         (``_process_single_chain``).
     """
 
-    name: ClassVar[str] = "deep_grpo"
-    needs = frozenset({"raw_rewards"})
-    addresses = frozenset({"exploration"})
-    expects: ClassVar[Mapping[str, str]] = {
-        "stream_weight": "the loss of the paper is a mean over answers from the prompt and one over branches."
-    }
+    name = "deep_grpo"
+    needs = {"raw_rewards"}
+    about = About(
+        addresses={"exploration"},
+        expects={
+            "stream_weight": "the loss of the paper is a mean over answers from the prompt and one over branches."
+        },
+    )
 
     branches: Annotated[int, Range(ge=1)] = 8
     gamma: Annotated[float, Range(ge=0)] = 2.0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, final
-
 from torch import Tensor
 
 from rlstab.core.method import State
@@ -14,8 +11,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 
-@final
-@dataclass(frozen=True)
 class DrGRPO(AdvantageEstimator):
     """Subtract the group's mean reward without dividing by its spread: rare successes are not amplified.
 
@@ -81,7 +76,7 @@ class DrGRPO(AdvantageEstimator):
         3.2). Reference code: sail-sg/understand-r1-zero ``train_zero_math.py``.
     """
 
-    name: ClassVar[str] = "dr_grpo"
+    name = "dr_grpo"
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the answers to the prompt."

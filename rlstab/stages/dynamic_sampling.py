@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -14,8 +13,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
 
 
-@final
-@dataclass(frozen=True)
 class DynamicSampling(RolloutExpander):
     """Drop groups whose rewards are all equal, and sample as many new prompts in their place.
 
@@ -83,6 +80,7 @@ class DynamicSampling(RolloutExpander):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> ids, zeros = torch.tensor([0, 0, 1, 1, 2, 2]), torch.zeros(6)
         >>> batch = ResponseBatch(
         ...     rewards=torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]).double(),
@@ -96,7 +94,7 @@ class DynamicSampling(RolloutExpander):
         ...     limit=8,
         ... )
         >>> stage = DynamicSampling()
-        >>> stat, state = stage.settle([batch], stage.init_state(), LocalComm())
+        >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> asked = stage.expand(batch, stat, state, seed=0)
         >>> asked.drop.tolist(), asked.fresh
         ([True, True, False, False, True, True], 1)
@@ -106,7 +104,7 @@ class DynamicSampling(RolloutExpander):
         3.2, eq. 11). Reference code: verl-project/verl-recipe ``dapo/dapo_ray_trainer.py``.
     """
 
-    name: ClassVar[str] = "dynamic_sampling"
+    name = "dynamic_sampling"
 
     max_refills: Annotated[int, Range(ge=0)] = 9
     rewards: Literal["shaped", "raw"] = "shaped"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
@@ -17,8 +16,6 @@ from rlstab.stages.slots import best_first, filled, pool_of
 from rlstab.stages.stage import Offer, PromptSelector
 
 
-@final
-@dataclass(frozen=True)
 class Goldilocks(PromptSelector):
     """Take the prompts of a pool whose rewards are expected to vary most between responses.
 
@@ -105,7 +102,7 @@ class Goldilocks(PromptSelector):
         2507.04632 (MoPPS), code thu-rllab/MoPPS recipe/ours/mopps.py @ a883f51.
     """
 
-    name: ClassVar[str] = "goldilocks"
+    name = "goldilocks"
     needs = pass_rates.NEEDS
 
     pool: Annotated[int, Range(ge=1)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count, islice
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from rlstab.stages.slots import DECIMALS, at_random, pool_of, shuffled
 from rlstab.stages.stage import Offer, PromptSelector
 
 
-@final
-@dataclass(frozen=True)
 class GoldilocksTeacher(PromptSelector):
     """Take the prompts whose rewards a teacher predicts will vary most between responses.
 
@@ -112,7 +109,7 @@ class GoldilocksTeacher(PromptSelector):
         2026, arXiv 2602.14868. Reference code: none found.
     """
 
-    name: ClassVar[str] = "goldilocks_teacher"
+    name = "goldilocks_teacher"
     needs = pass_rates.NEEDS | {"prompt_features"}
 
     pool: Annotated[int | None, Range(ge=1)] = None

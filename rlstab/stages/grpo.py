@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -15,8 +14,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 
-@final
-@dataclass(frozen=True)
 class GRPO(AdvantageEstimator):
     """Subtract the group's mean reward, and divide by the standard deviation of its rewards.
 
@@ -91,7 +88,7 @@ class GRPO(AdvantageEstimator):
         (``compute_grpo_outcome_advantage``).
     """
 
-    name: ClassVar[str] = "grpo"
+    name = "grpo"
 
     std: bool = True
     epsilon: Annotated[float, Range(gt=0)] = 1e-4

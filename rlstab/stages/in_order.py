@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, final
-
 import torch
 from torch import Tensor
 
@@ -16,8 +13,6 @@ from rlstab.stages.stage import Offer, PromptSelector
 STREAM = 1_000_000_007
 
 
-@final
-@dataclass(frozen=True)
 class InOrder(PromptSelector):
     """Take prompts one after another; a finite task is repeated, in a new order each time.
 
@@ -75,7 +70,7 @@ class InOrder(PromptSelector):
         No paper: sampling without replacement in epochs, as data loaders do.
     """
 
-    name: ClassVar[str] = "in_order"
+    name = "in_order"
 
     shuffle: bool = True
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
@@ -17,8 +16,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
 
 
-@final
-@dataclass(frozen=True)
 class Laconic(RewardShaper):
     """Penalise tokens beyond a length budget, at a price that rises while the mean length is above it.
 
@@ -86,6 +83,7 @@ class Laconic(RewardShaper):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.laconic import Laconic
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> ids, none = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)
@@ -97,7 +95,7 @@ class Laconic(RewardShaper):
         ... )
         >>> stage = Laconic(budget=10.0, floor=0.1, ceiling=0.2)
         >>> state = stage.init_state()
-        >>> stat, after = stage.settle([batch], state, LocalComm())
+        >>> stat, after = measure_all(stage, [batch], state, LocalComm())
         >>> [round(one, 6) for one in stage.shape(batch, stat, state).tolist()]
         [0.0, -0.1, -0.1, -0.5]
         >>> round(after["multiplier"], 6)
@@ -108,7 +106,7 @@ class Laconic(RewardShaper):
         Learning for LLM", 2026, arXiv 2602.14468. Reference code: Debugger001/LACONIC-LLM, earlier Length-Aware-LLM.
     """
 
-    name: ClassVar[str] = "laconic"
+    name = "laconic"
 
     budget: Annotated[float, Range(gt=0)]
     step: Annotated[float, Range(ge=0)] = 0.002

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.stats import Settled
 from rlstab.errors import OutOfRange
@@ -18,8 +18,6 @@ from rlstab.stages.stage import AdvantageEstimator
 _NEGATIVE = "advantages are divided by the mean reward of a group, and a penalty makes rewards negative."
 
 
-@final
-@dataclass(frozen=True)
 class MaxRL(AdvantageEstimator):
     """Subtract the group's mean reward, and divide by it: hard prompts get the largest advantages.
 
@@ -87,8 +85,10 @@ class MaxRL(AdvantageEstimator):
         code: NovaSky-AI/SkyRL ``ppo_utils.py``, PrimeIntellect-ai/prime-rl.
     """
 
-    name: ClassVar[str] = "max_rl"
-    addresses = frozenset({"exploration"})
+    name = "max_rl"
+    about = About(
+        addresses={"exploration"},
+    )
     excludes: ClassVar[Mapping[str, str]] = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
 
     def in_words(self) -> str:

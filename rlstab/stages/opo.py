@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
+from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.stats import Mean, Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 
-@final
-@dataclass(frozen=True)
 class OPO(AdvantageEstimator):
     """Subtract a length-weighted mean reward of the group, in which long responses count more.
 
@@ -87,8 +84,10 @@ class OPO(AdvantageEstimator):
         verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``compute_opo_outcome_advantage``).
     """
 
-    name: ClassVar[str] = "opo"
-    addresses = frozenset({"length"})
+    name = "opo"
+    about = About(
+        addresses={"length"},
+    )
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the answers to the prompt, each weighed by its length."

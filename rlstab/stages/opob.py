@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, final
 
 from torch import Tensor
 
+from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.stats import Mean, Settled
 from rlstab.stages.optimal_baseline import baseline_report, less_baseline, log_ratios
@@ -15,8 +14,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 
-@final
-@dataclass(frozen=True)
 class OPOB(AdvantageEstimator):
     """Subtract the minimum-variance baseline, from importance weights and measured gradient norms (VCPO).
 
@@ -116,12 +113,15 @@ class OPOB(AdvantageEstimator):
         Reference code: mit-han-lab/vcpo ``verl/workers/actor/megatron_actor.py``, ``verl/workers/utils/vcpo.py``.
     """
 
-    name: ClassVar[str] = "opob"
-    needs = frozenset({"squared_gradient", "logprobs", "rollout_logprobs"})
-    addresses = frozenset({"off-policy"})
-    expects: ClassVar[Mapping[str, str]] = {
-        "importance_correction": "the baseline is that of a gradient in which every response has its importance weight."
-    }
+    name = "opob"
+    needs = {"squared_gradient", "logprobs", "rollout_logprobs"}
+    about = About(
+        addresses={"off-policy"},
+        expects={
+            "importance_correction": "the baseline is that of a gradient in which every response has its importance "
+            "weight."
+        },
+    )
 
     norm_by_std: bool = True
 

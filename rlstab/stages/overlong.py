@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
@@ -16,8 +15,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
 
 
-@final
-@dataclass(frozen=True)
 class Overlong(RewardShaper):
     """Reduce the reward of responses that come near the length limit, more so the closer they come.
 
@@ -88,7 +85,7 @@ class Overlong(RewardShaper):
         2503.14476, section 3.4, eq. 13. Reference code: verl, DAPO reward manager.
     """
 
-    name: ClassVar[str] = "overlong"
+    name = "overlong"
 
     buffer: Annotated[int, Range(ge=1)]
     penalty: Annotated[float, Range(ge=0)] = 1.0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
@@ -17,8 +16,6 @@ from rlstab.stages.slots import best_first, filled, pool_of
 from rlstab.stages.stage import Offer, PromptSelector
 
 
-@final
-@dataclass(frozen=True)
 class Paced(PromptSelector):
     """Take the prompts of a pool whose expected pass rate is closest to a target.
 
@@ -99,7 +96,7 @@ class Paced(PromptSelector):
         Scheduler for RLVR", 2026, arXiv 2602.12642. Reference code: none found.
     """
 
-    name: ClassVar[str] = "paced"
+    name = "paced"
     needs = pass_rates.NEEDS
 
     pool: Annotated[int, Range(ge=1)]

@@ -80,7 +80,7 @@ def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
     return [
         f"'{one.name}' expects '{name}' beside it, which is missing: {why}"
         for one in pipeline
-        for name, why in one.expects.items()
+        for name, why in one.about.expects.items()
         if name not in there
     ]
 

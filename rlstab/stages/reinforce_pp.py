@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat
@@ -17,8 +17,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 
-@final
-@dataclass(frozen=True)
 class ReinforcePP(AdvantageEstimator):
     """Whiten rewards over all trained tokens of the rollout instead of within groups (REINFORCE++).
 
@@ -78,6 +76,7 @@ class ReinforcePP(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
+        >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> zeros = torch.zeros(2, dtype=torch.float64)
         >>> batch = ResponseBatch(
@@ -92,7 +91,7 @@ class ReinforcePP(AdvantageEstimator):
         ...     limit=8,
         ... )
         >>> stage = ReinforcePP()
-        >>> stat, state = stage.settle([batch], stage.init_state(), LocalComm())
+        >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> [round(one, 4) for one in stage.advantages(batch, stat, state).tolist()]
         [-1.5, 0.5]
 
@@ -103,10 +102,13 @@ class ReinforcePP(AdvantageEstimator):
         ``compute_reinforce_plus_plus_baseline_outcome_advantage``), OpenRLHF/OpenRLHF.
     """
 
-    name: ClassVar[str] = "reinforce_pp"
-    exceptions: ClassVar[Mapping[str, str]] = {
-        "even group": "it compares with the whole rollout, so equal answers to a prompt have something to compare with."
-    }
+    name = "reinforce_pp"
+    about = About(
+        exceptions={
+            "even group": "it compares with the whole rollout, so equal answers to a prompt have "
+            "something to compare with."
+        },
+    )
 
     baseline: bool = False
     epsilon: Annotated[float, Range(gt=0)] = 1e-8

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, final
-
 from torch import Tensor
 
 from rlstab.core.method import State
@@ -14,8 +11,6 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 
-@final
-@dataclass(frozen=True)
 class RLOO(AdvantageEstimator):
     """Subtract the mean reward of the other responses to the same prompt, leaving the response itself out.
 
@@ -82,7 +77,7 @@ class RLOO(AdvantageEstimator):
         (``compute_rloo_outcome_advantage``).
     """
 
-    name: ClassVar[str] = "rloo"
+    name = "rloo"
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the other answers to the prompt."

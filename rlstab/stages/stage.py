@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlstab.core.docstring import summary
+from rlstab.core.metadata import summary
 from rlstab.core.method import Method, State
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
@@ -42,7 +42,7 @@ class Stage(Method[ResponseBatch]):
     kind: ClassVar[str]
     excludes: ClassVar[Mapping[str, str]] = {}
 
-    def empty_part(self) -> ResponseBatch:
+    def _empty_part(self) -> ResponseBatch:
         """A batch without responses."""
         return ResponseBatch.empty(self.needs)
 
@@ -84,7 +84,7 @@ class PromptSelector(Stage):
     """Chooses the prompts of a rollout. A run has one; without another it is ``in_order``."""
 
     kind = "prompts"
-    acts_by = "select"
+    _acts_by = "select"
 
     @abstractmethod
     def select(self, offer: Offer, state: State) -> Tensor:
@@ -95,7 +95,7 @@ class RewardShaper(Stage):
     """Adds to the rewards. A run has any number; each sees the rewards of the scorer, and what they give is summed."""
 
     kind = "rewards"
-    acts_by = "shape"
+    _acts_by = "shape"
 
     @abstractmethod
     def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
@@ -106,7 +106,7 @@ class AdvantageEstimator(Stage):
     """Turns rewards into advantages. A run has one; without another it is ``grpo``."""
 
     kind = "advantages"
-    acts_by = "advantages"
+    _acts_by = "advantages"
 
     @abstractmethod
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
@@ -170,7 +170,7 @@ class RolloutExpander(Stage):
     """
 
     kind = "rollouts"
-    acts_by = "expand"
+    _acts_by = "expand"
 
     @property
     def rounds(self) -> int:

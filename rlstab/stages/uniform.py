@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from rlstab.stages.slots import filled, pool_of
 from rlstab.stages.stage import Offer, PromptSelector
 
 
-@final
-@dataclass(frozen=True)
 class Uniform(PromptSelector):
     """Take each prompt of a pool with the same probability, none twice in a rollout.
 
@@ -69,7 +66,7 @@ class Uniform(PromptSelector):
         No paper: simple random sampling.
     """
 
-    name: ClassVar[str] = "uniform"
+    name = "uniform"
 
     pool: Annotated[int | None, Range(ge=1)] = None
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlstab import hub
 from rlstab.errors import DataError, did_you_mean
-from rlstab.extras import require_package
+from rlstab.extras import require
 from rlstab.tasks.answer_pattern import AnswerPattern
 from rlstab.tasks.jsonl_file import Fields, example_of
 from rlstab.tasks.prompt_template import PromptTemplate
@@ -62,7 +62,7 @@ class DataSet(TextTask):
         time_limit: float = 5.0,
         workers: int = 2,
     ) -> None:
-        require_package("datasets", "The task dataset")
+        require("datasets", "The task dataset")
         TextScorer(scorer, AnswerPattern(answer_pattern))  # before the data, of which there may be much
         right = AnswerPattern(right_answer_pattern, "right_answer_pattern")
         fields = Fields(prompt_field, answer_field, PromptTemplate(prompt_template, "prompt"), system)
@@ -89,7 +89,7 @@ def _loaded(path: str, subset: str | None, splits: list[str], revision: str | No
     local = folder.is_dir()
     if not local and path.startswith((".", "/", "~")):
         raise DataError(f"there is no folder '{folder}'. Set task.path to one, or to a name on the hub.")
-    offline = "" if local else hub.unreachable()
+    offline = "" if local else hub.why_offline()
     with _quiet(offline=bool(offline)):
         try:
             if local and any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):

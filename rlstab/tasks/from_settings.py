@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlstab.config.runs import (
+from rlstab.config.settings import (
     ChainSettings,
     CountdownSettings,
     DatasetSettings,
-    OwnTaskSettings,
     ReasoningGymSettings,
     TaskSettings,
+    UserTaskSettings,
 )
 from rlstab.errors import ConfigError, OutOfRange
 from rlstab.tasks import Chain, Countdown, DataSet, Jsonl, ReasoningGym, Task
@@ -24,7 +24,7 @@ def build_task(settings: TaskSettings) -> Task:
         DataError, MissingPackage: its data or its package cannot be used.
         ConfigError: it is the user's own, and cannot be loaded or made, or is no task.
     """
-    if isinstance(settings, OwnTaskSettings):
+    if isinstance(settings, UserTaskSettings):
         return make_task(settings)
     options = settings.model_dump(exclude={"name"})
     if isinstance(settings, CountdownSettings):
@@ -45,7 +45,7 @@ def require_settings(settings: TaskSettings) -> None:
     """
     if isinstance(settings, CountdownSettings | ChainSettings):
         return
-    if isinstance(settings, OwnTaskSettings):
+    if isinstance(settings, UserTaskSettings):
         load_task(settings)
         return
     try:

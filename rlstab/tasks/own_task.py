@@ -7,8 +7,8 @@ from importlib.metadata import entry_points
 from typing import Any, cast, get_args
 
 from rlstab.config.document import Document
-from rlstab.config.own_code import is_own, load_class
-from rlstab.config.runs import TASK_GROUP, OwnTaskSettings
+from rlstab.config.settings import TASK_GROUP, UserTaskSettings
+from rlstab.config.user_code import is_user_code, load_class
 from rlstab.errors import ConfigError, RlstabError, did_you_mean, kind_of
 from rlstab.tasks.flaky import flaky_share
 from rlstab.tasks.scoring import Workers
@@ -59,14 +59,14 @@ def require_task(task: object) -> Task:
     return found
 
 
-def load_task(settings: OwnTaskSettings) -> type:
+def load_task(settings: UserTaskSettings) -> type:
     """The class that a configuration names, by its file or as an installed entry point.
 
     Raises:
         ConfigError: it cannot be loaded, or is no class.
     """
     place = ("task", "name")
-    if is_own(settings.code):
+    if is_user_code(settings.code):
         fix = "Name a class with the methods `example` and `score`."
         return load_class(Document.of({}), settings.code, place, "a task", fix)
     points = {one.name: one for one in entry_points(group=TASK_GROUP)}
@@ -87,7 +87,7 @@ def load_task(settings: OwnTaskSettings) -> type:
     return found
 
 
-def make_task(settings: OwnTaskSettings) -> Task:
+def make_task(settings: UserTaskSettings) -> Task:
     """A task of the user's own, made with its options and checked.
 
     Raises:

@@ -10,7 +10,8 @@ from importlib import resources
 from types import ModuleType
 from typing import Any
 
-from rlstab.errors import MissingPackage, OutOfRange, UnknownName, did_you_mean
+from rlstab.errors import OutOfRange, UnknownName, did_you_mean
+from rlstab.extras import require
 from rlstab.tasks.answer_pattern import AnswerPattern
 from rlstab.tasks.prompt_template import PromptTemplate
 from rlstab.tasks.scorers import GymScorer
@@ -160,11 +161,8 @@ def _global_random_from(seed: str) -> Iterator[None]:
 
 
 def _factory() -> ModuleType:
-    try:
-        from reasoning_gym import factory
-    except ImportError as error:
-        raise MissingPackage(
-            f'The reasoning_gym task needs the package reasoning-gym ({error}). Run: pip install "rlstab[tasks]"'
-        ) from error
+    require("tasks", "The task reasoning_gym", "reasoning_gym")
+    from reasoning_gym import factory
+
     found: ModuleType = factory
     return found

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from rlstab.config.reward_settings import TASK, RewardSettings
+from rlstab.config.settings import TASK, RewardSettings
 from rlstab.errors import ConfigError, ScorerError, UnknownName, did_you_mean
 from rlstab.tasks.reward_function import RewardFunction, packed
 from rlstab.tasks.scoring import Workers

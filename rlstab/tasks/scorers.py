@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
-from rlstab.errors import DataError, MissingPackage, OutOfRange
+from rlstab.errors import DataError, OutOfRange
+from rlstab.extras import require
 from rlstab.tasks.answer_pattern import AnswerPattern
 
 
@@ -38,11 +38,8 @@ class TextScorer:
     def __init__(self, compare: str, pattern: AnswerPattern) -> None:
         if compare not in ("exact", "math_verify"):
             raise OutOfRange(f"`scorer` is {compare!r}. Set it to 'exact' or 'math_verify'.")
-        if compare == "math_verify" and importlib.util.find_spec("math_verify") is None:
-            raise MissingPackage(
-                "The scorer math_verify needs the package math-verify (it is not installed). Run: "
-                'pip install "rlstab[tasks]"'
-            )
+        if compare == "math_verify":
+            require("tasks", "The scorer math_verify", "math_verify")
         self.compare, self.pattern = compare, pattern
 
     def prepare(self) -> None:

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlstab.core.batch import SIGNALS
-from rlstab.core.fit import no_fit_warnings
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import walk
 from rlstab.core.method import Method
-from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
-from rlstab.errors import MissingPackage, OutOfRange, ProcessError, UnknownName, did_you_mean
+from rlstab.core.objective import TokenObjective, no_fit_warnings
+from rlstab.errors import OutOfRange, ProcessError, UnknownName, did_you_mean
+from rlstab.extras import require
 from rlstab.stages.response_batch import EVIDENCE
 from rlstab.stages.stage import Stage
 from rlstab.testing import fresh_process, tolerances
@@ -130,7 +130,7 @@ def check_stage(
 
     Args:
         stage: a prompt selector, a reward shaper, an advantage estimator or a rollout expander.
-        examples: runs of three rollouts per law, from small ones on; from 4 on, one of large rollouts and a long one beside them.
+        examples: runs of three rollouts per law, small ones first; from 4 on, a large and a long one beside them.
         laws: names of those to check; None is all.
 
     Returns:
@@ -164,10 +164,8 @@ def parametrize_laws(
     Raises:
         MissingPackage: pytest is not installed.
     """
-    try:
-        import pytest
-    except ImportError as error:
-        raise MissingPackage('parametrize_laws needs pytest: pip install "rlstab[testing]".') from error
+    require("testing", "parametrize_laws", "pytest")
+    import pytest
 
     def test_of(check: _Check, law: Law) -> Callable[[], None]:
         def test() -> None:
@@ -231,7 +229,7 @@ class _Check:
 
     def excepted(self, law: Law) -> str:
         """Why it declares that it breaks a law; empty where it does not."""
-        return self.method.exceptions.get(law.name, "")
+        return self.method.about.exceptions.get(law.name, "")
 
     def trials(self, law: Law) -> Iterator[Any]:
         """What a law is checked on, small trials first."""
@@ -281,13 +279,13 @@ class _MethodCheck(_Check):
 
     def __init__(self, method: TokenObjective, examples: int) -> None:
         super().__init__(method, examples)
-        self.extra, self.edges = sorted(method.needs - SIGNALS.keys()), edges_of(method)
+        self.extra, self.edges = sorted(method.needs - SIGNALS.keys() - BASICS), edges_of(method)
 
     def excepted(self, law: Law) -> str:
         return "; ".join(
-            f"{leaf.name}: {leaf.method.exceptions[law.name]}"
+            f"{leaf.name}: {leaf.method.about.exceptions[law.name]}"
             for leaf in walk(self.method, observed=True)
-            if law.name in leaf.method.exceptions
+            if law.name in leaf.method.about.exceptions
         )
 
     def trials(self, law: Law) -> Iterator[Any]:

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.core.walk import walk
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
 #: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
@@ -109,7 +109,8 @@ def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
 
 def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> Iterator[Edge]:
     read = {"live", "old_logprobs", "logprobs", *needs}
-    plain = [name for name in ("entropies", *sorted(needs - SIGNALS.keys())) if name in needs]
+    own = needs - SIGNALS.keys() - BASICS
+    plain = [name for name in ("entropies", *sorted(own)) if name in needs]
     plain += [f"live {name}" for name in sorted(live_needs)]
     for number in dict.fromkeys([*numbers, *ROUND]):
         gaps = {number, -number} | {_log(one) for one in (number, 1 + number, 1 - number) if 1e-3 <= one <= 1e3}
@@ -117,7 +118,7 @@ def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> I
             if {one, other} <= read:
                 yield from (Edge(one, other, gap) for gap in sorted(gaps) if abs(gap) < 20)
         yield from (Edge("advantages", None, one) for one in {number, -number})
-        yield from (Edge(name, None, number) for name in plain if number >= 0 or name in needs - SIGNALS.keys())
+        yield from (Edge(name, None, number) for name in plain if number >= 0 or name in own)
         logs = {-abs(number)} | ({_log(number)} if 0 < number <= 1 else set())
         for name in ("logprobs", "old_logprobs", *sorted({"max_logprobs", "log_kept_mass"} & needs)):
             yield from (Edge(name, None, one) for one in sorted(logs) if -80 < one <= 0)

@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
+from rlstab.core.compose import walk
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
 from rlstab.errors import ProcessError
 from rlstab.testing.compare import BrokenLaw
 from rlstab.testing.watch import Shared

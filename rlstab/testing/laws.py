@@ -17,18 +17,16 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
-from rlstab.core.compose import compose, within
-from rlstab.core.contract import BASICS
+from rlstab.core.compose import compose, observe, walk, within
 from rlstab.core.loss import held_ratio, loss_of_part
+from rlstab.core.method import measure_all
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.observe import observe
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Pool, Settled, settle
 from rlstab.core.terms import Terms
-from rlstab.core.walk import walk
 from rlstab.testing import tolerances
 from rlstab.testing.compare import (
     BrokenLaw,
@@ -131,23 +129,21 @@ LAWS: list[Law] = []
 law = add_to(LAWS)
 
 
-@dataclass(frozen=True)
 class Doubling(TokenObjective):
     """A partner that writes weights."""
 
     name = "law_partner_doubling"
-    writes = frozenset({"weight"})
+    writes = {"weight"}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(weight=1.0 + 0.1 * (batch.position % 3).to(batch.logprobs.dtype))
 
 
-@dataclass(frozen=True)
 class Dropping(TokenObjective):
     """A partner that drops tokens."""
 
     name = "law_partner_dropping"
-    writes = frozenset({"keep"})
+    writes = {"keep"}
 
     def chosen(self, batch: TokenBatch) -> Tensor:
         return batch.uniform(3) < 0.6
@@ -259,7 +255,7 @@ def same_elsewhere(compare: Callable[[str], None], what: str) -> None:
 
 @law()
 def declared(method: TokenObjective, trial: Trial) -> None:
-    """It reads what ``needs``, ``reads_policies`` and ``live_needs`` name; ``writes`` is checked at every call."""
+    """It reads what ``needs`` and ``live_needs`` name; ``writes`` is checked at every call."""
     step = trial.first
     without = (SIGNALS.keys() | set(step.evidence)) - method.needs - {*BASICS, "advantages"}
     bare = replace(
@@ -284,11 +280,11 @@ def declared(method: TokenObjective, trial: Trial) -> None:
 
 def _check_policies(method: TokenObjective, step: Step) -> None:
     """Log-probs that a method does not read, and under a live ratio their old values, may be anything."""
-    for name in sorted(set(BASICS) - method.reads_policies):
+    for name in sorted(BASICS - method.needs):
         batch = replace(step.batch(), live_ratio=True)
         other = replace(batch, **{name: getattr(batch, name).flip(0) - 0.5})
         one, two = (_outcome(make_plan(method, [given]), step.leaves()) for given in (batch, other))
-        close(f"with another '{name}', which its `reads_policies` does not name", one, two, 0.0)
+        close(f"with another '{name}', which its `needs` does not name", one, two, 0.0)
 
 
 @law()
@@ -311,7 +307,7 @@ def later_steps(method: TokenObjective, trial: Trial) -> None:
     """Thirty optimizer steps with state: each the same in parts; the state stays of its kind and finite."""
     if not method.init_state():
         raise NotApplicable("it has no state")
-    extra = sorted(method.needs - SIGNALS.keys())
+    extra = sorted(method.needs - SIGNALS.keys() - BASICS)
     steps = [make_step("mixed", (2, 1, 3), 1, 900 + number, extra) for number in range(LONG)]
     state = initial = method.init_state()
     for number, step in enumerate(steps, start=1):
@@ -323,7 +319,7 @@ def later_steps(method: TokenObjective, trial: Trial) -> None:
         check_state(whole.state, initial)
         state = whole.state
     for number in range(LONGER):
-        state = method.settle([steps[number % LONG].batch()], state, LocalComm())[1]
+        state = measure_all(method, [steps[number % LONG].batch()], state, LocalComm())[1]
     check_state(state, initial)
 
 
@@ -535,8 +531,9 @@ def live_ratio(method: TokenObjective, trial: Trial) -> None:
         ratio = held_ratio(plan.part(0), PolicyOutputs(**trial.first.live))
     if bool((ratio != 1).any()):
         raise BrokenLaw(
-            f"`live_ratio` is set, and a ratio is {float(ratio[ratio != 1][0])!r}. Subtract `held.anchor.logprobs` "
-            f"there, not `batch.old_logprobs`: token_log_ratio(policy, held.anchor, batch) does."
+            f"`live_ratio` is set, and a ratio is {float(ratio[ratio != 1][0])!r}. Subtract "
+            f"`constants.anchor.logprobs` there, not `batch.old_logprobs`: token_log_ratio(policy, constants.anchor, "
+            f"batch) does."
         )
 
 
@@ -550,8 +547,10 @@ def zero_advantage(method: TokenObjective, trial: Trial) -> None:
 
 @law()
 def limits(method: TokenObjective, trial: Trial) -> None:
-    """Each method is the identity at each of its limits given by settings, whatever its other settings are."""
-    limited = [one.at(leaf.method) for leaf in walk(method) for one in leaf.method.limits if one.settings is not None]
+    """Each method is the identity at the settings of its ``no_op_at``, whatever its other settings are."""
+    limited = [
+        one.at(leaf.method) for leaf in walk(method) for one in leaf.method.about.no_op_at if one.settings is not None
+    ]
     if not limited:
         raise NotApplicable("it declares no settings at which it is the identity")
     base = run_whole(compose(), trial.first)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,7 +126,7 @@ class Rollout:
             extra[name] = torch.where(sampled, one, other) if of_tokens(name) else one
         return replace(self, responses=replace(whole, extra=extra))
 
-    def only(self, names: frozenset[str]) -> Rollout:
+    def only(self, names: Set[str]) -> Rollout:
         """The same with this evidence and no other."""
         extra = {name: one for name, one in self.responses.extra.items() if name in names}
         return replace(self, responses=replace(self.responses, extra=extra))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.method import Method, State
+from rlstab.core.method import Method, State, measure_all
 from rlstab.core.stats import Mean, Settled
 from rlstab.errors import MethodError
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
@@ -102,8 +102,8 @@ def run_parts(stage: Stage, rollout: Rollout, parts: Parts, state: State, comm: 
     """The rollout in parts, each a list of numbers of groups."""
     chosen = select(stage, rollout, state)
     batches = [rollout.part(part, chosen) for part in parts]
-    stat, after = stage.settle(batches, state, comm)
-    outcomes = [_outcome(stage, batch, stat, state, rollout.offer) for batch in batches or [stage.empty_part()]]
+    stat, after = measure_all(stage, batches, state, comm)
+    outcomes = [_outcome(stage, batch, stat, state, rollout.offer) for batch in batches or [stage._empty_part()]]
     for outcome in outcomes:
         outcome.chosen, outcome.state = chosen, after
     return joined(outcomes)
@@ -212,7 +212,9 @@ def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
         BrokenLaw: says what differs.
     """
     for name, rows in some.items():
-        largest = max((float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()), default=0.0)
+        largest = max(
+            (float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()), default=0.0
+        )
         for place, row in rows.items():
             one, other = torch.broadcast_tensors(row.double(), among[name][place].double())
             alike = (one == other) | (one.isnan() & other.isnan())
@@ -245,7 +247,7 @@ def pure(stage: Stage, trial: StageTrial) -> None:
         guard.guard((f"'{name}' of the responses", values) for name, values in batch._tensors())
         with guard, NumpyReadOnly(guard):
             replace(stage)  # made once more
-            stat, _ = stage.settle([batch], state, LocalComm())
+            stat, _ = measure_all(stage, [batch], state, LocalComm())
             _act(stage, batch, stat, state, rollout.offer)
         try:
             same_state("before and after", remembered, state, 0.0)
@@ -284,7 +286,7 @@ def no_gradient(stage: Stage, trial: StageTrial) -> None:
 def shapes(stage: Stage, trial: StageTrial) -> None:
     """Shapes and dtypes of what it gives are those of its kind, and those of its state stay."""
     for rollout, state, outcome in trial.run(stage):
-        for part in (rollout.whole(outcome.chosen), stage.empty_part()):
+        for part in (rollout.whole(outcome.chosen), stage._empty_part()):
             _check_kind(stage, part, _act(stage, part, outcome.stat, state, rollout.offer))
         check_state(outcome.state, stage.init_state())
 

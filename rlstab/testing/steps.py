@@ -24,7 +24,7 @@ KINDS = (
     "no rare token",
     "per token",
 )
-_BASICS = ("old_logprobs", "logprobs", "advantages")
+_EVERY = ("old_logprobs", "logprobs", "advantages")
 #: Log-probs, which are at most 0.
 LOGS = frozenset(
     {"old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass", "live"}
@@ -78,7 +78,7 @@ class Step:
         if self.layout is not None:
             return self.padded(self.layout, without=without)[0]
         given = {name: values.clone() for name, values in self.evidence.items() if name not in without}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in _BASICS and name not in SIGNALS}
+        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
         return TokenBatch(
             sequence=self.sequence.clone(),
             position=self.position.clone(),
@@ -183,7 +183,7 @@ class Step:
             return flat.index_copy(0, place, values[order]).view(rows, width)
 
         given = {name: lay(values) for name, values in self.evidence.items() if name not in without}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in _BASICS and name not in SIGNALS}
+        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
         batch = TokenBatch.from_padded(
             response_mask=chosen,
             sequence_ids=self.sequence_ids.clone(),

@@ -12,7 +12,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.loss import Part, held_ratio
 from rlstab.core.plan import Plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.terms import Held, Terms
+from rlstab.core.terms import Constants, Terms
 
 #: What a method can do to a token.
 ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "exempt")
@@ -49,7 +49,7 @@ class Trace:
         weight: ``(n,)`` product of the methods' weights.
         kept: ``(n,)`` bool.
         bonus: ``(n,)`` sum of what the methods add to the advantage, None where none adds anything.
-        exempt: ``(n,)`` bool, None where no method exempts.
+        unclipped: ``(n,)`` bool, None where no method lifts the trust region.
         clipped: ``(n,)`` bool, stopped: beyond a bound in the direction in which it pulls, which the metrics
             ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count, or by a gate or pull of 0.
         gate: ``(n,)`` product over the methods' gates and pull, None where no method has any.
@@ -60,7 +60,7 @@ class Trace:
     weight: Tensor
     kept: Tensor
     bonus: Tensor | None
-    exempt: Tensor | None
+    unclipped: Tensor | None
     clipped: Tensor
     gate: Tensor | None
     methods: Mapping[str, MethodTrace]
@@ -74,7 +74,7 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     pull harder in the direction of its advantage, or by a gate or pull that makes more of its ratio; *damped* it by a
     weight below 1, by a bonus against that direction, or by a gate or pull that makes less of its ratio; *clipped* it
     where the method owns the bounds, gate or pull that stopped it; *regularised* it where it is under a penalty of the
-    method; *exempted* it from the trust region. Gates and pulls count where a token pulls and is not exempt, and where
+    method; left it *unclipped*. Gates and pulls count where a token pulls and is not unclipped, and where
     they change it by more than :data:`ALIKE`.
 
     Args:
@@ -88,8 +88,8 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     ratio = held_ratio(part, live)
     everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
     kept = everywhere if merged.keep is None else merged.keep
-    held = Held(live, part.advantages, kept)
-    bound = part.pulls if merged.exempt is None else part.pulls & ~merged.exempt
+    held = Constants(live, part.advantages, kept)
+    bound = part.has_gradient if merged.unclipped is None else part.has_gradient & ~merged.unclipped
     beyond, gate = _beyond(part, ratio) & bound, _gate(merged, ratio, held, bound)
     methods = {}
     for key, one in member_terms(plan, batch).items():
@@ -101,7 +101,7 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
         weight=torch.ones_like(ratio) if merged.weight is None else merged.weight,
         kept=kept,
         bonus=merged.bonus,
-        exempt=merged.exempt,
+        unclipped=merged.unclipped,
         clipped=beyond if gate is None else beyond | (gate == 0),
         gate=gate,
         methods=methods,
@@ -111,14 +111,14 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
 def _beyond(part: Part, ratio: Tensor) -> Tensor:
     bounds = part.terms.bounds
     if bounds is None:
-        return torch.zeros_like(part.pulls)
+        return torch.zeros_like(part.has_gradient)
     return torch.stack(list(bounds.stops(ratio, part.advantages).values())).any(0)
 
 
-def _gate(terms: Terms, ratio: Tensor, held: Held, bound: Tensor) -> Tensor | None:
-    factors = [one.fn(ratio, held) for one in terms.gates.values() if one.acts]
-    if terms.pull is not None:
-        factors.append(terms.pull.fn(ratio, held) / ratio)
+def _gate(terms: Terms, ratio: Tensor, constants: Constants, bound: Tensor) -> Tensor | None:
+    factors = [one.fn(ratio, constants) for one in terms.gates.values() if one.acts]
+    if terms.surrogate is not None:
+        factors.append(terms.surrogate.fn(ratio, constants) / ratio)
     if not factors:
         return None
     return torch.where(bound, torch.stack([one.to(ratio.dtype) for one in factors]).prod(0), 1.0)
@@ -150,6 +150,6 @@ def _actions(
     for penalty in terms.penalties.values():
         if penalty.coefficient != 0:
             add("regularised", everywhere if penalty.where is None else penalty.where)
-    if terms.exempt is not None:
-        add("exempt", terms.exempt)
+    if terms.unclipped is not None:
+        add("exempt", terms.unclipped)
     return found

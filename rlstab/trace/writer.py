@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.config.runs import TrackingSettings
-from rlstab.core.batch import TokenBatch
+from rlstab.config.settings import TrackingSettings
+from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.trace.effects import MethodTrace, Trace, trace
@@ -104,8 +104,7 @@ class Tracer:
         if not rows:
             return
         found = trace(plan, batch, policy)
-        assert batch.index is not None
-        ids = response_ids.reshape(-1)[batch.index]
+        ids = response_ids.reshape(-1)[layout_of(batch).index]
         ratio = torch.where(computed, found.ratio, torch.nan)
         for row in rows:
             where = batch.sequence == row

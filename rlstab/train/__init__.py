@@ -1,14 +1,17 @@
-"""A minimal GRPO-family trainer on accelerate: rollout, step, loop, checkpoint, tracking.
+"""A minimal GRPO-family trainer on accelerate.
 
-Needs the extra ``rlstab[train]``; without it the import raises :class:`rlstab.errors.MissingPackage`.
+A rollout's way: ``loop`` asks ``generate`` for a :class:`~rlstab.train.rollout.Rollout` (prompts, ``sampling``,
+rewards, stages), and ``learn`` estimates its advantages and makes the optimizer steps through an ``engine`` that holds
+the ``policy``. ``checkpoint``, ``run_folder``, ``tracking`` and ``evaluate`` stand beside it.
+
+Needs the extra ``train``; without it the import raises :class:`rlstab.errors.MissingPackage`.
 """
 
 from rlstab.extras import require
 
-require("train", "Training")  # all at once, and before anything starts: matplotlib is wanted at the end of a run
+require("train", "Training")  # all at once, and before anything starts
 
-from rlstab.train.loop import RunResult, train  # noqa: E402
-from rlstab.train.providers import Responses  # noqa: E402
-from rlstab.train.stopping import Stopped  # noqa: E402
+from rlstab.train.loop import RunResult, Stopped, train  # noqa: E402
+from rlstab.train.rollout import Rollout  # noqa: E402
 
-__all__ = ["Responses", "RunResult", "Stopped", "train"]
+__all__ = ["Rollout", "RunResult", "Stopped", "train"]

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from rlstab.config.runs import AdapterSettings, RunConfig
-from rlstab.extras import require_package
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import AdapterSettings
+from rlstab.extras import require
 from rlstab.signals import COLUMNS, ROWS
-from rlstab.train import lora
-from rlstab.train.policy import load_part
+from rlstab.train.policy import load_part, put_adapter
 
 #: Bytes of a float32.
 WIDE = 4
@@ -137,8 +137,8 @@ def shape(
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         if adapter is not None:
-            require_package("lora", "model.adapter")
-            lora.put_shape(model, name, adapter)
+            require("lora", "model.adapter")
+            put_adapter(model, name, adapter)
     with FakeTensorMode():
         _as_if_on_cpu(model)
         names = set(getattr(model, "_no_split_modules", None) or ())
@@ -175,7 +175,7 @@ def footprint(
     Args:
         shape: of the model.
         run: its settings.
-        engine: see :mod:`rlstab.train.engines`.
+        engine: see :mod:`rlstab.train.engine`.
         processes: of the run.
         reference: whether a second model stands beside the policy.
         device: on which weights are.

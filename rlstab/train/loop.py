@@ -1,31 +1,44 @@
-"""The loop: sample, score, learn, evaluate, save; and continue after a kill as if nothing had happened."""
+"""The loop: sample, score, learn, evaluate, save; and continue after a kill as if nothing had happened.
+
+``Trainer.__init__`` makes the parts, and ``Trainer._rollouts`` is the loop: read it first. Below it is what processes
+and signals need.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import (
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+    disable_fsdp_ram_efficient_loading,
+    gather_object,
+    patch_environment,
+)
 from rich.console import Console
 from rich.markup import escape
-from torch import Tensor
 
-from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, run_hash
+from rlstab.config.user_code import checksums
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.objective import require_signals
-from rlstab.errors import FitWarning, NonFinite
+from rlstab.core.objective import active_methods, require_signals
+from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
@@ -33,36 +46,32 @@ from rlstab.tasks.from_settings import build_task
 from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
-from rlstab.train import card, checkpoint, durable, lora
-from rlstab.train.about import about
-from rlstab.train.allocator import free_at_once
-from rlstab.train.asking import TRUE, reward_part
-from rlstab.train.decoding import require_decoding
-from rlstab.train.departures import noticing_departures
-from rlstab.train.engines import build_engine, engine_name, loaded_on, require_launcher
-from rlstab.train.estimating import Estimating
-from rlstab.train.evaluate import Share, evaluate
-from rlstab.train.journal import line, read
-from rlstab.train.making import Maker
-from rlstab.train.manifest import CHECKPOINTS, read_mapping
-from rlstab.train.metrics import Metrics
-from rlstab.train.picture import draw
-from rlstab.train.policy import load_policy
-from rlstab.train.processes import TIMEOUT, count, from_first, launched_alone, meet, saying_which
-from rlstab.train.progress import Progress, summary_table
-from rlstab.train.prompts import require_prompts
-from rlstab.train.providers import AdvantageProvider, Providers, SignalProvider
-from rlstab.train.reference import Reference
-from rlstab.train.rollout import Rollout, Standing, of_rank
-from rlstab.train.run_folder import RunFolder, hold
-from rlstab.train.sampler_weights import Sampler
-from rlstab.train.stage_evidence import require_evidence
-from rlstab.train.step import Experience, Learner, Learnt
-from rlstab.train.stopping import Dropped, Stop, Stopped
-from rlstab.train.tracking import start_trackers
+from rlstab.train import checkpoint
+from rlstab.train.engine import build_engine, is_sharded, require_launcher
+from rlstab.train.evaluate import evaluate
+from rlstab.train.generate import (
+    TRUE_REWARD,
+    AdvantageProvider,
+    Generator,
+    SignalProvider,
+    require_evidence,
+    require_prompts,
+    require_provider_names,
+)
+from rlstab.train.learn import Learner, Refusals, reference_logprobs
+from rlstab.train.policy import load_policy, require_trainable
+from rlstab.train.rollout import Progress, Rollout, of_rank
+from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
+from rlstab.train.sampling import Sampler, require_decoding
+from rlstab.train.tracking import Metrics, ProgressBar, require_trackers, start_trackers, summary_table
+
+T = TypeVar("T")
 
 #: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
 MAX_REFUSED = 20
+
+#: A process that hears nothing from another for so long ends with an error. It must be longer than the slowest scorer.
+TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class RunResult:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """The records that hold an evaluation, first to last."""
-        return [one for one in self.records if "eval/mean" in one]
+        return [record for record in self.records if "eval/mean" in record]
 
 
 def train(
@@ -102,357 +111,501 @@ def train(
         run: from :func:`rlstab.config.load_run`.
         resume: continue from the newest whole checkpoint in ``tracking.out``; start where there is no run.
         overwrite: replace a run that is already there, which waits in a folder beside until the first checkpoint.
-        console: where to print; None prints on the terminal, and a progress bar only if it is one.
-        signals: functions that make signals of your own, by the name that a method's ``needs`` has. Each takes the
-            :class:`~rlstab.train.providers.Responses` of this rank and returns ``(R, T)`` floats. One that no method
-            needs is not called, nor is any on a rank without responses: ranks must not wait for one another in it.
+        console: where to print; None prints on the terminal, and a progress bar only if it is a terminal.
+        signals: user-defined signals, by the name that a method's ``needs`` has. Each function takes the
+            :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
+            needs is not made, nor is any on a rank without responses: ranks must not wait for one another in it.
         advantages: the same for advantages, ``(R,)`` or ``(R, T)``, in place of the configured estimator.
-        task: one of your own in place of the configured one, any object that fulfils :class:`rlstab.tasks.Task`.
+        task: in place of the configured one, any object that fulfils :class:`rlstab.tasks.Task`.
         timeout: how long a process waits for another that is alive and silent, until it ends with an error.
 
     Raises:
-        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing; or a reward
-            or a task of yours cannot be used.
+        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing; or a
+            user-defined reward or task cannot be used.
         MissingSignal: the objective or a stage reads what this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
         CheckpointError: no checkpoint is whole, one is of another run or cannot be written.
-        NonFinite: 20 optimizer steps in a row were refused, or a function of yours returned NaN or Inf.
-        ShapeError: a function of yours returned another shape.
+        NonFinite: 20 optimizer steps in a row were refused, or a user-defined function returned NaN or Inf.
+        ShapeError: a user-defined function returned another shape.
         Stopped: SIGINT or SIGTERM asked to end; a checkpoint was written. It is a KeyboardInterrupt.
     """
-    console = console or Terminal(stderr=True)
-    providers = Providers(signals or {}, advantages)
+    console, signals = console or Terminal(stderr=True), dict(signals or {})
+    require_provider_names(signals)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | providers.signals.keys() | {"block_ids"},
+        provides=TRAINER_SIGNALS | signals.keys() | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         otherwise="pass rlstab.train.train a function that makes it, in signals",
     )
     require_evidence(run.pipeline)
-    for text in unmet(run.pipeline, [one.name for one in run.composition.acting()]):
+    for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
-    out = Path(run.tracking.out)
-    accelerator = meet(out, run.tracking.trackers, timeout)
-    with saying_which(accelerator), noticing_departures(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+    names = {
+        "signals": {name: _name(provider) for name, provider in sorted(signals.items())},
+        "advantages": None if advantages is None else _name(advantages),
+    } | ({} if task is None else {"task": type(task).__qualname__})
+    accelerator = start_processes(run, timeout)
+    with tag_errors_with_rank(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+        processes = count_processes(run, console)
+        folder = on_main_process(accelerator, lambda: RunFolder(run, names, resume=resume, overwrite=overwrite))
         try:
-            processes = count(run_hash(run), run.engine.model_dump_json())
-            alone = launched_alone(processes, os.environ)
-            if alone is not None:
-                console.print(f"[yellow]one process:[/] {escape(alone)}", highlight=False)
-            names = providers.in_words() | ({} if task is None else {"task": type(task).__qualname__})
-            with hold(run, accelerator, names, stop, resume=resume, overwrite=overwrite) as (folder, latest):
-                loop = _Loop(run, accelerator, folder, latest, console, providers, task, stop)
-                return loop.go(about(run, accelerator, processes, names, loop.rewards, loop.engine.in_words))
+            trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
+            return trainer.go(describe(run, accelerator, processes, names, trainer.rewards, trainer.engine.in_words))
         except Dropped:  # before the first rollout
-            kept = checkpoint.checkpoints(out / CHECKPOINTS)[-1:] if resume else []
-            done = checkpoint.number(kept[0]) if kept else 0
-            raise Stopped(stop.number, done, run.optimisation.rollouts, kept[0] if kept else None) from None
+            raise trainer_stopped(stop, run, folder) from None
+        finally:
+            stop.hold()
+            if folder is not None:
+                folder.close()
 
 
-class _Loop:
+class Trainer:
+    """The parts of a run in one process, and the loop over its rollouts.
+
+    Args:
+        run: the configuration.
+        accelerator: of this process.
+        folder: of the run; the first process alone has it.
+        console: where to print.
+        signals, advantages, task: see :func:`train`.
+        stop: whether a signal asks to end.
+    """
+
     def __init__(
         self,
         run: RunConfig,
         accelerator: Accelerator,
         folder: RunFolder | None,
-        latest: Path | None,
         console: Console,
-        providers: Providers,
+        signals: Mapping[str, SignalProvider],
+        advantages: AdvantageProvider | None,
         task: Task | None,
         stop: Stop,
     ) -> None:
-        self.run, self.accelerator, self.console = run, accelerator, console
-        self.out, self.folder = Path(run.tracking.out), folder  # the first process has the folder
-        self.providers, self.stop = providers, stop
-        name = engine_name(run.engine, accelerator, os.environ)
-        device, precision = loaded_on(name, accelerator), run.optimisation.precision
-        several = accelerator.num_processes > 1
-        comm: Comm = TorchComm(device=accelerator.device) if several else LocalComm()
-        self.share = Share(accelerator.process_index, accelerator.num_processes)
+        self.run, self.accelerator, self.folder, self.console, self.stop = run, accelerator, folder, console, stop
+        self.out, self.main = Path(run.tracking.out), accelerator.is_main_process
+        rank, world = accelerator.process_index, accelerator.num_processes
+        comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
         self.rewards = build_rewards(run.reward, self.task)
+        self.latest = on_main_process(accelerator, lambda: folder.start if folder is not None else None)
+        if self.latest is not None:
+            require_seen(self.latest)
+
         torch.manual_seed(run.seed)
+        sharded, precision = is_sharded(run, os.environ), run.optimisation.precision
+        device = torch.device("cpu") if sharded else accelerator.device  # what is sharded need not fit on it whole
         policy = load_policy(
-            run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=latest
+            run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=self.latest
         )
-        lora.require_trainable(policy.model, run.model.name)
-        if name == "fsdp2" or run.model.adapter is not None:  # chosen to save memory
-            free_at_once(sum(one.numel() for one in policy.model.parameters()))
-        self.engine = engine = build_engine(name, run, policy, accelerator, comm)
-        with engine.whole() as policy:
-            require_decoding(policy, run.model.name)
-        require_prompts(policy, self.task, run.rollout)
+        require_trainable(policy, run.model.name)
+        self.engine = build_engine(policy, accelerator, run, comm, sharded=sharded)
+        self.policy = self.engine.policy
+        with self.engine.gathered_policy() as policy:
+            require_prompts(policy, self.task, run.rollout)
+            require_decoding(policy, run.model.name, self.task.example("train", 0).asked, run.rollout)
         reference = None
         if "ref_logprobs" in run.composition.needs:
-            whole = engine.whole  # with the adapter off
+            gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or run.model.reference is not None:
-                other = load_policy(run.model.reference or run.model.name, device=device, precision=precision)
-                whole = engine.frozen(other)
-            reference = Reference(whole, run.rollout.temperature, run.optimisation.micro_batch_size)
-        self.policy, self.comm = policy, comm
-        self.learner = Learner(
-            engine,
-            run.composition,
-            run.optimisation,
-            run.rollout.temperature,
-            accelerator,
-            comm,
-            run.seed,
+                name = run.model.reference or run.model.name
+                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
+            reference = reference_logprobs(gathered, run.rollout.temperature, run.optimisation.micro_batch_size)
+
+        self.leaving, self.beside, sampler = threading.Event(), ThreadPoolExecutor(1), Sampler(run.rollout.precision)
+        self.generator = Generator(
+            run=run,
+            policy=lambda: sampler.refreshed(self.policy),
+            task=self.task,
+            rewards=self.rewards,
+            comm=comm,
+            rank=rank,
+            world=world,
+            signals=signals,
+            reference=reference,
+            say=self.say,
+            leaving=self.leaving,
+            beside=self.beside,
         )
-        self.estimating = Estimating(
-            run.pipeline.estimator, policy, comm, run.rollout.temperature, run.optimisation.micro_batch_size
-        )
-        self._leaving = threading.Event()
-        sampler = Sampler(run.rollout.precision)
-        self.maker = Maker(
-            run,
-            lambda: sampler.refreshed(policy),
-            self.task,
-            self.rewards,
-            comm,
-            self.share,
-            providers,
-            self._say,
-            self._leaving,
-            reference,
-        )
-        self.done, self.latest, self.standing = 0, latest, self.maker.begin()
-        if latest is not None:
-            self._restore(latest)
-        self.refused = 0
-        self.tracer = None
+        self.generator.require_blocks()
+        self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
         if run.tracking.trace_every and folder is not None:
             append = partial(folder.append, "tokens.jsonl")
-            self.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, policy.decode)
-        self.learner.tracer = self.tracer
+            self.learner.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, self.policy.decode)
+        self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
+        self.refused = 0
 
-    def _restore(self, latest: Path) -> None:
-        """Go on from a checkpoint."""
-        run, policy = self.run, self.policy
-        found, moments = checkpoint.load(latest, self.engine.weights, objective=objective_hash(run.composition))
-        self.engine.restore(self.learner.optimizer, moments)
-        self.learner.state, self.learner.optimizer_steps = found.state, found.optimizer_steps
-        self.done = found.rollout
-        if found.standing is None:  # it was written before there were stages
-            self.standing = replace(self.standing, made=self.done, drawn=self.done * run.rollout.prompts)
-            return
-        parts = {"slots": self.maker.slots, "group": run.rollout.group}
-        queue = found.standing["queue"]
-        waiting = (
-            of_rank(queue[str(place)], self.share.rank, self.share.world, **parts) for place in range(len(queue))
+    def _restored(self, latest: Path, rank: int, world: int) -> Progress:
+        policy, special = self.policy, not self.task.keeps_special_tokens
+        return Progress.restored(
+            checkpoint.load(latest, self.engine),
+            partial(of_rank, rank=rank, world=world, slots=self.generator.slots, group=self.run.rollout.group),
+            partial(
+                Rollout.from_tensors,
+                limit=self.run.rollout.max_new_tokens,
+                device=policy.device,
+                example=partial(self.task.example, "train"),
+                decode=partial(policy.decode, skip_special_tokens=special),
+            ),
         )
-        limit, device = run.rollout.max_new_tokens, policy.device
-        self.standing = Standing(
-            found.standing["made"],
-            found.standing["drawn"],
-            found.standing["states"],
-            tuple(Rollout.from_tensors(one, limit, device) for one in waiting),
-        )
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _rollouts(self) -> None:
+        run, total = self.run, self.run.optimisation.rollouts
+        every, saving = run.evaluation.every, run.tracking.checkpoint_every
+        if self.progress.rollouts == 0 and every:
+            values = self._evaluate()
+            with self.stop.held():
+                self.accelerator.log(values, step=0)
+        with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
+            while self.progress.rollouts < total:
+                metrics, start = Metrics(), time.perf_counter()
+                rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
+                self._perhaps_stop()
+                self.stop.hold()  # until here a signal drops it all; from here on the rollout is completed first
+                if not rollout.refused:
+                    rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
+                    self._trace(rollout, progress)
+                progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
+                number = progress.rollouts + 1
+                self.progress = replace(progress, rollouts=number)
+                self._count_refused(refused)
+                self._write_samples(rollout, number)
+                values = metrics.collect() | {"seconds/rollout": time.perf_counter() - start}
+                if every and (number % every == 0 or number == total):
+                    values |= self._evaluate()
+                self.accelerator.log(values, step=number)
+                bar.show(number, values)
+                if number == total or (saving and number % saving == 0):
+                    self._save(planned=True)
+                self._perhaps_stop()
+                self.stop.release()
+
+    def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
+        """The rollout to learn from, which ``rollout.staleness`` others may follow in the queue.
+
+        ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
+        """
+        run, progress = self.run, self.progress
+        torch.manual_seed(run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index)
+        while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
+            with self.engine.gathered_policy():
+                made, progress = self.generator.make(progress, metrics)
+            progress = replace(progress, queue=(*progress.queue, made))
+        return progress.queue[0], replace(progress, queue=progress.queue[1:])
+
+    # -- around it ---------------------------------------------------------------------------------------------------
 
     def go(self, about: Mapping[str, Any]) -> RunResult:
-        folder, write = self.folder, None
+        """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
+        folder, append = self.folder, None
         with self.stop.held():
-            from_first(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+            on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
-            self._tell(folder)
+            self._tell_remarks(folder)
             if self.engine.in_words != "one process":
                 self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-            for name, checksum in about["code"].items():
-                self._say("own code", f"{name} (sha256 {checksum}...)")
-            write = partial(folder.append, "metrics.jsonl")
-        start_trackers(self.accelerator, self.run, self.out, write, self.console)
+            for name, checksum in checksums(self.run.model_dump(mode="json")).items():
+                self.say("own code", f"{name} (sha256 {checksum}...)")
+            append = partial(folder.append, "metrics.jsonl")
+        start_trackers(self.accelerator, self.run, append, self.console)
         try:
             self._rollouts()
         except Dropped:
             self._end_early()
         finally:
-            self._leaving.set()
-            self.maker.asking.close()
+            self.leaving.set()
+            self.beside.shutdown(cancel_futures=True)
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
 
-    def _tell(self, folder: RunFolder) -> None:
-        """What was found in the folder, once."""
-        for text in folder.said:
-            self._say("run folder", text)
-        folder.said.clear()
+    def say(self, what: str, text: str) -> None:
+        """Tell the user something; completions and error texts are data, and brackets in them are not markup."""
+        self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
-    def _rollouts(self) -> None:
-        run, main = self.run, self.accelerator.is_main_process
-        every, saving = run.evaluation.every, run.tracking.checkpoint_every
-        if self.done == 0 and every:
-            values = self._evaluate()
-            with self.stop.held():
-                self.accelerator.log(values, step=0)
-        with Progress(self.console, run.optimisation.rollouts, self.done, shown=main) as progress:
-            for rollout in range(self.done + 1, run.optimisation.rollouts + 1):
-                values = self._rollout(rollout - 1)
-                last = rollout == run.optimisation.rollouts
-                if every and (rollout % every == 0 or last):
-                    values |= self._evaluate()
-                self.accelerator.log(values, step=rollout)
-                progress.show(rollout, values)
-                self.done = rollout
-                if last or (saving and rollout % saving == 0):
-                    self._save(planned=True)
-                self._perhaps_stop()
-                self.stop.release()  # what _rollout held
+    def _tell_remarks(self, folder: RunFolder) -> None:
+        for text in folder.remarks:
+            self.say("run folder", text)
+        folder.remarks.clear()
 
     def _perhaps_stop(self) -> None:
-        """Where there are several processes, all of them end when one was asked to."""
-        if self.accelerator.num_processes == 1:
-            return
-        asked = max(gather_object([self.stop.number]))
-        if asked:
-            self.stop.number = asked
+        """Where there are several processes, all of them end when any was asked to."""
+        if self.accelerator.num_processes > 1 and (number := max(gather_object([self.stop.number]))):
+            self.stop.number = number
             raise Dropped
 
     def _end_early(self) -> None:
         """A signal asks to end: save what is completed, unless the run is."""
-        if self.done == self.run.optimisation.rollouts:
+        done = self.progress.rollouts
+        if done == self.run.optimisation.rollouts:
             return
         self.stop.hold()
-        if self.done and (self.latest is None or checkpoint.number(self.latest) != self.done):
+        if done and (self.latest is None or checkpoint.number(self.latest) != done):
             self._save(planned=False)
-        raise Stopped(self.stop.number, self.done, self.run.optimisation.rollouts, self.latest)
+        raise Stopped(self.stop.number, done, self.run.optimisation.rollouts, self.latest)
 
-    def _rollout(self, number: int) -> dict[str, float]:
-        """Make a rollout and learn from one; ``number`` counts from 0 and fixes all randomness.
-
-        Until something is learnt a signal to end drops it all; from then on the rollout is completed first.
-        """
-        run, metrics, start = self.run, Metrics(), time.perf_counter()
-        torch.manual_seed(run.seed + 7919 * (number + 1) + self.share.rank)
-        standing = self.standing
-        while standing.made < min(number + run.rollout.staleness + 1, run.optimisation.rollouts):
-            with self.engine.whole():
-                made, standing = self.maker.make(standing, metrics)
-            standing = replace(standing, queue=(*standing.queue, made))
-        rollout, standing = standing.queue[0], replace(standing, queue=standing.queue[1:])
-        self.maker.prepare(standing)
-        self._perhaps_stop()
-        self.stop.hold()
-        self.standing = self._learn(number, rollout, standing, metrics)
-        if self.folder is not None:
-            self._write_samples(self.folder, number + 1, rollout)
-        values = metrics.collect()
-        values["seconds/rollout"] = time.perf_counter() - start
-        return values
-
-    def _learn(self, number: int, rollout: Rollout, standing: Standing, metrics: Metrics) -> Standing:
-        """Learn from a rollout; the standing after it, which differs where the estimator has a state."""
-        if rollout.refused:
-            why = (
-                f"{rollout.refused} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the "
-                f"scorer of the task return a number."
-            )
-            self._count_refused(self.learner.refuse(why, metrics))
-            return standing
-        name, found = self.estimating.estimator.name, rollout.advantages
-        states = dict(standing.states)
-        if found is None:
-            with metrics.phase("estimate"), self.engine.whole():
-                found, states[name] = self.estimating.advantages(rollout, states[name], metrics)
-        responses = rollout.responses
-        if self.tracer is not None:
-            one_each = _per_response(found, rollout.sequences.response_mask)
-            ids = responses.sequence_ids, responses.group_ids
-            rewards = responses.evidence("raw_rewards")
-            self.tracer.begin(number + 1, lambda place: self._prompt(rollout, place), *ids, rewards, one_each)
-        experience = Experience(rollout.sequences, rollout.signals, found, responses.sequence_ids, responses.group_ids)
-        self._count_refused(self.learner.learn(experience, metrics))
-        return replace(standing, states=states)
-
-    def _prompt(self, rollout: Rollout, place: int) -> str:
-        """What a response goes on from, as text."""
-        prompt = self.task.example("train", int(rollout.responses.prompt_ids[place])).prompt
-        given = int(rollout.responses.given[place])
-        return prompt + (self.policy.decode(rollout.answers()[place][:given]) if given else "")
-
-    def _count_refused(self, learnt: Learnt) -> None:
-        steps = self.run.optimisation.optimizer_steps_per_rollout
-        self.refused = self.refused + learnt.refused if learnt.refused == steps else 0
-        if learnt.why is not None and self.accelerator.is_main_process:
-            self._say("refused", learnt.why)
+    def _count_refused(self, refused: Refusals) -> None:
+        every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
+        self.refused = self.refused + refused.steps if every_step else 0
+        if refused.why and self.main:
+            self.say("refused", refused.why)
         if self.refused >= MAX_REFUSED:
             kept = checkpoint.checkpoints(self.out / CHECKPOINTS)
             raise NonFinite(
-                f"{self.refused} optimizer steps in a row were refused, the last because: {learnt.why} Lower "
+                f"{self.refused} optimizer steps in a row were refused, the last because: {refused.why} Lower "
                 f"optimisation.lr. {f'{kept[-1]} is the newest checkpoint.' if kept else 'There is no checkpoint yet.'}"
             )
 
-    def _say(self, what: str, text: str) -> None:
-        # completions and error texts are data: brackets in them are no markup
-        self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
-
     def _evaluate(self) -> dict[str, float]:
-        start = time.perf_counter()
-        with self.engine.whole() as policy:
-            values = evaluate(policy, self.task, self.run.rollout, self.run.evaluation, self.share, self.rewards)
+        start, (rank, world) = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
+        with self.engine.gathered_policy() as policy:
+            values = evaluate(policy, self.task, self.run.rollout, self.run.evaluation, rank, world, self.rewards)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
-    def _write_samples(self, folder: RunFolder, number: int, rollout: Rollout) -> None:
-        most, lines, special = self.run.tracking.samples, "", not self.task.keeps_special_tokens
+    def _trace(self, rollout: Rollout, progress: Progress) -> None:
+        tracer, advantages, responses = self.learner.tracer, rollout.advantages, rollout.responses
+        if tracer is None or advantages is None:
+            return
+        if advantages.ndim == 2:  # of each response, the mean over its tokens
+            advantages = advantages.sum(-1) / rollout.response_mask.sum(-1).cpu().clamp(min=1)
+
+        def prompt(place: int) -> str:
+            """What a response goes on from."""
+            given = int(responses.given[place])
+            begun = self.policy.decode(rollout.answers()[place][:given]) if given else ""
+            return rollout.examples[place].prompt + begun
+
+        ids, rewards = (responses.sequence_ids, responses.group_ids), responses.evidence("raw_rewards")
+        tracer.begin(progress.rollouts + 1, prompt, *ids, rewards, advantages)
+
+    def _write_samples(self, rollout: Rollout, number: int) -> None:
+        most, lines = self.run.tracking.samples, ""
+        if self.folder is None or not most:
+            return
         late = rollout.timed_out.nonzero().squeeze(-1).tolist()
-        places = sorted({*range(min(most, len(rollout.responses))), *(late if most else ())})
-        answers = rollout.answers() if places else []
-        for place in places:
-            sample: dict[str, Any] = {
-                "rollout": number,
-                "prompt": self.task.example("train", int(rollout.responses.prompt_ids[place])).prompt,
-                "text": self.policy.decode(answers[place], skip_special_tokens=special),
-                "reward": float(rollout.responses.evidence("raw_rewards")[place]),
-            }
-            if TRUE in rollout.responses.extra:
-                sample[TRUE] = float(rollout.responses.evidence(TRUE)[place])
-            for name in self.rewards.names:
-                sample[reward_part(name)] = float(rollout.responses.evidence(reward_part(name))[place])
-            if place in late:
-                sample["timed_out"] = True
-            lines += line(sample)
-        if lines:
-            folder.append("samples.jsonl", lines)
+        rewards = {"reward": "raw_rewards", **{f"reward/{name}": f"reward/{name}" for name in self.rewards.names}}
+        rewards |= {TRUE_REWARD: TRUE_REWARD} if TRUE_REWARD in rollout.responses.extra else {}
+        for place in sorted({*range(min(most, len(rollout))), *late}):
+            sample = {"rollout": number, "prompt": rollout.examples[place].prompt, "text": rollout.texts[place]}
+            sample |= {key: float(rollout.responses.evidence(name)[place]) for key, name in rewards.items()}
+            lines += line(sample | ({"timed_out": True} if place in late else {}))
+        self.folder.append("samples.jsonl", lines)
 
     def _save(self, *, planned: bool) -> None:
-        learner, engine, standing = self.learner, self.engine, self.standing.saved()
-        moments = engine.moments(learner.optimizer)
-        with engine.whole() as policy:
-            if self.folder is not None:
-                about = objective_hash(self.run.composition), standing, self.folder.identity()
-                kept = checkpoint.Checkpoint(self.done, learner.optimizer_steps, learner.state, *about)
-                self.latest = self.folder.save(kept, policy, moments, engine.gathered, planned=planned)
-                self._tell(self.folder)
-            else:  # the first process asks for them as it writes
-                for values in moments.values():
-                    for one in values.values():
-                        engine.gathered(one)
-        self.accelerator.wait_for_everyone()
+        about = self.folder.identity() if self.folder is not None else {}
+        self.latest = checkpoint.save(self.out / CHECKPOINTS, self.progress, self.engine, about)
+        if self.folder is not None:
+            self.folder.keep_newest(self.latest)
+            if planned:
+                self.folder.forget_replaced()
+            self._tell_remarks(self.folder)
 
     def _finish(self) -> RunResult:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
-        result = RunResult(self.out, read(self.out / "metrics.jsonl")[0])
+        result = RunResult(self.out, read_records(self.out / "metrics.jsonl"))
         if self.folder is not None:
-            picture = self.out / "curves.png"
-            with durable.saying(self.out):
-                self.folder.forget_replaced()  # a kill may have come after the checkpoint
-                if self.latest is not None:
-                    card.write(self.latest, self.run, read_mapping(self.out / "run.json"), result.records)
-                draw(result.records, picture, f"{self.out.name}: {', '.join(self.run.composition.keyed)}")
-            self._tell(self.folder)
+            self.folder.forget_replaced()  # a kill may have come after the checkpoint
+            self._tell_remarks(self.folder)
             self.console.print(summary_table(result.records))
-            for what, path in (("run", self.out), ("picture", picture)):
-                self.console.print(f"{what}: {escape(str(path))}", soft_wrap=True, highlight=False)
+            self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if (self.out / "tokens.jsonl").is_file():
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
 
 
-def _per_response(found: Tensor, mask: Tensor) -> Tensor:
-    """``(R,)``: an advantage of each response, the mean over its tokens where they differ."""
-    if found.ndim == 1:
-        return found
-    return found.sum(-1) / mask.sum(-1).cpu().clamp(min=1)
+def _name(provider: Callable[..., Any]) -> str:
+    named = provider if hasattr(provider, "__qualname__") else type(provider)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
+    """Join the processes that were launched together; a process that was launched alone is alone.
+
+    Raises:
+        ConfigError: a tracker is not installed.
+    """
+    trackers: list[Any] = list(run.tracking.trackers)
+    require_trackers(trackers)
+    with patch_environment(accelerate_use_fsdp="false"):  # engine.py shards, on CPU processes as well
+        accelerator = Accelerator(
+            cpu=not torch.cuda.is_available(),
+            mixed_precision="no",  # the policy casts: it also forwards beside what accelerate wraps
+            log_with=trackers or None,
+            project_dir=run.tracking.out,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
+        )
+    # with --use_fsdp transformers may read weights in the first process alone, and leave the others with zeros
+    disable_fsdp_ram_efficient_loading()
+    return accelerator
+
+
+def count_processes(run: RunConfig, console: Console) -> int:
+    """The number of processes that answer.
+
+    Raises:
+        ConfigError: they make different runs or have different engines, or more were launched.
+    """
+    answers: list[tuple[str, str]] = gather_object([(run_hash(run), run.engine.model_dump_json())])
+    for rank, answer in enumerate(answers):
+        for what, own, first in zip(("makes run", "has engine"), answer, answers[0], strict=True):
+            if own != first:
+                raise ConfigError(f"rank {rank} {what} {own}, rank 0 {what} {first}. Give all processes one file.")
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
+    if launched > len(answers):
+        raise ConfigError(
+            f"{launched} processes were launched (WORLD_SIZE) and {len(answers)} answered. Launch with: torchrun "
+            f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
+        )
+    # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
+    if len(answers) == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
+        console.print(
+            "[yellow]one process:[/] accelerate launch was asked for several processes (MASTER_ADDR is set) and "
+            "started one, which makes the whole run. Use --multi_gpu instead of --cpu, on a CPU too, or torchrun.",
+            highlight=False,
+        )
+    return len(answers)
+
+
+def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None:
+    """Do something in the first process. A path that comes of it is told to all, and so is an error of rlstab."""
+    outcome: list[Any] = [None, None]
+    result: T | None = None
+    if accelerator.is_main_process:
+        try:
+            result = work()
+            outcome[0] = result if isinstance(result, Path) else None
+        except RlstabError as error:
+            outcome[1] = error
+    if accelerator.num_processes > 1:
+        broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return result if accelerator.is_main_process else cast(T | None, outcome[0])
+
+
+def require_seen(path: Path) -> None:
+    """All processes see a folder that the first one found.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    for rank, seen in enumerate(gather_object([path.is_dir()])):
+        if not seen:
+            raise ConfigError(f"rank {rank} does not see {path}. Set a tracking.out that all processes see.")
+
+
+@contextmanager
+def tag_errors_with_rank(accelerator: Accelerator) -> Iterator[None]:
+    """An error inside carries a note on which process it was raised in, where there are several."""
+    try:
+        yield
+    except Exception as error:
+        if accelerator.num_processes > 1:
+            error.add_note(f"raised on rank {accelerator.process_index} of {accelerator.num_processes} processes")
+            if isinstance(error, RuntimeError) and not isinstance(error, RlstabError):
+                error.add_note("if it is about a connection or a timeout, another process ended first: see its error")
+        raise
+
+
+def leave() -> None:
+    """End the connections to the other processes; all call it after their last collective."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+# -- SIGINT and SIGTERM: a run ends at a place where a checkpoint can be written ---------------------------------------
+
+#: A signal that comes again later than this ends the run at once; earlier it is the same one, passed on by a launcher.
+AGAIN = 1.0
+
+
+class Dropped(BaseException):
+    """What was being done is dropped, because a signal asks to end."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ended the run in an orderly way.
+
+    Attributes:
+        number: of the signal.
+        checkpoint: to continue from; None where nothing was completed.
+    """
+
+    def __init__(self, number: int, rollout: int, rollouts: int, checkpoint: Path | None) -> None:
+        self.number, self.checkpoint = number, checkpoint
+        name = signal.Signals(number).name
+        where = f"after rollout {rollout} of {rollouts}" if rollout else "before the first rollout was complete"
+        kept = f"the checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+        super().__init__(f"stopped by {name} {where}; {kept}")
+
+
+def trainer_stopped(stop: Stop, run: RunConfig, folder: RunFolder | None) -> Stopped:
+    """What a signal before the first rollout raises: the run is where it was."""
+    latest = folder.start if folder is not None else None
+    return Stopped(stop.number, checkpoint.number(latest) if latest else 0, run.optimisation.rollouts, latest)
+
+
+class Stop:
+    """While it is entered, a first SIGINT or SIGTERM drops what is being done, or waits until it may be dropped.
+
+    Handlers that the caller installed stay. Outside the main thread there is nothing to install.
+
+    Args:
+        drop: whether to raise :class:`Dropped`; where several processes must agree, they ask :attr:`number` instead.
+
+    Attributes:
+        number: of the signal that asks to end; 0 while none does.
+    """
+
+    def __init__(self, *, drop: bool) -> None:
+        self.number = 0
+        self._drop, self._holding, self._since = drop, False, 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+            for number, handler in usual.items():
+                if signal.getsignal(number) == handler:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What is inside is completed before a signal has its effect."""
+        self.hold()
+        yield
+        self.release()
+
+    def hold(self) -> None:
+        """From here to :meth:`release`, a signal waits."""
+        self._holding = True
+
+    def release(self) -> None:
+        """A signal may have its effect; a signal that waited has it now."""
+        self._holding = False
+        self._perhaps()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.number and now - self._since > AGAIN:
+            raise KeyboardInterrupt
+        if not self.number:
+            self.number, self._since = number, now
+            self._perhaps()
+
+    def _perhaps(self) -> None:
+        if self.number and self._drop and not self._holding:
+            raise Dropped

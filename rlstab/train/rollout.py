@@ -1,9 +1,9 @@
-"""A rollout that was made and is to be learnt from, and where the making of rollouts stands between two of them."""
+"""A rollout, the one object that goes from the sampler to the loss; and how far a run has come."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.method import State
 from rlstab.stages.response_batch import PADDING, ResponseBatch
-from rlstab.train.padded_rows import Sequences
+from rlstab.tasks import Example
+from rlstab.train.policy import Sequences
 
 #: Where the ids of branches begin; those of responses to prompts count from 0.
 BRANCHES = 2**50
@@ -21,94 +23,250 @@ BRANCHES = 2**50
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Responses of this rank, in the order of their sequence ids.
+    """``R`` responses of this rank, whole groups of them.
+
+    The sampler fills the first four fields, the scorer and the stages the next three, and what estimates advantages the
+    last but one. It is what functions for ``signals`` and ``advantages`` are given.
 
     Attributes:
         sequences: ids and masks; the tokens that a branch was given are a part of its prompt.
-        signals: ``(R, T)`` float32 by name, as the sampler and providers of the user's own made them.
-        responses: what stages see; rewards are shaped, and ``raw_rewards`` are not.
+        signals: ``(R, T)`` float32 by name, 0 where there is no token.
+        texts: ``R``, the whole answers decoded.
+        ended: ``(R,)`` bool on the CPU, False where the response was cut off.
+        examples: ``R``, what each answers.
+        responses: what stages see; rewards are shaped, and ``raw_rewards`` are not. All on the CPU.
         timed_out: ``(R,)`` bool, the scorer took too long.
-        advantages: ``(R,)`` or ``(R, T)`` of the user's own; None where the estimator makes them.
+        advantages: ``(R,)`` or ``(R, T)`` float32 on the CPU; None until they are estimated.
         refused: rewards of all ranks that are NaN or Inf; then nothing is learnt from it.
     """
 
     sequences: Sequences
     signals: Mapping[str, Tensor]
-    responses: ResponseBatch
-    timed_out: Tensor
-    advantages: Tensor | None
-    refused: int
+    texts: Sequence[str]
+    ended: Tensor
+    examples: Sequence[Example] = ()
+    responses: ResponseBatch = field(default_factory=ResponseBatch.empty)
+    timed_out: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    advantages: Tensor | None = None
+    refused: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def response_ids(self) -> Tensor:
+        """``(R, T)`` int64 on the device of the policy."""
+        return self.sequences.response_ids
+
+    @property
+    def response_mask(self) -> Tensor:
+        """``(R, T)`` bool, True up to and including the end."""
+        return self.sequences.response_mask
+
+    @property
+    def rewards(self) -> Tensor:
+        """``(R,)`` float64, as far as they are shaped."""
+        return self.responses.rewards
+
+    @property
+    def sequence_ids(self) -> Tensor:
+        """``(R,)`` int64, unique over the run and over all ranks."""
+        return self.responses.sequence_ids
+
+    @property
+    def group_ids(self) -> Tensor:
+        """``(R,)`` int64, unique over the run and over all ranks."""
+        return self.responses.group_ids
+
+    def seen_by(self, needs: Set[str]) -> ResponseBatch:
+        """The responses with the evidence that a stage needs, as far as a sampler can know it."""
+        return self.responses.knowing({name: self.signals[name].cpu() for name in needs & self.signals.keys()})
+
+    def rows(self, rows: Tensor) -> Rollout:
+        """Some of the responses, cut to their own longest."""
+        there = rows.to(self.response_ids.device)
+        sequences, responses = self.sequences.rows(there), self.responses.select(rows)
+        length = sequences.response_ids.shape[1]
+        if "block_ids" in responses.extra:
+            responses = responses.knowing({"block_ids": responses.extra["block_ids"][:, :length]})
+        return replace(
+            self,
+            sequences=sequences,
+            signals={name: values[there][:, :length] for name, values in self.signals.items()},
+            texts=[self.texts[row] for row in rows.tolist()],
+            ended=self.ended[rows],
+            examples=[self.examples[row] for row in rows.tolist()],
+            responses=responses,
+            timed_out=self.timed_out[rows],
+        )
+
+    def token_batch(self, rows: Tensor, *, live_ratio: bool) -> tuple[Sequences, TokenBatch]:
+        """A micro-batch: what is forwarded, and the evidence that the loss reads."""
+        assert self.advantages is not None
+        device = self.response_ids.device  # advantages and ids are on the CPU
+        there = rows.to(device)
+        sequences = self.sequences.rows(there)
+        length = sequences.response_ids.shape[1]
+        cut = {name: values[there][:, :length] for name, values in self.signals.items()}
+        extra = {name: cut.pop(name) for name in cut.keys() - SIGNALS.keys() - {"old_logprobs", "logprobs"}}
+        advantages = self.advantages[rows]
+        return sequences, TokenBatch.from_padded(
+            response_mask=sequences.response_mask,
+            advantages=(advantages if advantages.ndim == 1 else advantages[:, :length]).to(device),
+            sequence_ids=self.sequence_ids[rows],
+            group_ids=self.group_ids[rows],
+            live_ratio=live_ratio,
+            extra=extra,
+            **cut,
+        )
 
     def answers(self) -> list[list[int]]:
         """The tokens of each answer, those that a branch was given included."""
-        prompts, prompt_mask = self.sequences.prompt_ids.tolist(), self.sequences.prompt_mask.tolist()
-        found = []
+        answers = []
         for row, given in enumerate(self.responses.given.tolist()):
-            prompt = [one for one, kept in zip(prompts[row], prompt_mask[row], strict=True) if kept]
-            sampled = self.sequences.response_ids[row][self.sequences.response_mask[row]].tolist()
-            found.append(prompt[len(prompt) - given :] + sampled)
-        return found
+            prompt = self.sequences.prompt_ids[row][self.sequences.prompt_mask[row]].tolist()
+            sampled = self.response_ids[row][self.response_mask[row]].tolist()
+            answers.append(prompt[len(prompt) - given :] + sampled)
+        return answers
 
-    def as_tensors(self) -> dict[str, Tensor]:
-        """Everything in it, on the CPU."""
-        own = {f"sequences/{one.name}": getattr(self.sequences, one.name) for one in fields(self.sequences)}
-        own |= {f"signals/{name}": values for name, values in self.signals.items()}
-        own |= {f"responses/{name}": values for name, values in self.responses.tensors().items()}
-        own |= {"timed_out": self.timed_out, "refused": torch.tensor(self.refused)}
-        own |= {} if self.advantages is None else {"advantages": self.advantages}
-        return {name: values.cpu() for name, values in own.items()}
+    def copy(self) -> Rollout:
+        """With other tensors: what a user-defined function does to them in place changes nothing else."""
+        sequences = {one.name: getattr(self.sequences, one.name).clone() for one in fields(self.sequences)}
+        responses = {name: values.clone() for name, values in self.responses.tensors().items()}
+        return replace(
+            self,
+            sequences=Sequences(**sequences),
+            signals={name: values.clone() for name, values in self.signals.items()},
+            responses=ResponseBatch.from_tensors(responses, self.responses.limit),
+        )
 
     @classmethod
-    def from_tensors(cls, found: Mapping[str, Tensor], limit: int, device: torch.device) -> Rollout:
-        """What :meth:`as_tensors` gave; sequences and signals on a device."""
+    def joined(cls, parts: Sequence[Rollout], pad_id: int) -> Rollout:
+        """All that was sampled, in the order in which it was."""
+        if len(parts) == 1:
+            return parts[0]
+        sequences = Sequences.joined([part.sequences for part in parts], pad_id)
+        length = sequences.response_ids.shape[1]
+        return cls(
+            sequences,
+            {
+                name: torch.cat([pad(part.signals[name], (0, length - part.signals[name].shape[1])) for part in parts])
+                for name in parts[0].signals
+            },
+            [text for part in parts for text in part.texts],
+            torch.cat([part.ended for part in parts]),
+            [example for part in parts for example in part.examples],
+            ResponseBatch.joined([part.responses for part in parts]),
+            torch.cat([part.timed_out for part in parts]),
+        )
+
+    # -- in a checkpoint: texts and examples are not saved, they follow from ids ---------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is saved of it, on the CPU."""
+        saved = {f"sequences/{one.name}": getattr(self.sequences, one.name) for one in fields(self.sequences)}
+        saved |= {f"signals/{name}": values for name, values in self.signals.items()}
+        saved |= {f"responses/{name}": values for name, values in self.responses.tensors().items()}
+        saved |= {"timed_out": self.timed_out, "refused": torch.tensor(self.refused)}
+        saved |= {} if self.advantages is None else {"advantages": self.advantages}
+        return {name: values.cpu() for name, values in saved.items()}
+
+    @classmethod
+    def from_tensors(
+        cls,
+        saved: Mapping[str, Tensor],
+        limit: int,
+        device: torch.device,
+        example: Callable[[int], Example],
+        decode: Callable[[list[int]], str],
+    ) -> Rollout:
+        """What :meth:`tensors` gave.
+
+        Args:
+            saved: tensors by name.
+            limit: tokens that an answer may have.
+            device: of sequences and signals.
+            example: what a prompt's number stands for.
+            decode: makes the text of an answer.
+        """
 
         def under(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): one for name, one in found.items() if name.startswith(prefix)}
+            return {name.removeprefix(prefix): values for name, values in saved.items() if name.startswith(prefix)}
 
-        return cls(
-            Sequences(**{name: one.to(device) for name, one in under("sequences/").items()}),
-            {name: one.to(device) for name, one in under("signals/").items()},
-            ResponseBatch.from_tensors(under("responses/"), limit),
-            found["timed_out"],
-            found.get("advantages"),
-            int(found["refused"]),
+        responses = ResponseBatch.from_tensors(under("responses/"), limit)
+        rollout = cls(
+            Sequences(**{name: values.to(device) for name, values in under("sequences/").items()}),
+            {name: values.to(device) for name, values in under("signals/").items()},
+            [],
+            responses.ended,
+            [example(number) for number in responses.prompt_ids.tolist()],
+            responses,
+            saved["timed_out"],
+            saved.get("advantages"),
+            int(saved["refused"]),
         )
+        return replace(rollout, texts=[decode(answer) for answer in rollout.answers()])
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far the making of rollouts has come, and what it goes on from. Saved with every checkpoint.
+class Progress:
+    """How far a run has come: all that a checkpoint holds beside weights and moments. Randomness derives from it.
 
     Attributes:
+        rollouts: learnt from so far.
+        optimizer_steps: attempted so far, skipped and refused ones included; the schedule counts them.
         made: rollouts made so far; those that are not learnt from yet wait in the queue.
         drawn: prompts chosen so far.
-        states: of the stages, by name.
+        objective: the state of the objective.
+        stages: the states of the stages, by name.
         queue: rollouts that wait, the oldest first.
     """
 
+    rollouts: int
+    optimizer_steps: int
     made: int
     drawn: int
-    states: Mapping[str, State]
+    objective: State
+    stages: Mapping[str, State]
     queue: tuple[Rollout, ...] = field(default=(), repr=False)
 
     def saved(self) -> dict[str, Any]:
-        """Plain numbers and tensors of all ranks; every rank calls it, and the first gets it all."""
-        queue = {str(place): joined(gather_object([one.as_tensors()])) for place, one in enumerate(self.queue)}
-        return {"made": self.made, "drawn": self.drawn, "states": dict(self.states), "queue": queue}
+        """Plain numbers and tensors of all ranks; every rank calls it."""
+        saved = {one.name: getattr(self, one.name) for one in fields(self)}
+        waiting = {str(place): _joined(gather_object([one.tensors()])) for place, one in enumerate(self.queue)}
+        return {**saved, "stages": dict(self.stages), "queue": waiting}
+
+    @classmethod
+    def restored(
+        cls,
+        saved: Mapping[str, Any],
+        mine: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+        rollout: Callable[[Mapping[str, Tensor]], Rollout],
+    ) -> Progress:
+        """What :meth:`saved` gave.
+
+        Args:
+            saved: of all ranks.
+            mine: the rows of this rank.
+            rollout: :meth:`Rollout.from_tensors`.
+        """
+        queue = saved["queue"]
+        waiting = tuple(rollout(mine(queue[str(place)])) for place in range(len(queue)))
+        return cls(**{**saved, "queue": waiting})
 
 
-def joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One rollout from those of all ranks, in the order of the sequence ids."""
-    order = torch.cat([one["responses/sequence_ids"] for one in ranks]).argsort()
+def _joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The rollout of all ranks, in the order of the sequence ids."""
+    order = torch.cat([rank["responses/sequence_ids"] for rank in ranks]).argsort()
     whole = {"refused": ranks[0]["refused"]}
     for name in ranks[0].keys() - whole.keys():
-        values = [one[name] for one in ranks]
+        values = [rank[name] for rank in ranks]
         if values[0].ndim == 2:
-            width = max(one.shape[1] for one in values)
+            width = max(value.shape[1] for value in values)
             left = name.startswith("sequences/prompt")  # prompts are padded on the left
-            sides = [(width - one.shape[1], 0) if left else (0, width - one.shape[1]) for one in values]
+            sides = [(width - value.shape[1], 0) if left else (0, width - value.shape[1]) for value in values]
             fill = PADDING.get(name.removeprefix("responses/"), 0)
-            values = [pad(one, side, value=fill) for one, side in zip(values, sides, strict=True)]
+            values = [pad(value, side, value=fill) for value, side in zip(values, sides, strict=True)]
         whole[name] = torch.cat(values)[order]
     return whole
 
@@ -126,4 +284,4 @@ def of_rank(whole: Mapping[str, Tensor], rank: int, world: int, *, slots: int, g
     ids = whole["responses/group_ids"]
     own = torch.where(ids < BRANCHES, ids, torch.div(ids - BRANCHES, group, rounding_mode="floor"))
     mine = own % slots % world == rank
-    return {name: one if name == "refused" else one[mine] for name, one in whole.items()}
+    return {name: values if name == "refused" else values[mine] for name, values in whole.items()}

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import torch
-from einops import rearrange, repeat
-from torch import Tensor
-from transformers import DynamicCache
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import DynamicCache, PreTrainedModel
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.core.random import uniform
+from rlstab.errors import DataError, ModelError
+from rlstab.hub import first_line
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Prompt
-from rlstab.train.padded_rows import Sequences, position_ids
-from rlstab.train.policy import Policy
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Sampled responses of one rank.
-
-    Attributes:
-        sequences: ids and masks.
-        signals: ``(R, T)`` float32 by name, at the sampling temperature; 0 where there is no token.
-        texts: the responses, decoded.
-        ended: ``(R,)`` bool, False where the response was cut at ``max_new_tokens``.
-    """
-
-    sequences: Sequences
-    signals: Mapping[str, Tensor]
-    texts: list[str]
-    ended: Tensor
-
+from rlstab.train.policy import Policy, Sequences, is_of_adapter
+from rlstab.train.rollout import Rollout
+from rlstab.train.shared_prompts import position_ids
 
 #: Finished responses leave the batch when at most this share of it is still growing.
 RETIRE = 0.75
@@ -53,7 +41,7 @@ def sample(
     greedy: bool = False,
     skip_special_tokens: bool = True,
     on_texts: Callable[[int, list[str]], None] | None = None,
-) -> Sampled:
+) -> Rollout:
     """Sample one response to each prompt from the whole distribution.
 
     Each token is drawn by inverting the distribution function at a number that depends on ``(seed, sequence id,
@@ -75,55 +63,58 @@ def sample(
         on_texts: called after each batch with the place of its first response and the texts, so that they can be
             scored while the next batch is sampled.
 
+    Returns:
+        sequences, signals at the sampling temperature, texts and which responses ended; nothing is scored yet.
+
     Raises:
         DataError: a prompt is too long for the context.
     """
-    begun = [tuple(one) for one in given] if given is not None else [()] * len(prompts)
+    begun = [tuple(tokens) for tokens in given] if given is not None else [()] * len(prompts)
     rows = list(zip(prompts, begun, strict=True))
     different = {row: place for place, row in enumerate(dict.fromkeys(rows))}
     ids, mask = policy.encode(
-        [text for text, _ in different],
+        [prompt for prompt, _ in different],
         settings.max_new_tokens,
         chat=settings.chat,
-        given=[one for _, one in different],
+        given=[tokens for _, tokens in different],
     )
-    prompt = torch.tensor([different[one] for one in rows], dtype=torch.int64)
-    room = settings.max_new_tokens - torch.tensor([len(one) for one in begun], dtype=torch.int64)
-    draws = _Draws(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
-    parts: list[_Drawn] = []
+    prompt = torch.tensor([different[row] for row in rows], dtype=torch.int64)
+    room = settings.max_new_tokens - torch.tensor([len(tokens) for tokens in begun], dtype=torch.int64)
+    decoder = _Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
+    batches: list[_Decoded] = []
     texts: list[str] = []
     for start in range(0, len(prompts), settings.batch_size):
         span = slice(start, start + settings.batch_size)
-        part = draws.batch(ids, mask, prompt[span], sequence_ids[span], room[span])
-        parts.append(part)
-        lengths = part.mask.sum(-1).tolist()
+        batch = decoder.batch(ids, mask, prompt[span], sequence_ids[span], room[span])
+        batches.append(batch)
+        lengths = batch.mask.sum(-1).tolist()
         fresh = [
             policy.decode([*first, *row[:length]], skip_special_tokens=skip_special_tokens)
-            for first, row, length in zip(begun[span], part.tokens.tolist(), lengths, strict=True)
+            for first, row, length in zip(begun[span], batch.tokens.tolist(), lengths, strict=True)
         ]
         texts += fresh
         if on_texts is not None:
             on_texts(start, fresh)
-    width = max((one.tokens.shape[1] for one in parts), default=0)
+    width = max((batch.tokens.shape[1] for batch in batches), default=0)
 
     def join(values: list[Tensor], fill: float = 0) -> Tensor:
-        padded = [torch.nn.functional.pad(one, (0, width - one.shape[1]), value=fill) for one in values]
+        padded = [pad(value, (0, width - value.shape[1]), value=fill) for value in values]
         return torch.cat(padded) if padded else torch.zeros((0, 0), device=policy.device)
 
     of = prompt.to(policy.device)
     sequences = Sequences(
         ids[of],
         mask[of],
-        join([one.tokens for one in parts], policy.pad_id).long(),
-        join([one.mask for one in parts]).bool(),
+        join([batch.tokens for batch in batches], policy.pad_id).long(),
+        join([batch.mask for batch in batches]).bool(),
     )
-    signals = {name: join([one.signals[name] for one in parts]) for name in draws.names}
-    ended = torch.cat([one.ended for one in parts]) if parts else torch.zeros(0, dtype=torch.bool)
-    return Sampled(sequences, signals, texts, ended.cpu())
+    signals = {name: join([batch.signals[name] for batch in batches]) for name in decoder.names}
+    ended = torch.cat([batch.ended for batch in batches]) if batches else torch.zeros(0, dtype=torch.bool)
+    return Rollout(sequences, signals, texts, ended.cpu())
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _Decoded:
     """``(R, T)`` tokens, which of them count, and signals; ``(R,)`` which responses ended by themselves."""
 
     tokens: Tensor
@@ -133,7 +124,7 @@ class _Drawn:
 
 
 @dataclass(frozen=True)
-class _Draws:
+class _Decoder:
     policy: Policy
     settings: RolloutSettings
     seed: int
@@ -143,15 +134,15 @@ class _Draws:
 
     def batch(
         self, prompt_ids: Tensor, prompt_mask: Tensor, prompt: Tensor, sequence_ids: Tensor, room: Tensor
-    ) -> _Drawn:
+    ) -> _Decoded:
         """One response of at most ``room`` tokens for each entry of ``prompt``, the row of its prompt."""
         policy, settings = self.policy, self.settings
         device, count, most = policy.device, prompt.numel(), int(room.max()) if room.numel() else 0
         room = room.to(device)
-        once, of = (one.to(device) for one in prompt.unique(return_inverse=True))
+        once, of = (rows.to(device) for rows in prompt.unique(return_inverse=True))
         sequence_ids = sequence_ids.to(device)
         ends = torch.tensor(sorted(policy.eos_ids), device=device)
-        out = _Drawn(
+        out = _Decoded(
             torch.full((count, most), policy.pad_id, dtype=torch.int64, device=device),
             torch.zeros((count, most), dtype=torch.bool, device=device),
             {name: torch.zeros((count, most), device=device) for name in self.names},
@@ -187,20 +178,19 @@ class _Draws:
                         cache.reorder_cache(left)  # type: ignore[arg-type]  # it asks for the LongTensor of old
                         rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
         length = int(out.mask.any(0).sum())
-        return _Drawn(
+        return _Decoded(
             out.tokens[:, :length],
             out.mask[:, :length],
-            {name: one[:, :length] for name, one in out.signals.items()},
+            {name: values[:, :length] for name, values in out.signals.items()},
             out.ended,
         )
 
-    def _token(self, logits: Tensor, number: Tensor, place: int, out: _Drawn, rows: Tensor, growing: Tensor) -> Tensor:
+    def _token(
+        self, logits: Tensor, number: Tensor, place: int, out: _Decoded, rows: Tensor, growing: Tensor
+    ) -> Tensor:
         """Draw the token at ``place`` of some rows, and write it and its signals down where a row still grows."""
         temperature = self.settings.temperature
-        if self.greedy:
-            chosen = logits.argmax(-1)
-        else:
-            chosen = _invert(torch.softmax(logits / temperature, dim=-1), number)
+        chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(logits / temperature, dim=-1), number)
         signals = token_signals_from_logits(
             logits,
             chosen,
@@ -227,8 +217,7 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     """
     vocab = probabilities.shape[-1]
     width = min(BLOCK, vocab)
-    padded = torch.nn.functional.pad(probabilities, (0, -vocab % width))
-    blocks = rearrange(padded, "r (b w) -> r b w", w=width)
+    blocks = rearrange(pad(probabilities, (0, -vocab % width)), "r (b w) -> r b w", w=width)
     edges = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     target = draw.unsqueeze(-1) * edges[:, -1:]
     block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
@@ -246,7 +235,118 @@ def _stopped(policy: Policy, tokens: Tensor, stop: str) -> Tensor:
     return torch.tensor([stop in text for text in texts], device=tokens.device)
 
 
-def grouped(prompts: Sequence[Prompt], group: int) -> list[Prompt]:
-    """Each prompt ``group`` times in a row."""
-    order = repeat(torch.arange(len(prompts)), "p -> (p g)", g=group)
-    return [prompts[int(index)] for index in order]
+# -- a sampler with rounded weights ----------------------------------------------------------------------------------
+
+Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4"]
+
+#: The largest number of each narrow format: that of a row is mapped to it. Integers are symmetric around 0.
+LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
+
+
+@torch.no_grad()
+def rounded(weight: Tensor, precision: Precision) -> Tensor:
+    """The nearest weights that a format holds, in the dtype of ``weight``.
+
+    Args:
+        weight: ``(..., in)``, one row for each output.
+        precision: ``bf16`` has 8 significant bits. ``fp8`` is e4m3, 4 significant bits; ``int8`` and ``int4`` are
+            steps of one size. The three have one float32 scale for each row, which maps its largest magnitude to
+            the largest number of the format.
+    """
+    weight = weight.detach()
+    if precision == "bf16":
+        return weight.to(torch.bfloat16).to(weight.dtype)
+    largest, wide = LARGEST[precision], weight.float()
+    scale = wide.abs().amax(-1, keepdim=True) / largest
+    scale = torch.where(scale > 0, scale, 1.0)
+    steps = wide / scale
+    if precision == "fp8":
+        steps = steps.clamp(-largest, largest).to(torch.float8_e4m3fn).float()
+    else:
+        steps = steps.round().clamp(-largest, largest)
+    return (steps * scale).to(weight.dtype)
+
+
+class Sampler:
+    """The policy that samples: the trainer's own, or a copy with weights of fewer bits, as sampling engines hold them.
+
+    Weights are rounded to the numbers that the narrow format holds, and products are taken as before: the gap between
+    sampler and trainer is that of the weights alone. Linear layers and experts are rounded to ``fp8``, ``int8`` or
+    ``int4``; the vocabulary head, embeddings, norms, biases and LoRA adapters are bfloat16, as engines keep them
+    (vLLM's online quantisation takes all linear layers but the head, and its adapters have the dtype of the model).
+
+    Args:
+        precision: see :func:`rounded`; None samples from the trainer's own policy, without a copy.
+    """
+
+    def __init__(self, precision: Precision | None) -> None:
+        self.precision = precision
+        self._copy: Policy | None = None
+
+    @torch.no_grad()
+    def refreshed(self, policy: Policy) -> Policy:
+        """The policy to sample from, by the weights that the trainer's has now. Its own weights are only read."""
+        if self.precision is None:
+            return policy
+        if self._copy is None:
+            model = copy.deepcopy(policy.model)
+            model.requires_grad_(False)
+            model.zero_grad(set_to_none=True)  # gradients would be copied too
+            self._copy = replace(policy, model=model)
+        narrow, weights = _narrow(policy.model), dict(policy.model.named_parameters())
+        for name, weight in self._copy.model.named_parameters():
+            weight.copy_(rounded(weights[name], self.precision if name in narrow else "bf16"))
+        for mine, buffer in zip(self._copy.model.buffers(), policy.model.buffers(), strict=True):
+            mine.copy_(buffer)
+        return self._copy
+
+
+def _narrow(model: PreTrainedModel) -> set[str]:
+    """Names of the matrices that engines quantise: those of layers. A head that is tied is an embedding."""
+    kept: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.Conv1d)]
+    head = model.get_output_embeddings()
+    wide = {id(weight) for module in [*kept, *([] if head is None else [head])] for weight in module.parameters()}
+    matrices = {name for name, weight in model.named_parameters() if weight.ndim >= 2 and id(weight) not in wide}
+    return {name for name in matrices if not is_of_adapter(name)}
+
+
+# -- whether a model decodes as it is asked to -----------------------------------------------------------------------
+
+#: Log-probs agree to this share of the largest logit. Sound caches miss by roundings, others by about the logits.
+AGREEMENT = 0.003
+
+_TAKE = "Take a model with attention over a cache that transformers' DynamicCache holds, such as Llama, Qwen or Gemma."
+
+
+@torch.no_grad()
+def require_decoding(policy: Policy, name: str, prompt: Prompt, settings: RolloutSettings) -> None:
+    """Sample a few tokens and compare with one forward over each response alone, before a run begins.
+
+    Prompts of two lengths, a prompt that is read once for two responses, a response that leaves the batch. A model that
+    keeps its state elsewhere than in the cache, or reads padding, would sample from another policy than it learns.
+
+    Raises:
+        ModelError: the model cannot decode so, or its log-probs are others.
+    """
+    policy, length = replace(policy, precision="fp32"), min(8, settings.max_new_tokens)
+    given, rows = [[], [], list(range(1, 1 + length // 2))], torch.arange(3)
+    few = settings.model_copy(update={"max_new_tokens": length, "stop": None, "batch_size": len(rows)})
+    try:
+        rollout = sample(policy, [prompt] * len(rows), rows, few, given=given, seed=0)
+        forward = policy.evidence(
+            rollout.sequences, rows, 1, temperature=settings.temperature, needs={"logprobs"}, options={}
+        )
+        largest = float(policy.model(input_ids=rollout.sequences.prompt_ids[-1:], use_cache=False).logits.abs().max())
+    except DataError:
+        raise
+    except Exception as error:  # models refuse arguments that they do not know in every way
+        raise ModelError(
+            f"'{name}' cannot decode with a cache of keys and values: {first_line(error)}. {_TAKE}"
+        ) from error
+    gap = float((rollout.signals["logprobs"] - forward["logprobs"]).abs().max())
+    if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step refuses them by their name
+        raise ModelError(
+            f"'{name}' gives other log-probs when it decodes with a cache of keys and values and padded prompts than "
+            f"in one forward over a response alone, by up to {gap:.3g} nats: it would sample from another policy than "
+            f"it learns. {_TAKE}"
+        )

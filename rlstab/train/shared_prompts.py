@@ -16,8 +16,6 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from rlstab.train.padded_rows import Sequences, position_ids
-
 #: Share of the tokens that has to be saved: a second forward has a price of its own.
 WORTH = 0.1
 
@@ -35,11 +33,14 @@ class SharedPrompts:
     of: Tensor
 
     @classmethod
-    def among(cls, sequences: Sequences) -> SharedPrompts | None:
-        """Those of ``R`` sequences; None where too few tokens would be saved. It reads the device."""
-        ids = torch.where(sequences.prompt_mask, sequences.prompt_ids, -1)
+    def among(cls, prompt_ids: Tensor, prompt_mask: Tensor, length: int) -> SharedPrompts | None:
+        """Those of ``(R, P)`` prompts with responses of ``length`` tokens; None where too few tokens would be saved.
+
+        It synchronises with the device.
+        """
+        ids = torch.where(prompt_mask, prompt_ids, -1)
         different, of = ids.unique(dim=0, return_inverse=True)
-        if not worthwhile(len(ids), len(different), ids.shape[1], sequences.response_ids.shape[1]):
+        if not worthwhile(len(ids), len(different), ids.shape[1], length):
             return None
         rows = torch.arange(len(ids), device=ids.device)
         return cls(of.new_full((len(different),), len(ids)).scatter_reduce(0, of, rows, "amin"), of)
@@ -59,8 +60,19 @@ def can_share(config: PretrainedConfig) -> bool:
     return bool(layers) and all(type(one) is DynamicLayer for one in layers)
 
 
+def position_ids(mask: Tensor) -> Tensor:
+    """``(R, L)`` positions that count tokens and not padding."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
 def forward_shared(
-    forward: Callable[..., Tensor], config: PretrainedConfig, sequences: Sequences, shared: SharedPrompts
+    forward: Callable[..., Tensor],
+    config: PretrainedConfig,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    response_ids: Tensor,
+    response_mask: Tensor,
+    shared: SharedPrompts,
 ) -> Tensor:
     """``(R, T, ...)`` outputs of a model at the position before each response token.
 
@@ -69,13 +81,16 @@ def forward_shared(
     Args:
         forward: the model, which takes its keyword arguments and gives an output for each token.
         config: of the model.
-        sequences: ``R`` prompts and responses of ``T`` tokens.
+        prompt_ids: ``(R, P)`` int64, padded on the left.
+        prompt_mask: ``(R, P)`` bool.
+        response_ids: ``(R, T)`` int64, padded on the right.
+        response_mask: ``(R, T)`` bool.
         shared: which of them have the same prompt.
     """
     cache = DynamicCache(config=config)
-    once = sequences.prompt_mask[shared.rows]
+    once = prompt_mask[shared.rows]
     prompts = forward(
-        input_ids=sequences.prompt_ids[shared.rows],
+        input_ids=prompt_ids[shared.rows],
         attention_mask=once.long(),
         position_ids=position_ids(once),
         past_key_values=cache,
@@ -87,11 +102,11 @@ def forward_shared(
     for layer, keys, values in zip(layers, kept[::2], kept[1::2], strict=True):
         layer.keys, layer.values = keys, values
     cache.reorder_cache(shared.of)  # type: ignore[arg-type]  # it asks for the LongTensor of old
-    mask = torch.cat([sequences.prompt_mask, sequences.response_mask], dim=1)
+    mask = torch.cat([prompt_mask, response_mask], dim=1)
     responses = forward(
-        input_ids=sequences.response_ids,
+        input_ids=response_ids,
         attention_mask=mask.long(),
-        position_ids=position_ids(mask)[:, sequences.prompt_ids.shape[1] :],
+        position_ids=position_ids(mask)[:, prompt_ids.shape[1] :],
         past_key_values=cache,
         use_cache=True,
     )

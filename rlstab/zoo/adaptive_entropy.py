@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import EVERY_TOKEN, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.core.terms import Penalty, Terms
+from rlstab import Mean, Penalty, PolicyOutputs, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
 from rlstab.errors import OutOfRange
 
 
-@final
-@dataclass(frozen=True)
 class AdaptiveEntropy(TokenObjective):
     """Add an entropy bonus while entropy is below a target; its coefficient rises below it and falls otherwise.
 
@@ -96,27 +88,31 @@ class AdaptiveEntropy(TokenObjective):
         SkyworkAI/Skywork-OR1 ``core_algos.py`` (``EntController``); huggingface/trl ``trl/trainer/grpo_trainer.py``.
     """
 
-    limits = (
-        Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so nothing is ever paid."),
-        Limit({"initial": 0.0, "low": 0.0, "increment": 0.0}, "the price stays at `initial`, which is 0."),
-        Limit({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "under {other} the bonus of {own} is the mean that its controller measures."),
-        Interaction(
-            "beside",
-            "sequence_mean",
-            "under {other} the bonus of {own} is a mean over responses, while its controller measures a token mean.",
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(
+            NoOpAt({"target_entropy": 0.0}, "no mean entropy is below 0, so nothing is ever paid."),
+            NoOpAt({"initial": 0.0, "low": 0.0, "increment": 0.0}, "the price stays at `initial`, which is 0."),
+            NoOpAt({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
         ),
-        EVERY_TOKEN,
+        interacts=(
+            Interaction(
+                "good", "token_mean", "under {other} the bonus of {own} is the mean that its controller measures."
+            ),
+            Interaction(
+                "note",
+                "sequence_mean",
+                "under {other} the bonus of {own} is a mean over responses, while its controller measures a token "
+                "mean.",
+            ),
+            EVERY_TOKEN,
+        ),
     )
 
-    name: ClassVar[str] = "adaptive_entropy"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"exploration"})
-    needs = frozenset({"entropies"})
-    live_needs = frozenset({"entropies"})
-    writes = frozenset({"penalties"})
+    name = "adaptive_entropy"
+    needs = {"entropies"}
+    live_needs = {"entropies"}
+    writes = {"penalties"}
 
     target_entropy: Annotated[float, Range(ge=0)] = 0.2
     initial: Annotated[float, Range(ge=0)] = 0.0

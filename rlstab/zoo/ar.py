@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms
+from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class AR(TokenObjective):
     """Damp rare tokens: the weight of a token rises linearly with its probability.
 
@@ -84,32 +77,35 @@ class AR(TokenObjective):
         "both_linear_normal").
     """
 
-    limits = (Limit({"alpha": 0.0}, "every weight is 1."),)
-    interacts = (
-        Interaction(
-            "against",
-            "clip_higher",
-            "{own} damps rare tokens, and with `high` above `low` {other} leaves them room to rise.",
-            where=lambda ar, clip: clip.high > clip.low,
-        ),
-        Interaction("against", "stare", "{own} damps rare tokens, and {other} boosts those that were rewarded."),
-        Interaction(
-            "against",
-            "maspo",
-            "{own} damps rare tokens, and with `alpha` above 0 {other} gives them more room to move than others.",
-            where=lambda ar, maspo: maspo.alpha > 0,
-        ),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "both soften what happens to rare punished tokens: {own} pushes them down less, and {other} holds some.",
+    about = About(
+        addresses={"token"},
+        no_op_at=(NoOpAt({"alpha": 0.0}, "every weight is 1."),),
+        interacts=(
+            Interaction(
+                "conflicts",
+                "clip_higher",
+                "{own} damps rare tokens, and with `high` above `low` {other} leaves them room to rise.",
+                where=lambda ar, clip: clip.high > clip.low,
+            ),
+            Interaction("conflicts", "stare", "{own} damps rare tokens, and {other} boosts those that were rewarded."),
+            Interaction(
+                "conflicts",
+                "maspo",
+                "{own} damps rare tokens, and with `alpha` above 0 {other} gives them more room to move than others.",
+                where=lambda ar, maspo: maspo.alpha > 0,
+            ),
+            Interaction(
+                "note",
+                "lp_reg",
+                "both soften what happens to rare punished tokens: {own} pushes them down less, and {other} holds "
+                "some.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "ar"
-    reads_policies = frozenset({"old_logprobs"})
-    writes = frozenset({"weight"})
-    addresses = frozenset({"token"})
+    name = "ar"
+    needs = {"old_logprobs"}
+    writes = {"weight"}
 
     alpha: Annotated[float, Range(ge=0, le=1)] = 0.3
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Held, Pull, Terms
+from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.settings import percent
 
 
-@final
-@dataclass(frozen=True)
 class ASPO(TokenObjective):
     """Weigh rewarded tokens by the inverse of their ratio, with a wider clip range at high-entropy tokens.
 
@@ -44,7 +38,7 @@ class ASPO(TokenObjective):
         - ``sequence_ids`` (S,), integers: how many responses there are.
 
     Writes:
-        - ``pull``: the capped ratio, inverted for rewarded tokens; 0 outside the range.
+        - ``surrogate``: the capped ratio, inverted for rewarded tokens; 0 outside the range.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -100,21 +94,22 @@ class ASPO(TokenObjective):
         (``compute_policy_loss_archer``), ``verl/workers/actor/dp_actor.py`` (commit b08d963).
     """
 
-    limits = (Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),)
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}."),
-        Interaction(
-            "beside",
-            "top_entropy",
-            "{own} has its quantile from all tokens of a response, also from those that {other} drops.",
+    about = About(
+        addresses={"trust region", "exploration"},
+        no_op_at=(NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),),
+        interacts=(
+            Interaction("good", "token_mean", "{own} was published on {other}."),
+            Interaction(
+                "note",
+                "top_entropy",
+                "{own} has its quantile from all tokens of a response, also from those that {other} drops.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "aspo"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"trust region", "exploration"})
-    needs = frozenset({"entropies"})
-    writes = frozenset({"pull"})
+    name = "aspo"
+    needs = {"entropies"}
+    writes = {"surrogate"}
 
     room: Annotated[float, Range(ge=0)] = 0.2
     room_high_entropy: Annotated[float, Range(ge=0)] = 0.4
@@ -123,7 +118,7 @@ class ASPO(TokenObjective):
 
     def in_words(self) -> Mapping[str, str]:
         return {
-            "pull": f"A token pulls with its ratio, or with the inverse where its advantage is positive, at most "
+            "surrogate": f"A token pulls with its ratio, or with the inverse where its advantage is positive, at most "
             f"{self.cap}. It stops once the ratio is above 1 + {self.room}, or below 1 - {self.room} where its "
             f"advantage is negative; for the {percent(self.share)} of a response with the highest entropies "
             f"{self.room_high_entropy} in place of {self.room}. It still counts."
@@ -135,9 +130,9 @@ class ASPO(TokenObjective):
         fork = entropies > edge
         room = torch.full_like(edge, self.room).masked_fill(fork, self.room_high_entropy)
 
-        def pull(ratio: Tensor, held: Held) -> Tensor:
-            rewarded = held.advantages > 0
+        def pull(ratio: Tensor, constants: Constants) -> Tensor:
+            rewarded = constants.advantages > 0
             away = torch.where(rewarded, ratio > 1 + room, ratio < 1 - room)
             return torch.where(away, 0.0, torch.where(rewarded, 1 / ratio, ratio).clamp(max=self.cap))
 
-        return Terms(pull=Pull(pull), report={"high_entropy": Mean.of(fork)})
+        return Terms(surrogate=Surrogate(pull), report={"high_entropy": Mean.of(fork)})

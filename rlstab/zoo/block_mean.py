@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms, Totals
+from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.terms import Totals
 
 #: Block numbers are below it: a float32 holds whole numbers up to 2^24.
 SPAN = 1 << 32
 
 
-@final
-@dataclass(frozen=True)
 class BlockMean(TokenObjective):
     """Average over the tokens of each block, sum over the blocks of a response, then average over responses.
 
@@ -93,24 +87,27 @@ class BlockMean(TokenObjective):
         Verifiable Rewards", 2026, arXiv 2602.10231. Reference code: none found.
     """
 
-    limits = (
-        Limit(None, "Equal to `token_mean`, the identity, where all responses are one block and keep as many tokens."),
-    )
-    interacts = (
-        Interaction("good", ("clip_higher", "adaptive_entropy"), "{own} was published with {other}, without `kl`."),
-        Interaction(
-            "beside",
-            ("gspo", "gmpo", "holder_mean"),
-            "{own} gives each block its own vote, and {other} one ratio to the whole response: how hard a block pulls "
-            "also depends on how far the policy has moved in the others.",
+    about = About(
+        addresses={"length"},
+        no_op_at=(
+            NoOpAt(
+                None, "Equal to `token_mean`, the identity, where all responses are one block and keep as many tokens."
+            ),
+        ),
+        interacts=(
+            Interaction("good", ("clip_higher", "adaptive_entropy"), "{own} was published with {other}, without `kl`."),
+            Interaction(
+                "note",
+                ("gspo", "gmpo", "holder_mean"),
+                "{own} gives each block its own vote, and {other} one ratio to the whole response: how hard a block "
+                "pulls also depends on how far the policy has moved in the others.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "block_mean"
-    reads_policies = frozenset[str]()
-    needs = frozenset({"block_ids"})
-    writes = frozenset({"aggregate", "weight"})
-    addresses = frozenset({"length"})
+    name = "block_mean"
+    needs = {"block_ids"}
+    writes = {"aggregate", "weight"}
 
     def in_words(self) -> Mapping[str, str]:
         return {

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Bounds, Held, Pull, Terms
+from rlstab import Bounds, Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class CEGPPO(TokenObjective):
     """Give tokens whose ratio has left ``[1 - low, 1 + high]`` a bounded gradient instead of none.
 
@@ -43,7 +36,7 @@ class CEGPPO(TokenObjective):
         nothing itself. It is given the ratio and the advantage.
 
     Writes:
-        - ``pull``: the ratio, or the scaled bound beyond it.
+        - ``surrogate``: the ratio, or the scaled bound beyond it.
 
     Denominator:
         untouched
@@ -91,16 +84,19 @@ class CEGPPO(TokenObjective):
         ``verl/trainer/ppo/core_algos.py`` (``compute_gppo_loss_general_beta``, commit 10558fe), ``recipe/dapo``.
     """
 
-    limits = (
-        Limit({"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+    about = About(
+        addresses={"trust region", "exploration"},
+        no_op_at=(
+            NoOpAt(
+                {"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."
+            ),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+        ),
+        interacts=(Interaction("good", "token_mean", "{own} was published on {other}, in the recipe of DAPO."),),
     )
-    interacts = (Interaction("good", "token_mean", "{own} was published on {other}, in the recipe of DAPO."),)
 
-    name: ClassVar[str] = "ce_gppo"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"trust region", "exploration"})
-    writes = frozenset({"pull"})
+    name = "ce_gppo"
+    writes = {"surrogate"}
 
     low: Annotated[float, Range(ge=0, le=1)] = 0.2
     high: Annotated[float, Range(ge=0)] = 0.2
@@ -111,19 +107,19 @@ class CEGPPO(TokenObjective):
     def in_words(self) -> Mapping[str, str]:
         dual = "" if self.dual_clip is None else f", and above {self.dual_clip} not at all (dual clip)"
         return {
-            "pull": f"A token pulls with its ratio. Where its advantage is positive, it pulls above 1 + {self.high} "
-            f"with {self.pull_high} times that bound; where it is negative, below 1 - {self.low} with {self.pull_low} "
-            f"times that one{dual}."
+            "surrogate": f"A token pulls with its ratio. Where its advantage is positive, it pulls above 1 + "
+            f"{self.high} with {self.pull_high} times that bound; where it is negative, below 1 - {self.low} with "
+            f"{self.pull_low} times that one{dual}."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         region = Bounds(self.low, self.high, self.dual_clip)
         beyond = {"high": self.pull_high * (1 + self.high), "low": self.pull_low * (1 - self.low), "dual": 0.0}
 
-        def pull(ratio: Tensor, held: Held) -> Tensor:
+        def pull(ratio: Tensor, constants: Constants) -> Tensor:
             value = ratio
-            for side, stopped in region.stops(ratio, held.advantages).items():
+            for side, stopped in region.stops(ratio, constants.advantages).items():
                 value = torch.where(stopped, beyond[side], value)
             return value
 
-        return Terms(pull=Pull(pull))
+        return Terms(surrogate=Surrogate(pull))

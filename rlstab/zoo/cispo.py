@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Held, Pull, Terms
+from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class CISPO(TokenObjective):
     """Weigh every token by its ratio, capped at ``cap``, instead of clipping tokens whose ratio has left a range.
 
@@ -37,7 +30,7 @@ class CISPO(TokenObjective):
         nothing itself. The loss gives it the ratio, and multiplies what comes out by the advantage.
 
     Writes:
-        - ``pull``: the capped ratio, in the place of the ratio.
+        - ``surrogate``: the capped ratio, in the place of the ratio.
 
     Denominator:
         untouched: every token counts.
@@ -88,24 +81,25 @@ class CISPO(TokenObjective):
         (``compute_policy_loss_cispo``), huggingface/trl ``trl/trainer/grpo_trainer.py``.
     """
 
-    limits = (
-        Limit({"cap": 1e9, "floor": None}, "a ratio is at most e^20, so none reaches the cap."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}."),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not cap.",
-            where=lambda cispo, lp_reg: lp_reg.form == "code",
+    about = About(
+        addresses={"trust region", "exploration"},
+        no_op_at=(
+            NoOpAt({"cap": 1e9, "floor": None}, "a ratio is at most e^20, so none reaches the cap."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+        ),
+        interacts=(
+            Interaction("good", "token_mean", "{own} was published on {other}."),
+            Interaction(
+                "note",
+                "lp_reg",
+                "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not cap.",
+                where=lambda cispo, lp_reg: lp_reg.form == "code",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "cispo"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"pull"})
-    addresses = frozenset({"trust region", "exploration"})
+    name = "cispo"
+    writes = {"surrogate"}
 
     cap: Annotated[float, Range(ge=1)] = 5.0
     floor: Annotated[float | None, Range(ge=0, le=1)] = None
@@ -113,11 +107,12 @@ class CISPO(TokenObjective):
     def in_words(self) -> Mapping[str, str]:
         least = "" if self.floor is None else f" and at least {self.floor}"
         return {
-            "pull": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, and all count."
+            "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, and all "
+            f"count."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def capped(ratio: Tensor, held: Held) -> Tensor:
+        def capped(ratio: Tensor, constants: Constants) -> Tensor:
             return ratio.clamp(self.floor, self.cap)
 
-        return Terms(pull=Pull(capped))
+        return Terms(surrogate=Surrogate(capped))

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Bounds, Terms
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.settings import percent
 from rlstab.errors import OutOfRange
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers with it.
 STREAM = 1 << 41
 
 
-@final
-@dataclass(frozen=True)
 class ClipCov(TokenObjective):
     """Remove the gradient of a few tokens, drawn from those whose log-prob and advantage covary strongly.
 
@@ -112,40 +105,44 @@ class ClipCov(TokenObjective):
         (``compute_policy_loss_clip_cov``), ``recipe/dapo/7b_clip_cov.sh``.
     """
 
-    limits = (
-        Limit({"low": 0.0, "high": 0.0}, "no covariance lies strictly between."),
-        Limit(None, "An optimizer step in which all advantages are equal, or all log-probs, has no candidate."),
-    )
-    interacts = (
-        Interaction(
-            "good", ("clip_higher", "token_mean"), "{own} was published on {other}, the clip at 1.0 on both sides."
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(
+            NoOpAt({"low": 0.0, "high": 0.0}, "no covariance lies strictly between."),
+            NoOpAt(None, "An optimizer step in which all advantages are equal, or all log-probs, has no candidate."),
         ),
-        Interaction(
-            "beside",
-            "clip_higher",
-            "{own} may hit a token that {other} stops already, for its `clip_low` and `clip_high` are not the bounds "
-            "of {other}.",
-            where=lambda cov, clip: (cov.clip_low, cov.clip_high) != (clip.low, clip.high),
+        interacts=(
+            Interaction(
+                "good", ("clip_higher", "token_mean"), "{own} was published on {other}, the clip at 1.0 on both sides."
+            ),
+            Interaction(
+                "note",
+                "clip_higher",
+                "{own} may hit a token that {other} stops already, for its `clip_low` and `clip_high` are not the "
+                "bounds of {other}.",
+                where=lambda cov, clip: (cov.clip_low, cov.clip_high) != (clip.low, clip.high),
+            ),
+            Interaction(
+                "redundant",
+                "kl_cov",
+                "both restrain tokens whose log-prob and advantage vary together: {other} holds those of the largest "
+                "covariance, {own} silences some of those between its bounds, and one that both choose is only pulled "
+                "back.",
+            ),
+            Interaction(
+                "note",
+                MASK,
+                "a token that {other} drops still counts in the means and the share of {own}, and may be one that is "
+                "hit.",
+                nested=False,
+            ),
         ),
-        Interaction(
-            "redundant",
-            "kl_cov",
-            "both restrain tokens whose log-prob and advantage vary together: {other} holds those of the largest "
-            "covariance, {own} silences some of those between its bounds, and one that both choose is only pulled "
-            "back.",
-        ),
-        Interaction(
-            "beside",
-            MASK,
-            "a token that {other} drops still counts in the means and the share of {own}, and may be one that is hit.",
-            nested=False,
-        ),
+        exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )
 
-    name: ClassVar[str] = "clip_cov"
-    reads_policies = frozenset({"logprobs"})
-    writes = frozenset({"weight"})
-    addresses = frozenset({"exploration"})
+    name = "clip_cov"
+    needs = {"logprobs"}
+    writes = {"weight"}
 
     share: Annotated[float, Range(gt=0, le=1)] = 2e-4
     low: Annotated[float, Range()] = 1.0

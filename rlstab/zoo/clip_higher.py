@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Bounds, Terms
+from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class ClipHigher(TokenObjective):
     """Stop the gradient of a token once its ratio has left ``[1 - low, 1 + high]``.
 
@@ -86,25 +79,28 @@ class ClipHigher(TokenObjective):
         (the dual clip). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``.
     """
 
-    limits = (
-        Limit({"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."),
-        Limit({"low": 1.0, "high": 1e9, "dual_clip": 1e9}, "no ratio reaches the dual clip either."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout (`stare`'s script)."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "{own} and {other} are the loss of DAPO."),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "the tokens that {other} selects in form 'code' are exempt from the trust region of {own}.",
-            where=lambda clip, lp_reg: lp_reg.form == "code",
+    about = About(
+        addresses={"trust region", "exploration"},
+        no_op_at=(
+            NoOpAt(
+                {"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."
+            ),
+            NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": 1e9}, "no ratio reaches the dual clip either."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout (`stare`'s script)."),
+        ),
+        interacts=(
+            Interaction("good", "token_mean", "{own} and {other} are the loss of DAPO."),
+            Interaction(
+                "note",
+                "lp_reg",
+                "the tokens that {other} selects in form 'code' are exempt from the trust region of {own}.",
+                where=lambda clip, lp_reg: lp_reg.form == "code",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "clip_higher"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"trust region", "exploration"})
-    writes = frozenset({"bounds"})
+    name = "clip_higher"
+    writes = {"bounds"}
 
     low: Annotated[float, Range(ge=0, le=1)] = 0.2
     high: Annotated[float, Range(ge=0)] = 0.28

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms, Totals
+from rlstab import Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.terms import Totals
 
 
-@final
-@dataclass(frozen=True)
 class ConstantLength(TokenObjective):
     """Sum over each response, divide by a constant length, average over responses: no bias towards short ones.
 
@@ -84,30 +78,35 @@ class ConstantLength(TokenObjective):
         (``agg_loss``, "seq-mean-token-sum-norm").
     """
 
-    limits = (
-        Limit(None, "Equal to `token_mean`, the identity, where the kept tokens are `length` per response on average."),
-    )
-    interacts = (
-        Interaction(
-            "good",
-            "clip_higher",
-            "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO.",
+    about = About(
+        addresses={"length"},
+        no_op_at=(
+            NoOpAt(
+                None, "Equal to `token_mean`, the identity, where the kept tokens are `length` per response on average."
+            ),
         ),
-        Interaction(
-            "against", MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."
-        ),
-        Interaction(
-            "beside",
-            "kl",
-            "{own} shrinks the penalty of {other} with the loss: at a mean length of a tenth of `length` both are ten "
-            "times smaller than in a token mean.",
+        interacts=(
+            Interaction(
+                "good",
+                "clip_higher",
+                "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO.",
+            ),
+            Interaction(
+                "conflicts",
+                MASK,
+                "{own} divides by a fixed length, so the tokens that {other} drops still count in it.",
+            ),
+            Interaction(
+                "note",
+                "kl",
+                "{own} shrinks the penalty of {other} with the loss: at a mean length of a tenth of `length` both are "
+                "ten times smaller than in a token mean.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "constant_length"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"length"})
-    writes = frozenset({"aggregate"})
+    name = "constant_length"
+    writes = {"aggregate"}
 
     length: Annotated[int, Range(ge=1)]
 

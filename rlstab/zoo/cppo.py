@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from collections.abc import Mapping, Set
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Gate, Held, Terms
+from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import anchor_logprobs, anchor_needs
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
 from rlstab.estimators import probability
 
 
-@final
-@dataclass(frozen=True)
 class CPPO(TokenObjective):
     """Stop a token that moved too much probability for its position and for how much its prefix has moved.
 
@@ -109,44 +103,45 @@ class CPPO(TokenObjective):
         ``unirl/algorithms/cppo.py`` (commit e1211ee).
     """
 
-    limits = (
-        Limit({"delta": 1e9}, "no response moves that many probabilities."),
-        Limit(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction(
-            "redundant",
-            "dppo",
-            "{own} and {other} stop a token by the probability that it moved: at a `min_weight` of 1 and equal bounds "
-            "{own} stops all that {other} stops.",
+    about = About(
+        addresses={"trust region", "off-policy"},
+        no_op_at=(
+            NoOpAt({"delta": 1e9}, "no response moves that many probabilities."),
+            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
-        Interaction(
-            "against",
-            "drpo",
-            "{own} stops what {other} would pull back.",
-            where=lambda cppo, drpo: drpo.delta < 1,
+        interacts=(
+            Interaction(
+                "redundant",
+                "dppo",
+                "{own} and {other} stop a token by the probability that it moved: at a `min_weight` of 1 and equal "
+                "bounds {own} stops all that {other} stops.",
+            ),
+            Interaction(
+                "conflicts",
+                "drpo",
+                "{own} stops what {other} would pull back.",
+                where=lambda cppo, drpo: drpo.delta < 1,
+            ),
+            Interaction(
+                "note",
+                ("sapo", "maspo"),
+                "{own} bounds the probability that moved, {other} the ratio: rare tokens are held back by {other} "
+                "alone, and of those above one half {own} stops all that {other} would damp by a twentieth.",
+                where=lambda cppo, soft: cppo.delta <= 0.15,
+            ),
+            Interaction(
+                "note",
+                MASK,
+                "a token that {other} drops still spends the budget of {own}, and may stop a later one that is left.",
+                where=lambda cppo, mask: mask.name != "truncated_mask",  # of which none is left
+                nested=False,
+            ),
+            Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
         ),
-        Interaction(
-            "beside",
-            ("sapo", "maspo"),
-            "{own} bounds the probability that moved, {other} the ratio: rare tokens are held back by {other} alone, "
-            "and of those above one half {own} stops all that {other} would damp by a twentieth.",
-            where=lambda cppo, soft: cppo.delta <= 0.15,
-        ),
-        Interaction(
-            "beside",
-            MASK,
-            "a token that {other} drops still spends the budget of {own}, and may stop a later one that is left.",
-            where=lambda cppo, mask: mask.name != "truncated_mask",  # of which none is left
-            nested=False,
-        ),
-        Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
     )
 
-    name: ClassVar[str] = "cppo"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"trust region", "off-policy"})
-    writes = frozenset({"gates"})
+    name = "cppo"
+    writes = {"gates"}
 
     delta: Annotated[float, Range(ge=0)] = 0.15
     min_weight: Annotated[float, Range(ge=0, le=1)] = 0.8
@@ -155,13 +150,8 @@ class CPPO(TokenObjective):
     anchor: Literal["rollout", "old"] = "rollout"
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        """From the sampler the live policy differs in every run: already by its kernels."""
-        return frozenset({"live"} if self.anchor == "old" else ())
+    def needs(self) -> Set[str]:
+        return anchor_needs(self.anchor)
 
     def in_words(self) -> Mapping[str, str]:
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
@@ -174,22 +164,21 @@ class CPPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = batch.old_logprobs if self.anchor == "old" else batch.signal("rollout_logprobs")
-        live_ratio = batch.live_ratio and self.anchor == "old"
-        place = batch.running_total(torch.ones_like(anchor)) - 1
+        anchor = anchor_logprobs(batch, self.anchor)
+        place = batch.running_total(torch.ones_like(batch.position)) - 1
         weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
 
         def before(values: Tensor) -> Tensor:
             return batch.running_total(values) - values
 
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            live = held.anchor.logprobs
-            other = live if live_ratio else anchor
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
             moved = (probability(live) - probability(other)).abs()
             budget = batch.sequence_quantile(moved, self.quantile).clamp(self.min_budget, 2 * self.min_budget)
             spent = weight * moved
             room = self.delta + batch.spread(budget) * before(weight) - before(spent)
-            inward = held.advantages.sign() * (live - other) <= 0
+            inward = constants.advantages.sign() * (live - other) <= 0
             return (inward | (spent <= room.clamp(max=self.delta))).to(ratio.dtype)
 
         return Terms(gates={"": Gate(gate, whole_sequences=True)})

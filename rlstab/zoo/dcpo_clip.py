@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Bounds, Terms
+from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 #: 1 / q is at most e to this, so that it and its products with settings are numbers.
 MAX_SURPRISAL = 700.0
 
 
-@final
-@dataclass(frozen=True)
 class DCPOClip(TokenObjective):
     """Stop a token's gradient once its ratio has left a range that is wide for rare tokens, narrow for likely ones.
 
@@ -92,15 +85,19 @@ class DCPOClip(TokenObjective):
         code: lime-RL/DCPO ``verl/trainer/ppo/core_algos.py`` (``get_clip_low_high``, commit 01787b0), ``recipe/dcpo``.
     """
 
-    limits = (Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),)
-    interacts = (
-        Interaction("good", "sequence_mean", "{own} was published on {other}, up to a factor, and its own advantages."),
+    about = About(
+        addresses={"trust region", "exploration"},
+        no_op_at=(NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),),
+        interacts=(
+            Interaction(
+                "good", "sequence_mean", "{own} was published on {other}, up to a factor, and its own advantages."
+            ),
+        ),
     )
 
-    name: ClassVar[str] = "dcpo_clip"
-    reads_policies = frozenset({"old_logprobs"})
-    addresses = frozenset({"trust region", "exploration"})
-    writes = frozenset({"bounds"})
+    name = "dcpo_clip"
+    needs = {"old_logprobs"}
+    writes = {"bounds"}
 
     low: Annotated[float, Range(ge=0)] = 0.16
     high: Annotated[float, Range(ge=0)] = 0.2

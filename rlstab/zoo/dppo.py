@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from collections.abc import Mapping, Set
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Held, Pull, Terms
+from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import MAX_LOG_RATIO, anchor_logprobs, anchor_needs
+from rlstab.core.metadata import About, Interaction, NoOpAt
 from rlstab.estimators import probability
 
 
-@final
-@dataclass(frozen=True)
 class DPPO(TokenObjective):
     """Stop a token from moving further once the policy has moved too much probability at its position.
 
@@ -46,7 +39,7 @@ class DPPO(TokenObjective):
         - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``pull``: min(r, C) inside the region, 0 outside.
+        - ``surrogate``: min(r, C) inside the region, 0 outside.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -111,19 +104,20 @@ class DPPO(TokenObjective):
         ``src/prime_rl/trainer/rl/loss.py``.
     """
 
-    limits = (
-        Limit(
-            {"divergence": "tv", "anchor": "old", "high": 1.0, "low": 1.0, "cap": 1e9},
-            "no probability moves by more than 1, and no ratio reaches the cap.",
+    about = About(
+        addresses={"trust region", "off-policy"},
+        no_op_at=(
+            NoOpAt(
+                {"divergence": "tv", "anchor": "old", "high": 1.0, "low": 1.0, "cap": 1e9},
+                "no probability moves by more than 1, and no ratio reaches the cap.",
+            ),
+            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
-        Limit(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
+        interacts=(Interaction("good", "constant_length", "{own} was published on {other}."),),
     )
-    interacts = (Interaction("good", "constant_length", "{own} was published on {other}."),)
 
-    name: ClassVar[str] = "dppo"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"trust region", "off-policy"})
-    writes = frozenset({"pull"})
+    name = "dppo"
+    writes = {"surrogate"}
 
     divergence: Literal["tv", "kl"] = "tv"
     high: Annotated[float, Range(ge=0)] = 0.15
@@ -132,13 +126,8 @@ class DPPO(TokenObjective):
     anchor: Literal["rollout", "old"] = "rollout"
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        """From the sampler the live policy differs in every run: already by its kernels."""
-        return frozenset({"live"} if self.anchor == "old" else ())
+    def needs(self) -> Set[str]:
+        return anchor_needs(self.anchor)
 
     @property
     def excludes(self) -> Mapping[str, str]:
@@ -151,24 +140,23 @@ class DPPO(TokenObjective):
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]
         return {
-            "pull": f"A token pulls with its ratio to {anchor}, at most {self.cap}; not at all once its move away from "
-            f"{anchor} is a {kind} of more than {self.high} where its advantage is positive, or {self.low} where it is "
-            f"negative. It still counts."
+            "surrogate": f"A token pulls with its ratio to {anchor}, at most {self.cap}; not at all once its move away "
+            f"from {anchor} is a {kind} of more than {self.high} where its advantage is positive, or {self.low} where "
+            f"it is negative. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = batch.old_logprobs if self.anchor == "old" else batch.signal("rollout_logprobs")
-        live_ratio = batch.live_ratio and self.anchor == "old"
+        anchor = anchor_logprobs(batch, self.anchor)
 
-        def pull(ratio: Tensor, held: Held) -> Tensor:
-            live = held.anchor.logprobs
-            other = live if live_ratio else anchor
+        def pull(ratio: Tensor, constants: Constants) -> Tensor:
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
             gap, moved = live - other, self._divergence(live, other)
-            beyond = torch.where(held.advantages > 0, moved > self.high, moved > self.low)
-            stopped = beyond & (held.advantages.sign() * gap > 0)
+            beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
+            stopped = beyond & (constants.advantages.sign() * gap > 0)
             return torch.where(stopped, 0.0, gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=self.cap))
 
-        return Terms(pull=Pull(pull))
+        return Terms(surrogate=Surrogate(pull))
 
     def _divergence(self, live: Tensor, other: Tensor) -> Tensor:
         if self.divergence == "tv":

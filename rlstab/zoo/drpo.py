@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from collections.abc import Mapping, Set
+from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Gate, Held, Terms
+from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import anchor_logprobs, anchor_needs
+from rlstab.core.metadata import About, Interaction, NoOpAt
 from rlstab.estimators import probability
 
 
-@final
-@dataclass(frozen=True)
 class DRPO(TokenObjective):
     """Weaken a token's gradient by the probability it has moved in its own direction, and reverse it beyond ``delta``.
 
@@ -91,43 +85,39 @@ class DRPO(TokenObjective):
         (eq. 8, table 1). Reference code: Tencent-Hunyuan/UniRL ``unirl/algorithms/drpo.py`` (commit 1a7b501).
     """
 
-    limits = (
-        Limit({"delta": 1e18}, "no probability moves by more than 1, and 1 minus 1e-18 is 1."),
-        Limit(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction(
-            "against",
-            "clip_higher",
-            "{own} pulls a token back that has moved beyond its `delta`, and {other} leaves no gradient beyond its "
-            "bounds: what both act on stays where it is.",
+    about = About(
+        addresses={"trust region", "off-policy"},
+        no_op_at=(
+            NoOpAt({"delta": 1e18}, "no probability moves by more than 1, and 1 minus 1e-18 is 1."),
+            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
-        Interaction(
-            "against",
-            ("sapo", "maspo"),
-            "{own} pulls a token back that has moved beyond its `delta`, and under {other} this pull is damped as "
-            "well, the more the larger the ratio.",
-            where=lambda drpo, soft: drpo.delta < 1,
+        interacts=(
+            Interaction(
+                "conflicts",
+                "clip_higher",
+                "{own} pulls a token back that has moved beyond its `delta`, and {other} leaves no gradient beyond its "
+                "bounds: what both act on stays where it is.",
+            ),
+            Interaction(
+                "conflicts",
+                ("sapo", "maspo"),
+                "{own} pulls a token back that has moved beyond its `delta`, and under {other} this pull is damped as "
+                "well, the more the larger the ratio.",
+                where=lambda drpo, soft: drpo.delta < 1,
+            ),
+            Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
         ),
-        Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
     )
 
-    name: ClassVar[str] = "drpo"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"trust region", "off-policy"})
-    writes = frozenset({"gates"})
+    name = "drpo"
+    writes = {"gates"}
 
     delta: Annotated[float, Range(gt=0)] = 12.5
     anchor: Literal["rollout", "old"] = "rollout"
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        """From the sampler the live policy differs in every run: already by its kernels."""
-        return frozenset({"live"} if self.anchor == "old" else ())
+    def needs(self) -> Set[str]:
+        return anchor_needs(self.anchor)
 
     def in_words(self) -> Mapping[str, str]:
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
@@ -142,12 +132,12 @@ class DRPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = batch.old_logprobs if self.anchor == "old" else batch.signal("rollout_logprobs")
-        live_ratio = batch.live_ratio and self.anchor == "old"
+        anchor = anchor_logprobs(batch, self.anchor)
 
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            live = held.anchor.logprobs
-            moved = probability(live) - probability(live if live_ratio else anchor)
-            return 1 - held.advantages.sign() * moved / self.delta
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
+            moved = probability(live) - probability(other)
+            return 1 - constants.advantages.sign() * moved / self.delta
 
         return Terms(gates={"": Gate(gate)})

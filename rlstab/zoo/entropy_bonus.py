@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import EVERY_TOKEN, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Penalty, Terms
+from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class EntropyBonus(TokenObjective):
     """Reward uncertainty: subtract ``coefficient`` times the mean entropy of all tokens from the loss.
 
@@ -81,21 +73,22 @@ class EntropyBonus(TokenObjective):
         verl-project/verl ``verl/workers/utils/losses.py``.
     """
 
-    limits = (Limit({"coefficient": 0.0}, "0 times the entropy, which is still computed."),)
-    interacts = (
-        Interaction(
-            "redundant",
-            "adaptive_entropy",
-            "{own} and {other} pay for the same thing, and the controller does not know of the other's price.",
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the entropy, which is still computed."),),
+        interacts=(
+            Interaction(
+                "redundant",
+                "adaptive_entropy",
+                "{own} and {other} pay for the same thing, and the controller does not know of the other's price.",
+            ),
+            EVERY_TOKEN,
         ),
-        EVERY_TOKEN,
     )
 
-    name: ClassVar[str] = "entropy_bonus"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"exploration"})
-    live_needs = frozenset({"entropies"})
-    writes = frozenset({"penalties"})
+    name = "entropy_bonus"
+    live_needs = {"entropies"}
+    writes = {"penalties"}
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
 

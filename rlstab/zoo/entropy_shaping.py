@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms
+from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class EntropyShaping(TokenObjective):
     """Add to each token's advantage a bonus that grows with the entropy at its position.
 
@@ -84,40 +77,41 @@ class EntropyShaping(TokenObjective):
         arXiv 2506.14758. Reference code: none found.
     """
 
-    limits = (
-        Limit({"alpha": 0.0}, "every bonus is 0."),
-        Limit(None, "An optimizer step in which every entropy is 0."),
-    )
-    interacts = (
-        Interaction(
-            "beside",
-            ("entropy_bonus", "adaptive_entropy"),
-            "the entropy itself is raised by {other}. {own} only says which tokens learn more, and may lower it.",
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(
+            NoOpAt({"alpha": 0.0}, "every bonus is 0."),
+            NoOpAt(None, "An optimizer step in which every entropy is 0."),
         ),
-        Interaction(
-            "beside",
-            ("kl_cov", "clip_cov", "steer"),
-            "the size of the advantage, by which {other} would judge a token, is read without the bonus of {own}.",
-        ),
-        Interaction(
-            "beside",
-            ("fipo", "gmpo", "gspo", "holder_mean", "vespo"),
-            "{own} gives the tokens of a response advantages of their own, and {other}, as published, had one for all "
-            "of them. No advantage changes its sign, so the factors of {other} stay as they are.",
-        ),
-        Interaction(
-            "beside",
-            "maspo",
-            "the bound of {other} is wider under the bonus of {own}, for it reads the advantage with its size.",
-            where=lambda shaping, maspo: maspo.positive > 0 or maspo.negative > 0,
+        interacts=(
+            Interaction(
+                "note",
+                ("entropy_bonus", "adaptive_entropy"),
+                "the entropy itself is raised by {other}. {own} only says which tokens learn more, and may lower it.",
+            ),
+            Interaction(
+                "note",
+                ("kl_cov", "clip_cov", "steer"),
+                "the size of the advantage, by which {other} would judge a token, is read without the bonus of {own}.",
+            ),
+            Interaction(
+                "note",
+                ("fipo", "gmpo", "gspo", "holder_mean", "vespo"),
+                "{own} gives the tokens of a response advantages of their own, and {other}, as published, had one for "
+                "all of them. No advantage changes its sign, so the factors of {other} stay as they are.",
+            ),
+            Interaction(
+                "note",
+                "maspo",
+                "the bound of {other} is wider under the bonus of {own}, for it reads the advantage with its size.",
+                where=lambda shaping, maspo: maspo.positive > 0 or maspo.negative > 0,
+            ),
         ),
     )
 
-    name: ClassVar[str] = "entropy_shaping"
-    reads_policies = frozenset[str]()
-    needs = frozenset({"entropies"})
-    writes = frozenset({"bonus"})
-    addresses = frozenset({"exploration"})
+    name = "entropy_shaping"
+    needs = {"entropies"}
+    writes = {"bonus"}
 
     alpha: Annotated[float, Range(ge=0)] = 0.4
     kappa: Annotated[float, Range(gt=1)] = 2.0

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from collections.abc import Mapping, Set
+from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class ESSScale(TokenObjective):
     """Scale the learning rate of an optimizer step by the effective sample size of its responses (VCPO).
 
@@ -87,11 +80,11 @@ class ESSScale(TokenObjective):
         ...     old_logprobs=now,
         ...     rollout_logprobs=torch.tensor([[0.5], [0.5], [0.1], [0.5]], dtype=torch.float64).log(),
         ... )
-        >>> for method in (ESSScale(), observe(ESSScale())):
+        >>> for method, name in ((ESSScale(), "ess_scale"), (observe(ESSScale()), "observe_ess_scale")):
         ...     objective = compose(method)
         ...     policy = PolicyOutputs.from_padded(batch, logprobs=now.clone().requires_grad_())
         ...     out = objective(batch, policy, state=objective.init_state())
-        ...     print(round(out.lr_scale, 4), round(out.metrics()[f"{method.label}/ess"], 4))
+        ...     print(round(out.lr_scale, 4), round(out.metrics()[f"{name}/ess"], 4))
         0.6719 0.4515
         1.0 0.4515
 
@@ -101,38 +94,32 @@ class ESSScale(TokenObjective):
         ``recipe/fully_async_policy/staleness_utils.py`` (``compute_ess_info``).
     """
 
-    limits = (
-        Limit({"power": 0.0}, "the scale is 1."),
-        Limit(None, "An optimizer step whose effective sample size is at least `base`."),
-    )
-    interacts = (
-        Interaction(
-            "good",
-            "importance_correction",
-            "{own} was published with {other} at level 'sequence', its weights truncated at 8.",
+    about = About(
+        addresses={"off-policy"},
+        no_op_at=(
+            NoOpAt({"power": 0.0}, "the scale is 1."),
+            NoOpAt(None, "An optimizer step whose effective sample size is at least `base`."),
         ),
-        Interaction("good", "mismatch", "{own} acts on the effective sample size that {other} reports."),
+        interacts=(
+            Interaction(
+                "good",
+                "importance_correction",
+                "{own} was published with {other} at level 'sequence', its weights truncated at 8.",
+            ),
+            Interaction("good", "mismatch", "{own} acts on the effective sample size that {other} reports."),
+        ),
     )
 
-    name: ClassVar[str] = "ess_scale"
-    writes = frozenset({"lr_scale"})
-    addresses = frozenset({"off-policy"})
+    name = "ess_scale"
+    writes = {"lr_scale"}
 
     base: Annotated[float, Range(gt=0, le=1)] = 1.0
     power: Annotated[float, Range(ge=0)] = 0.5
     anchor: Literal["rollout", "old"] = "rollout"
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
-
-    @property
-    def reads_policies(self) -> frozenset[str]:
-        return frozenset({"logprobs"} if self.anchor == "rollout" else {"logprobs", "old_logprobs"})
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        return frozenset({"start" if self.anchor == "rollout" else "step"})
+    def needs(self) -> Set[str]:
+        return {"logprobs", f"{self.anchor}_logprobs"}
 
     def in_words(self) -> Mapping[str, str]:
         over = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
@@ -158,5 +145,4 @@ class ESSScale(TokenObjective):
 
     def _log_weights(self, batch: TokenBatch) -> Tensor:
         """``(S,)`` float64 log of the importance weight of each response."""
-        anchor = batch.signal("rollout_logprobs") if self.anchor == "rollout" else batch.old_logprobs
-        return batch.sequence_total(batch.logprobs.double() - anchor.double())
+        return batch.sequence_total(batch.logprobs.double() - batch.signal(f"{self.anchor}_logprobs").double())

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
-from rlstab.core.facts import Interaction, Limit
 from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Gate, Held, Terms
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class FIPO(TokenObjective):
     """Weigh a token by how far the policy has moved on the tokens after it, nearer ones counting more.
 
@@ -102,22 +95,23 @@ class FIPO(TokenObjective):
         (``_compute_fipo_influence``).
     """
 
-    limits = (
-        Limit({"low": 1.0, "high": 1.0}, "every factor is 1."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction(
-            "good",
-            ("clip_higher", "token_mean"),
-            "{own} was published on {other}, the base of DAPO (0.2, 0.28), with a dual clip of 10.",
+    about = About(
+        addresses={"token"},
+        no_op_at=(
+            NoOpAt({"low": 1.0, "high": 1.0}, "every factor is 1."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+        ),
+        interacts=(
+            Interaction(
+                "good",
+                ("clip_higher", "token_mean"),
+                "{own} was published on {other}, the base of DAPO (0.2, 0.28), with a dual clip of 10.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "fipo"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"gates"})
-    addresses = frozenset({"token"})
+    name = "fipo"
+    writes = {"gates"}
 
     half_life: Annotated[float, Range(gt=0)] = 32.0
     low: Annotated[float, Range(ge=0, le=1)] = 1.0
@@ -139,14 +133,16 @@ class FIPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def influence(ratio: Tensor, held: Held) -> Tensor:
-            drift = token_log_ratio(held.anchor, held.anchor, batch).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        def influence(ratio: Tensor, constants: Constants) -> Tensor:
+            drift = (
+                token_log_ratio(constants.anchor, constants.anchor, batch).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            )
             if self.max_ratio is not None:
                 drift = torch.where(ratio > self.max_ratio, 0.0, drift)
             future = batch.running_total(drift, reverse=True, decay=0.5 ** (1 / self.half_life))
             factor = future.exp().clamp(self.low, self.high)
             if self.safe_ratio is not None:
-                unsafe = less(held.advantages, 0) & (ratio > self.safe_ratio)
+                unsafe = less(constants.advantages, 0) & (ratio > self.safe_ratio)
                 factor = torch.where(unsafe, factor.clamp(max=1.0), factor)
             return factor
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab import Constants, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Held, Terms
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class GMPO(TokenObjective):
     """Replace the token ratios of a response by their geometric mean, after clipping each log-ratio.
 
@@ -92,38 +84,40 @@ class GMPO(TokenObjective):
         verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``geo_mean``).
     """
 
-    limits = (
-        Limit(None, "Where every response keeps one token whose log-ratio is within the range."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+    about = About(
+        addresses={"trust region", "token"},
+        no_op_at=(
+            NoOpAt(None, "Where every response keeps one token whose log-ratio is within the range."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+        ),
+        interacts=(
+            Interaction("good", "sequence_mean", "{own} was published on {other}."),
+            Interaction(
+                "redundant",
+                "clip_higher",
+                "{own} clips each token itself; {other} would clip the mean over the response, which stays near 1.",
+            ),
+            Interaction(
+                "note",
+                "lp_reg",
+                "the tokens that {other} selects in form 'code' are clipped by {own} all the same.",
+                where=lambda gmpo, lp_reg: lp_reg.form == "code",
+            ),
+            Interaction(
+                "note",
+                MASK,
+                "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the "
+                "others.",
+            ),
+        ),
+        expects={
+            "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token "
+            "mean a long one outvotes the others."
+        },
     )
-    interacts = (
-        Interaction("good", "sequence_mean", "{own} was published on {other}."),
-        Interaction(
-            "redundant",
-            "clip_higher",
-            "{own} clips each token itself; {other} would clip the mean over the response, which stays near 1.",
-        ),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "the tokens that {other} selects in form 'code' are clipped by {own} all the same.",
-            where=lambda gmpo, lp_reg: lp_reg.form == "code",
-        ),
-        Interaction(
-            "beside",
-            MASK,
-            "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the others.",
-        ),
-    )
-    expects: ClassVar[Mapping[str, str]] = {
-        "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token mean a "
-        "long one outvotes the others."
-    }
 
-    name: ClassVar[str] = "gmpo"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"ratio"})
-    addresses = frozenset({"trust region", "token"})
+    name = "gmpo"
+    writes = {"ratio"}
 
     low: Annotated[float, Range(ge=0)] = 0.4
     high: Annotated[float, Range(ge=0)] = 0.4
@@ -136,11 +130,11 @@ class GMPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
-            gaps = token_log_ratio(held.anchor, held.anchor, batch)
-            clipped = torch.where(held.advantages < 0, gaps.clamp(min=-self.low), gaps.clamp(max=self.high))
-            mean = batch.spread(batch.sequence_mean(clipped, held.keep)).to(gaps.dtype)
-            own = policy.logprobs - held.anchor.logprobs  # a zero that carries the gradient
+        def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
+            clipped = torch.where(constants.advantages < 0, gaps.clamp(min=-self.low), gaps.clamp(max=self.high))
+            mean = batch.spread(batch.sequence_mean(clipped, constants.keep)).to(gaps.dtype)
+            own = policy.logprobs - constants.anchor.logprobs  # a zero that carries the gradient
             return mean + torch.where(clipped == gaps, own, 0.0)
 
         return Terms(ratio=ratio)

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, final
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Held, Terms
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class GSPO(TokenObjective):
     """Replace the token ratios of a response by their geometric mean, so that responses are clipped as a whole.
 
@@ -91,36 +83,38 @@ class GSPO(TokenObjective):
         (``compute_policy_loss_gspo``), huggingface/trl ``trl/trainer/grpo_trainer.py``.
     """
 
-    limits = (
-        Limit(None, "Where every response keeps one token, or all its ratios are equal."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+    about = About(
+        addresses={"trust region", "off-policy"},
+        no_op_at=(
+            NoOpAt(None, "Where every response keeps one token, or all its ratios are equal."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+        ),
+        interacts=(
+            Interaction(
+                "good", ("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 3e-4 and 4e-4."
+            ),
+            Interaction(
+                "note",
+                ("clip_higher", "cispo", "sapo", "maspo"),
+                "the ratio of {own} is a mean and stays near 1, where settings of {other} that suit single tokens "
+                "never act.",
+                where=lambda gspo, other: other.name != "clip_higher" or other.high > 0.01,
+            ),
+            Interaction(
+                "note",
+                MASK,
+                "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the "
+                "others.",
+            ),
+        ),
+        expects={
+            "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token "
+            "mean a long one outvotes the others."
+        },
     )
-    interacts = (
-        Interaction(
-            "good", ("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 3e-4 and 4e-4."
-        ),
-        Interaction(
-            "beside",
-            ("clip_higher", "cispo", "sapo", "maspo"),
-            "the ratio of {own} is a mean and stays near 1, where settings of {other} that suit single tokens never "
-            "act.",
-            where=lambda gspo, other: other.name != "clip_higher" or other.high > 0.01,
-        ),
-        Interaction(
-            "beside",
-            MASK,
-            "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the others.",
-        ),
-    )
-    expects: ClassVar[Mapping[str, str]] = {
-        "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token mean a "
-        "long one outvotes the others."
-    }
 
-    name: ClassVar[str] = "gspo"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"ratio"})
-    addresses = frozenset({"trust region", "off-policy"})
+    name = "gspo"
+    writes = {"ratio"}
 
     def in_words(self) -> Mapping[str, str]:
         return {
@@ -128,9 +122,9 @@ class GSPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
-            gaps = token_log_ratio(held.anchor, held.anchor, batch)
-            mean = batch.spread(batch.sequence_mean(gaps, held.keep)).to(gaps.dtype)
-            return mean + (policy.logprobs - held.anchor.logprobs)  # a zero that carries the gradient
+        def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
+            mean = batch.spread(batch.sequence_mean(gaps, constants.keep)).to(gaps.dtype)
+            return mean + (policy.logprobs - constants.anchor.logprobs)  # a zero that carries the gradient
 
         return Terms(ratio=ratio)

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab import Constants, Mean, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Held, Terms
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class HolderMean(TokenObjective):
     """Replace the token ratios of a response by their power mean; the power decides which tokens count most.
 
@@ -98,27 +90,29 @@ class HolderMean(TokenObjective):
         YihangChen9/HolderPO ``train_zero_math_holder.py``, ``scripts/qwen2.5-math-7b-holder.sh`` (commit 1d27a37).
     """
 
-    limits = (
-        Limit(None, "Where every response keeps one token, or all its ratios are equal."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction("good", ("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 0.2."),
-        Interaction(
-            "beside",
-            MASK,
-            "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the others.",
+    about = About(
+        addresses={"trust region", "token"},
+        no_op_at=(
+            NoOpAt(None, "Where every response keeps one token, or all its ratios are equal."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
+        interacts=(
+            Interaction("good", ("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 0.2."),
+            Interaction(
+                "note",
+                MASK,
+                "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the "
+                "others.",
+            ),
+        ),
+        expects={
+            "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token "
+            "mean a long one outvotes the others."
+        },
     )
-    expects: ClassVar[Mapping[str, str]] = {
-        "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token mean a "
-        "long one outvotes the others."
-    }
 
-    name: ClassVar[str] = "holder_mean"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"ratio"})
-    addresses = frozenset({"trust region", "token"})
+    name = "holder_mean"
+    writes = {"ratio"}
 
     power: Annotated[float, Range(ge=-100, le=100)] = 2.0
     final_power: Annotated[float, Range(ge=-100, le=100)] = -2.0
@@ -141,10 +135,10 @@ class HolderMean(TokenObjective):
         done = min((state["step"] - 1) / self.steps, 1.0)
         power = (1 - done) * self.power + done * self.final_power
 
-        def ratio(policy: PolicyOutputs, held: Held) -> Tensor:
-            gaps = token_log_ratio(held.anchor, held.anchor, batch)
-            mean, share = _power_mean(batch, gaps.double(), held.keep, power)
-            return mean.to(gaps.dtype) + share.to(gaps.dtype) * (policy.logprobs - held.anchor.logprobs)
+        def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
+            mean, share = _power_mean(batch, gaps.double(), constants.keep, power)
+            return mean.to(gaps.dtype) + share.to(gaps.dtype) * (policy.logprobs - constants.anchor.logprobs)
 
         return Terms(ratio=ratio, report={"power": Mean.scalar(power)})
 

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
+from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import NOTHING, Mean, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import About, Interaction, NoOpAt
 from rlstab.errors import OutOfRange
 
 
-@final
-@dataclass(frozen=True)
 class ImportanceCorrection(TokenObjective):
     """Reweight or reject tokens by the importance sampling ratio of the old policy to the sampler (TIS).
 
@@ -136,35 +129,35 @@ class ImportanceCorrection(TokenObjective):
         NVIDIA-NeMo/RL ``nemo_rl/algorithms/loss/loss_functions.py``.
     """
 
-    limits = (
-        Limit(
-            {"min_weight": 1.0, "max_weight": 1.0, "keep_low": None, "keep_high": None, "veto": None},
-            "every weight is 1 and nothing is rejected.",
+    about = About(
+        addresses={"off-policy"},
+        no_op_at=(
+            NoOpAt(
+                {"min_weight": 1.0, "max_weight": 1.0, "keep_low": None, "keep_high": None, "veto": None},
+                "every weight is 1 and nothing is rejected.",
+            ),
+            NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
         ),
-        Limit(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
-    )
-    interacts = (
-        Interaction(
-            "good",
-            "clip_higher",
-            "{own} corrects what lies between sampler and old policy, {other} bounds what comes after.",
-        ),
-        Interaction(
-            "beside",
-            ("cppo", "drpo", "m2po"),
-            "the weight of {own}, where it is not truncated, turns the ratio into the one to the sampler, as in the "
-            "published loss of {other}. The mismatch counts once: no other such ratio comes from {other}.",
-            where=lambda own, other: (
-                (own.level, own.normalize, getattr(other, "anchor", "rollout")) == ("token", False, "rollout")
+        interacts=(
+            Interaction(
+                "good",
+                "clip_higher",
+                "{own} corrects what lies between sampler and old policy, {other} bounds what comes after.",
+            ),
+            Interaction(
+                "note",
+                ("cppo", "drpo", "m2po"),
+                "the weight of {own}, where it is not truncated, turns the ratio into the one to the sampler, as in "
+                "the published loss of {other}. The mismatch counts once: no other such ratio comes from {other}.",
+                where=lambda own, other: (
+                    (own.level, own.normalize, getattr(other, "anchor", "rollout")) == ("token", False, "rollout")
+                ),
             ),
         ),
     )
 
-    name: ClassVar[str] = "importance_correction"
-    reads_policies = frozenset({"old_logprobs"})
-    needs = frozenset({"rollout_logprobs"})
-    addresses = frozenset({"off-policy"})
-    reads_drift = frozenset({"sampler"})
+    name = "importance_correction"
+    needs = {"old_logprobs", "rollout_logprobs"}
 
     level: Literal["token", "sequence", "geometric"] = "token"
     min_weight: Annotated[float | None, Range(gt=0)] = None

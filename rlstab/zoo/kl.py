@@ -1,25 +1,18 @@
-"""KL to a reference policy, by four estimators."""
+"""KL to a reference policy, by five estimators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import EVERY_TOKEN, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Penalty, Terms
+from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import bounded_exp, token_log_ratio
+from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
 from rlstab.estimators import k1, k2, k3
 
 
-@final
-@dataclass(frozen=True)
 class KLPenalty(TokenObjective):
     """Penalise divergence from a frozen reference policy on every token.
 
@@ -37,12 +30,16 @@ class KLPenalty(TokenObjective):
             k2 = d^2 / 2                                              -d
             k3 = e^d - d - 1                                          1 - e^d
             k3_straight_through: the value of k3, the gradient of k2
+            k3_unbiased: r k3, r the ratio of the token                -r d
 
         c0_t are the coefficients of the aggregation over all tokens: 1 / N for a token mean. On-policy the expected
-        gradient of k2 is that of KL(policy || reference), of k3 that of KL(reference || policy), of k1 zero.
+        gradient of k2 is that of KL(policy || reference), of k3 that of KL(reference || policy), of k1 zero. That of
+        k3_unbiased is KL(policy || reference) also where the tokens come from an older policy: r = e^(live - old) is
+        differentiated with the rest.
 
     Reads:
         - ``ref_logprobs`` (n,), nats: of the sampled token under the reference policy.
+        - ``old_logprobs`` (n,), nats: the policy that the ratio divides by, with ``estimator="k3_unbiased"``.
         - live ``logprobs`` (n,), nats, with gradient.
 
     Writes:
@@ -53,11 +50,11 @@ class KLPenalty(TokenObjective):
 
     Parameters:
         - ``coefficient`` (beta): float in [0, inf), default 0.001. verl's default. GRPO's first paper has 0.04.
-        - ``estimator``: 'k1' | 'k2' | 'k3' | 'k3_straight_through', default 'k3'. GRPO's first paper, and verl's
-          default (``low_var_kl``).
+        - ``estimator``: 'k1' | 'k2' | 'k3' | 'k3_straight_through' | 'k3_unbiased', default 'k3'. GRPO's first paper,
+          and verl's default (``low_var_kl``). TRL's default is 'k3_unbiased' (``use_bias_correction_kl``).
         - ``cap``: float in (0, inf) or None, default 10.0. Largest value of k3, with zero gradient above it: d > 2.61
-          or d < -11. verl's default; GRPO's paper has none. k1 and k2 are not capped; of 'k3_straight_through' only the
-          value is.
+          or d < -11. verl's default; GRPO's paper has none. k1 and k2 are not capped; of 'k3_straight_through' and
+          'k3_unbiased' only the value is.
 
     State:
         none
@@ -67,8 +64,8 @@ class KLPenalty(TokenObjective):
         - From the paper: its mean follows the aggregation over the whole optimizer step; the paper writes it per group.
         - From TRL: no cap and no clamp there. With ``cap`` None the two differ only where d is beyond 20 nats.
         - From verl: 'abs' and the straight-through form of k1 are not offered.
-        - From TRL's ``use_bias_correction_kl``: k3 is not multiplied by the ratio, so with several optimizer steps per
-          rollout the tokens come from an older policy than the one the estimate is for.
+        - From TRL's ``use_bias_correction_kl``: 'k3_unbiased' takes the ratio of the token also beside ``gspo``; TRL
+          takes that of the response there.
 
     Surprises:
         Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a
@@ -97,37 +94,45 @@ class KLPenalty(TokenObjective):
     Source:
         J. Schulman, "Approximating KL Divergence", 2020 (the estimators); Z. Shao et al., "DeepSeekMath: Pushing the
         Limits of Mathematical Reasoning in Open Language Models", 2024, arXiv 2402.03300 (eq. 4). Common code:
-        verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``kl_penalty_forward``).
+        verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``kl_penalty_forward``). 'k3_unbiased': DeepSeek-AI,
+        "DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", 2025, arXiv 2512.02556 (sec. 3.1);
+        huggingface/trl ``trl/trainer/grpo_trainer.py`` (``_compute_loss``).
     """
 
-    limits = (Limit({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),)
-    interacts = (
-        Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
-        Interaction(
-            "against",
-            ("entropy_bonus", "adaptive_entropy"),
-            "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the bonus "
-            "carries the policy less far.",
+    about = About(
+        addresses={"reference"},
+        no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),),
+        interacts=(
+            Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
+            Interaction(
+                "conflicts",
+                ("entropy_bonus", "adaptive_entropy"),
+                "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the "
+                "bonus carries the policy less far.",
+            ),
+            EVERY_TOKEN,
         ),
-        EVERY_TOKEN,
     )
 
-    name: ClassVar[str] = "kl"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"reference"})
-    needs = frozenset({"ref_logprobs"})
-    writes = frozenset({"penalties"})
+    name = "kl"
+    needs = {"ref_logprobs"}
+    writes = {"penalties"}
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
-    estimator: Literal["k1", "k2", "k3", "k3_straight_through"] = "k3"
+    estimator: Literal["k1", "k2", "k3", "k3_straight_through", "k3_unbiased"] = "k3"
     cap: Annotated[float | None, Range(gt=0)] = 10.0
 
     def in_words(self) -> Mapping[str, str]:
-        capped = {"k3": "at most {}", "k3_straight_through": "its value at most {}"}.get(self.estimator)
+        capped = {
+            "k3": "at most {}",
+            "k3_straight_through": "its value at most {}",
+            "k3_unbiased": "the value of its k3 at most {}",
+        }.get(self.estimator)
         cap = f", {capped.format(self.cap)}" if capped and self.cap is not None else ""
+        ratio = ", times the token's ratio" if self.estimator == "k3_unbiased" else ""
         return {
             "penalties": f"Add {self.coefficient} times the KL divergence from the reference policy, on every token, "
-            f"estimated by {self.estimator} from the sampled token{cap}."
+            f"estimated by {self.estimator} from the sampled token{ratio}{cap}."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -143,6 +148,10 @@ class KLPenalty(TokenObjective):
                 return k3(d, self.cap)
             # value of k3, gradient of k2: the two k2 cancel in value
             held = reference - anchor.logprobs
-            return k3(held, self.cap) + (k2(d) - k2(held))
+            straight = k3(held, self.cap) + (k2(d) - k2(held))
+            if self.estimator == "k3_straight_through":
+                return straight
+            # d/dlive of r k3 = r k3 + r (1 - e^d) = -r d: the ratio of the same k2, and no e^d that cancels
+            return bounded_exp(token_log_ratio(anchor, anchor, batch)) * straight
 
         return Terms(penalties={"": Penalty(self.coefficient, divergence)})

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
+from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Penalty, Terms
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.settings import percent
 
 
-@final
-@dataclass(frozen=True)
 class KLCov(TokenObjective):
     """Penalise the drift of the few tokens whose log-prob and advantage covary the most.
 
@@ -103,31 +96,33 @@ class KLCov(TokenObjective):
         (``compute_policy_loss_kl_cov``), ``recipe/dapo/7b_kl_cov.sh``.
     """
 
-    limits = (
-        Limit({"coefficient": 0.0}, "only the penalty acts, and its coefficient is 0."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}."),
-        Interaction(
-            "against",
-            "clip_higher",
-            "{own} was published without a clip. {other} also stops tokens that {own} leaves free, and one that "
-            "{own} holds is only pulled back where {other} stops it.",
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(
+            NoOpAt({"coefficient": 0.0}, "only the penalty acts, and its coefficient is 0."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
-        Interaction(
-            "beside",
-            MASK,
-            "a token that {other} drops keeps the penalty of {own}, and counts in its means and its share.",
-            nested=False,
+        interacts=(
+            Interaction("good", "token_mean", "{own} was published on {other}."),
+            Interaction(
+                "conflicts",
+                "clip_higher",
+                "{own} was published without a clip. {other} also stops tokens that {own} leaves free, and one that "
+                "{own} holds is only pulled back where {other} stops it.",
+            ),
+            Interaction(
+                "note",
+                MASK,
+                "a token that {other} drops keeps the penalty of {own}, and counts in its means and its share.",
+                nested=False,
+            ),
         ),
     )
 
-    name: ClassVar[str] = "kl_cov"
-    reads_policies = frozenset({"logprobs"})
-    writes = frozenset({"penalties"})
-    reads_drift = frozenset({"live"})
-    addresses = frozenset({"exploration"})
+    name = "kl_cov"
+    needs = {"logprobs"}
+    writes = {"penalties"}
+    reads_drift = {"live"}  # its penalty makes the ratio itself
 
     share: Annotated[float, Range(gt=0, le=1)] = 2e-3
     coefficient: Annotated[float, Range(ge=0)] = 1.0

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import places
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Bounds, Penalty, Terms
+from rlstab.core.settings import percent
 from rlstab.estimators import k3
 
 
-@final
-@dataclass(frozen=True)
 class LpReg(TokenObjective):
     """Pull plausible low-probability tokens of punished responses towards a min-p filtered copy of the policy.
 
@@ -58,7 +52,7 @@ class LpReg(TokenObjective):
 
     Writes:
         - ``penalties``: the divergence on the selected tokens.
-        - ``exempt``: form 'code' only: the selected tokens have no trust region.
+        - ``unclipped``: form 'code' only: the selected tokens have no trust region.
         - ``bounds``: only where ``ratio_cap`` is set: [0, U] for both signs (paper), or [0, U] without an upper bound
           where A < 0 (code).
 
@@ -137,27 +131,28 @@ class LpReg(TokenObjective):
         (``compute_policy_loss_lp_reg``), ``verl/workers/actor/dp_actor.py`` (``apply_min_p``).
     """
 
-    limits = (
-        Limit(
-            {"coefficient": 0.0, "form": "paper", "ratio_cap": None},
-            "only the penalty acts, and its coefficient is 0.",
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(
+            NoOpAt(
+                {"coefficient": 0.0, "form": "paper", "ratio_cap": None},
+                "only the penalty acts, and its coefficient is 0.",
+            ),
+            NoOpAt(None, "An optimizer step without punished tokens selects none."),
+            NoOpAt(None, "In form 'code' an optimizer step with fewer than 2 / `share` punished tokens selects none."),
         ),
-        Limit(None, "An optimizer step without punished tokens selects none."),
-        Limit(None, "In form 'code' an optimizer step with fewer than 2 / `share` punished tokens selects none."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}."),
-        Interaction(
-            "beside",
-            "top_entropy",
-            "a token that {other} drops keeps the penalty of {own}: penalties ignore masks.",
-            nested=False,
+        interacts=(
+            Interaction("good", "token_mean", "{own} was published on {other}."),
+            Interaction(
+                "note",
+                "top_entropy",
+                "a token that {other} drops keeps the penalty of {own}: penalties ignore masks.",
+                nested=False,
+            ),
         ),
     )
 
-    name: ClassVar[str] = "lp_reg"
-    reads_policies = frozenset({"logprobs"})
-    addresses = frozenset({"exploration"})
+    name = "lp_reg"
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.01
     min_p: Annotated[float, Range(gt=0, le=1)] = 0.02
@@ -167,7 +162,7 @@ class LpReg(TokenObjective):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"max_logprobs"} if self.form == "paper" else {"max_logprobs", "log_kept_mass"})
+        return frozenset({"logprobs", "max_logprobs"} | (set() if self.form == "paper" else {"log_kept_mass"}))
 
     @property
     def live_needs(self) -> frozenset[str]:
@@ -175,7 +170,7 @@ class LpReg(TokenObjective):
 
     @property
     def writes(self) -> frozenset[str]:
-        own = {"penalties"} if self.form == "paper" else {"penalties", "exempt"}
+        own = {"penalties"} if self.form == "paper" else {"penalties", "unclipped"}
         return frozenset(own | ({"bounds"} if self.ratio_cap is not None else set()))
 
     @property
@@ -198,7 +193,7 @@ class LpReg(TokenObjective):
             f"probability is {pool} and at least {self.min_p} times that of the likeliest token."
         }
         if self.form == "code":
-            words["exempt"] = "Lift the trust region from the tokens under its penalty."
+            words["unclipped"] = "Lift the trust region from the tokens under its penalty."
         if self.ratio_cap is not None:
             where = "" if self.form == "paper" else " where its advantage is positive; where it is negative, never"
             words["bounds"] = f"A token stops pulling once its ratio is above {self.ratio_cap}{where}. It still counts."
@@ -233,7 +228,7 @@ class LpReg(TokenObjective):
             return torch.where(anchor.logprobs < proxy, value, torch.zeros_like(value))
 
         penalty = Penalty(self.coefficient, pull, selected)
-        return Terms(penalties={"": penalty}, exempt=selected, bounds=bounds, report=report)
+        return Terms(penalties={"": penalty}, unclipped=selected, bounds=bounds, report=report)
 
 
 def _forward_kl(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class M2PO(TokenObjective):
     """Set the weight of the tokens furthest from the sampler to 0, until the mean square of the rest is small.
 
@@ -105,25 +98,25 @@ class M2PO(TokenObjective):
         inclusionAI/AReaL ``areal/trainer/ppo/actor.py``.
     """
 
-    limits = (
-        Limit({"budget": 1e9}, "no log-prob is tens of thousands of nats away from another."),
-        Limit(None, "An optimizer step in which the mean is within the budget keeps everything."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}."),
-        Interaction(
-            "beside",
-            "clip_higher",
-            "{own} was published in the place of {other}, which also stops tokens that {own} keeps.",
+    about = About(
+        addresses={"off-policy", "trust region"},
+        no_op_at=(
+            NoOpAt({"budget": 1e9}, "no log-prob is tens of thousands of nats away from another."),
+            NoOpAt(None, "An optimizer step in which the mean is within the budget keeps everything."),
+        ),
+        interacts=(
+            Interaction("good", "token_mean", "{own} was published on {other}."),
+            Interaction(
+                "note",
+                "clip_higher",
+                "{own} was published in the place of {other}, which also stops tokens that {own} keeps.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "m2po"
-    reads_policies = frozenset({"logprobs"})
-    addresses = frozenset({"off-policy", "trust region"})
-    needs = frozenset({"rollout_logprobs"})
-    writes = frozenset({"weight"})
-    reads_drift = frozenset({"start"})
+    name = "m2po"
+    needs = {"logprobs", "rollout_logprobs"}
+    writes = {"weight"}
 
     budget: Annotated[float, Range(ge=0)] = 0.04
 

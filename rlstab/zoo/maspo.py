@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Gate, Held, Terms
+from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 from rlstab.errors import OutOfRange
 
 
-@final
-@dataclass(frozen=True)
 class MASPO(TokenObjective):
     """Damp tokens that move away from the old policy, by a Gaussian that is wider for rare tokens.
 
@@ -96,34 +89,36 @@ class MASPO(TokenObjective):
         ``verl/trainer/ppo/core_algos.py``, ``README.md`` (commit 22b4681).
     """
 
-    limits = (
-        Limit(
-            {"sigma": 1e19, "max_sigma": 1e19, "min_scale": 0.1, "max_scale": 10.0, "cap": None},
-            "against such a width no ratio is far from 1.",
+    about = About(
+        addresses={"trust region", "exploration"},
+        no_op_at=(
+            NoOpAt(
+                {"sigma": 1e19, "max_sigma": 1e19, "min_scale": 0.1, "max_scale": 10.0, "cap": None},
+                "against such a width no ratio is far from 1.",
+            ),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}."),
-        Interaction(
-            "redundant",
-            "clip_higher",
-            "{own} was published in the place of {other}, which stops a token that moves away before {own} damps it "
-            "by a twentieth.",
-            where=lambda maspo, clip: max(clip.low, clip.high) <= 0.3,
-        ),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
-            where=lambda maspo, lp_reg: lp_reg.form == "code",
+        interacts=(
+            Interaction("good", "token_mean", "{own} was published on {other}."),
+            Interaction(
+                "redundant",
+                "clip_higher",
+                "{own} was published in the place of {other}, which stops a token that moves away before {own} damps "
+                "it by a twentieth.",
+                where=lambda maspo, clip: max(clip.low, clip.high) <= 0.3,
+            ),
+            Interaction(
+                "note",
+                "lp_reg",
+                "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
+                where=lambda maspo, lp_reg: lp_reg.form == "code",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "maspo"
-    reads_policies = frozenset({"old_logprobs"})
-    writes = frozenset({"gates"})
-    addresses = frozenset({"trust region", "exploration"})
+    name = "maspo"
+    needs = {"old_logprobs"}
+    writes = {"gates"}
 
     sigma: Annotated[float, Range(gt=0)] = 1.0
     alpha: Annotated[float, Range(ge=0)] = 0.3
@@ -154,14 +149,14 @@ class MASPO(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         base = (self.sigma * (-self.alpha * batch.old_logprobs).exp()).clamp(self.sigma, self.max_sigma)
 
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            size = held.advantages.abs()
-            trust = torch.where(held.advantages > 0, 1 + self.positive * size, 1 / (1 + self.negative * size))
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            size = constants.advantages.abs()
+            trust = torch.where(constants.advantages > 0, 1 + self.positive * size, 1 / (1 + self.negative * size))
             far = (ratio - 1) / (base * trust.clamp(self.min_scale, self.max_scale))
             back = torch.ones_like(ratio)
             if self.cap is not None:
-                back = torch.where(held.advantages < 0, (self.cap / ratio).clamp(max=1), back)
-            away = held.advantages.sign() * (ratio - 1) > 0
+                back = torch.where(constants.advantages < 0, (self.cap / ratio).clamp(max=1), back)
+            away = constants.advantages.sign() * (ratio - 1) > 0
             return torch.where(away, (far.square() / -2).exp(), back)
 
         return Terms(gates={"": Gate(gate)})

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from collections.abc import Mapping, Set
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
+from rlstab import Mean, Pool, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import About, Interaction, NoOpAt
 from rlstab.errors import OutOfRange
 from rlstab.estimators import k1, k3
 
 
-@final
-@dataclass(frozen=True)
 class Mismatch(TokenObjective):
     """Report how far apart two policies are, by their log-probs of the sampled tokens; change nothing.
 
@@ -108,11 +102,13 @@ class Mismatch(TokenObjective):
         Common code: verl-project/verl ``verl/trainer/ppo/rollout_corr_helper.py`` (``compute_offpolicy_metrics``).
     """
 
-    limits = (Limit({}, "It only reports."),)
-    interacts = (Interaction("good", "importance_correction", "{own} measures what {other} is there to correct."),)
+    about = About(
+        addresses={"off-policy"},
+        no_op_at=(NoOpAt({}, "It only reports."),),
+        interacts=(Interaction("good", "importance_correction", "{own} measures what {other} is there to correct."),),
+    )
 
-    name: ClassVar[str] = "mismatch"
-    addresses = frozenset({"off-policy"})
+    name = "mismatch"
 
     of: Literal["old_logprobs", "logprobs"] = "old_logprobs"
     to: Literal["rollout_logprobs", "old_logprobs"] = "rollout_logprobs"
@@ -122,18 +118,8 @@ class Mismatch(TokenObjective):
             raise OutOfRange(f"'{self.name}': of and to are both '{self.of}', expected two policies.")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({self.to} - {"old_logprobs"})
-
-    @property
-    def reads_policies(self) -> frozenset[str]:
-        return frozenset({self.of, self.to} - {"rollout_logprobs"})
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        if self.of == "old_logprobs":
-            return frozenset({"sampler"})
-        return frozenset({"step" if self.to == "old_logprobs" else "start"})
+    def needs(self) -> Set[str]:
+        return {self.of, self.to}
 
     def in_words(self) -> Mapping[str, str]:
         return {

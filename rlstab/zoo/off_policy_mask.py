@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from collections.abc import Mapping, Set
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.loss import token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Gate, Held, Terms
+from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import anchor_logprobs, anchor_needs
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class OffPolicyMask(TokenObjective):
     """Remove punished responses from the gradient once the live policy has moved away from them.
 
@@ -40,8 +33,9 @@ class OffPolicyMask(TokenObjective):
 
     Reads:
         - ``rollout_logprobs`` (n,), nats: as the sampler reported them; with ``anchor="rollout"``.
+        - ``old_logprobs`` (n,), nats: with ``anchor="old"``.
 
-        Its gate reads the live log-probs of all tokens of a response, and ``old_logprobs`` with ``anchor="old"``.
+        Its gate reads the live log-probs of all tokens of a response.
 
     Writes:
         - ``gates``: 0 or 1.
@@ -96,33 +90,33 @@ class OffPolicyMask(TokenObjective):
         ``slime/utils/ppo_utils.py`` (``compute_opsm_mask``).
     """
 
-    limits = (
-        Limit({"max_gap": 1e9}, "no response is that unlikely."),
-        Limit(None, "An optimizer step without punished tokens stops none."),
-    )
-    interacts = (
-        Interaction("good", "clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."),
-        Interaction(
-            "good", "importance_correction", "{own} stops responses that are off, {other} weighs those that are left."
+    about = About(
+        addresses={"off-policy", "sample"},
+        no_op_at=(
+            NoOpAt({"max_gap": 1e9}, "no response is that unlikely."),
+            NoOpAt(None, "An optimizer step without punished tokens stops none."),
+        ),
+        interacts=(
+            Interaction(
+                "good", "clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."
+            ),
+            Interaction(
+                "good",
+                "importance_correction",
+                "{own} stops responses that are off, {other} weighs those that are left.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "off_policy_mask"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"gates"})
-    addresses = frozenset({"off-policy", "sample"})
+    name = "off_policy_mask"
+    writes = {"gates"}
 
     max_gap: Annotated[float, Range(ge=0)] = 0.5
     anchor: Literal["rollout", "old"] = "rollout"
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        # a gap to what the sampler reported there may always be, and no setting of a run takes it away
-        return frozenset({"live"} if self.anchor == "old" else ())
+    def needs(self) -> Set[str]:
+        return anchor_needs(self.anchor)
 
     def in_words(self) -> Mapping[str, str]:
         whose = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
@@ -132,14 +126,13 @@ class OffPolicyMask(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        sampled = batch.signal("rollout_logprobs") if self.anchor == "rollout" else None
+        anchor = anchor_logprobs(batch, self.anchor)
 
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            if sampled is None:
-                gap = -token_log_ratio(held.anchor, held.anchor, batch).double()
-            else:
-                gap = sampled.double() - held.anchor.logprobs.double()
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            live = constants.anchor.logprobs
+            other = live if anchor is None else anchor
+            gap = other.double() - live.double()
             far = batch.spread(batch.sequence_mean(gap) > self.max_gap)
-            return torch.where(far & (held.advantages < 0), 0.0, torch.ones_like(ratio))
+            return torch.where(far & (constants.advantages < 0), 0.0, torch.ones_like(ratio))
 
         return Terms(gates={"": Gate(gate, whole_sequences=True)})

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.settings import percent
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
 #: below 2^32: with equal numbers, the tokens dropped would be those at one end of the distribution function.
 STREAM = 1 << 40
 
 
-@final
-@dataclass(frozen=True)
 class RandomMask(TokenObjective):
     """Drop rewarded tokens at random: the control for a mask that selects them.
 
@@ -95,25 +89,24 @@ class RandomMask(TokenObjective):
         for LLMs by Silencing Rare Spurious Tokens", 2026, arXiv 2602.15620 (v4-v5). Reference code: none found.
     """
 
-    limits = (
-        Limit({"share": 0.0}, "no number is below it."),
-        Limit(None, "With sign 'positive', an optimizer step without rewarded tokens keeps everything."),
-    )
-    interacts = (
-        Interaction(
-            "redundant",
-            ("s2t", "top_entropy"),
-            "a token dropped by {other} is dropped whatever {own} draws, so {own} is a control only in its place.",
+    about = About(
+        addresses={"token"},
+        no_op_at=(
+            NoOpAt({"share": 0.0}, "no number is below it."),
+            NoOpAt(None, "With sign 'positive', an optimizer step without rewarded tokens keeps everything."),
         ),
+        interacts=(
+            Interaction(
+                "redundant",
+                ("s2t", "top_entropy"),
+                "a token dropped by {other} is dropped whatever {own} draws, so {own} is a control only in its place.",
+            ),
+        ),
+        exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )
 
-    name: ClassVar[str] = "random_mask"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"token"})
-    writes = frozenset({"keep"})
-    exceptions: ClassVar[Mapping[str, str]] = {
-        "replication": "a copy of a sequence is another sequence, and its tokens are drawn again"
-    }
+    name = "random_mask"
+    writes = {"keep"}
 
     share: Annotated[float, Range(ge=0, le=1)] = 0.01
     sign: Literal["positive", "all"] = "positive"

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import below
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class S2TMask(TokenObjective):
     """Drop rewarded tokens that were sampled with tiny probability where the policy was otherwise sure.
 
@@ -108,49 +101,56 @@ class S2TMask(TokenObjective):
         Tokens", 2026, arXiv 2602.15620 (v1-v3 and v4-v5). Reference code: none found.
     """
 
-    limits = (
-        Limit({"quantile": 0.0}, "the threshold is the smallest entropy of the pool, and no candidate is below it."),
-        Limit(
-            None,
-            "An optimizer step without candidates keeps everything. So does, by default, one with a single candidate.",
+    about = About(
+        addresses={"token"},
+        no_op_at=(
+            NoOpAt(
+                {"quantile": 0.0}, "the threshold is the smallest entropy of the pool, and no candidate is below it."
+            ),
+            NoOpAt(
+                None,
+                "An optimizer step without candidates keeps everything. So does, by default, one with a single "
+                "candidate.",
+            ),
         ),
-    )
-    interacts = (
-        Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."),
-        Interaction(
-            "against",
-            "stare",
-            "{own} and {other} act in opposite directions on the same tokens, rare ones that were rewarded: {own} "
-            "drops them, {other} pulls harder at them. {own} wins, and {other}'s share still counts the tokens that "
-            "{own} drops. `within(S2TMask(), STARE())` takes the share among the live ones.",
-            nested=False,
-        ),
-        Interaction(
-            "redundant",
-            "top_entropy",
-            "with population 'all' and a quantile of at most 1 - share, {other} drops every token that {own} would "
-            "drop.",
-            where=lambda s2t, top: _leaves_none(s2t, top.share),
-            nested=False,
-        ),
-        Interaction(
-            "redundant",
-            "top_entropy",
-            "{other} drops every token below its own entropy threshold, so {own} decides only about those above it.",
-            where=lambda s2t, top: not _leaves_none(s2t, top.share),
-        ),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "both choose rare tokens, and never the same one: {own} rewarded, {other} punished ones.",
+        interacts=(
+            Interaction(
+                "good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."
+            ),
+            Interaction(
+                "conflicts",
+                "stare",
+                "{own} and {other} act in opposite directions on the same tokens, rare ones that were rewarded: {own} "
+                "drops them, {other} pulls harder at them. {own} wins, and {other}'s share still counts the tokens "
+                "that {own} drops. `within(S2TMask(), STARE())` takes the share among the live ones.",
+                nested=False,
+            ),
+            Interaction(
+                "redundant",
+                "top_entropy",
+                "with population 'all' and a quantile of at most 1 - share, {other} drops every token that {own} would "
+                "drop.",
+                where=lambda s2t, top: _leaves_none(s2t, top.share),
+                nested=False,
+            ),
+            Interaction(
+                "redundant",
+                "top_entropy",
+                "{other} drops every token below its own entropy threshold, so {own} decides only about those above "
+                "it.",
+                where=lambda s2t, top: not _leaves_none(s2t, top.share),
+            ),
+            Interaction(
+                "note",
+                "lp_reg",
+                "both choose rare tokens, and never the same one: {own} rewarded, {other} punished ones.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "s2t"
-    reads_policies = frozenset({"logprobs"})
-    addresses = frozenset({"token"})
-    needs = frozenset({"entropies"})
-    writes = frozenset({"keep"})
+    name = "s2t"
+    needs = {"entropies", "logprobs"}
+    writes = {"keep"}
 
     max_prob: Annotated[float, Range(gt=0, le=1)] = 0.002
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.75

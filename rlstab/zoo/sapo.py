@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Gate, Held, Terms
+from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class SAPO(TokenObjective):
     """Weaken a token's gradient smoothly as its ratio moves away from 1, and sooner where it is punished.
 
@@ -89,31 +82,32 @@ class SAPO(TokenObjective):
         ``trl/trainer/grpo_trainer.py``.
     """
 
-    limits = (
-        Limit({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."),
-        Limit(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction("good", "sequence_mean", "{own} was published on {other}."),
-        Interaction(
-            "redundant",
-            "clip_higher",
-            "{own} was published in the place of {other}, which stops a token that moves away before {own} damps it "
-            "by a twentieth.",
-            where=lambda sapo, clip: max(clip.low, clip.high) <= 0.3,
+    about = About(
+        addresses={"trust region"},
+        no_op_at=(
+            NoOpAt({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."),
+            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
-            where=lambda sapo, lp_reg: lp_reg.form == "code",
+        interacts=(
+            Interaction("good", "sequence_mean", "{own} was published on {other}."),
+            Interaction(
+                "redundant",
+                "clip_higher",
+                "{own} was published in the place of {other}, which stops a token that moves away before {own} damps "
+                "it by a twentieth.",
+                where=lambda sapo, clip: max(clip.low, clip.high) <= 0.3,
+            ),
+            Interaction(
+                "note",
+                "lp_reg",
+                "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
+                where=lambda sapo, lp_reg: lp_reg.form == "code",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "sapo"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"gates"})
-    addresses = frozenset({"trust region"})
+    name = "sapo"
+    writes = {"gates"}
 
     positive: Annotated[float, Range(ge=0)] = 1.0
     negative: Annotated[float, Range(ge=0)] = 1.05
@@ -125,8 +119,8 @@ class SAPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        def gate(ratio: Tensor, held: Held) -> Tensor:
-            tau = torch.where(held.advantages > 0, self.positive, torch.full_like(ratio, self.negative))
+        def gate(ratio: Tensor, constants: Constants) -> Tensor:
+            tau = torch.where(constants.advantages > 0, self.positive, torch.full_like(ratio, self.negative))
             return (tau * (ratio - 1) / 2).cosh().pow(-2)
 
         return Terms(gates={"": Gate(gate)})

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms, Totals
+from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.terms import Totals
 
 
-@final
-@dataclass(frozen=True)
 class SequenceMean(TokenObjective):
     """Average over the tokens of each response, then over responses: every response has the same weight.
 
@@ -79,24 +73,27 @@ class SequenceMean(TokenObjective):
         "seq-mean-token-mean").
     """
 
-    limits = (
-        Limit(None, "Equal to `token_mean`, the identity, where every response keeps the same number of tokens."),
-    )
-    interacts = (
-        Interaction("good", ("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
-        Interaction("beside", MASK, "under {own} the tokens of a response that {other} keeps share its whole weight."),
-        Interaction(
-            "beside",
-            ("kl", "entropy_bonus", "lp_reg"),
-            "{own} averages the penalty of {other} per response, like the policy term, so a coefficient found under a "
-            "token mean does not carry over.",
+    about = About(
+        addresses={"length"},
+        no_op_at=(
+            NoOpAt(None, "Equal to `token_mean`, the identity, where every response keeps the same number of tokens."),
+        ),
+        interacts=(
+            Interaction("good", ("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
+            Interaction(
+                "note", MASK, "under {own} the tokens of a response that {other} keeps share its whole weight."
+            ),
+            Interaction(
+                "note",
+                ("kl", "entropy_bonus", "lp_reg"),
+                "{own} averages the penalty of {other} per response, like the policy term, so a coefficient found "
+                "under a token mean does not carry over.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "sequence_mean"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"length"})
-    writes = frozenset({"aggregate"})
+    name = "sequence_mean"
+    writes = {"aggregate"}
 
     def in_words(self) -> Mapping[str, str]:
         return {

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms
+from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class SignWeights(TokenObjective):
     """Weigh a token by the sign of its advantage: one weight for rewarded tokens, one for punished ones.
 
@@ -96,24 +89,25 @@ class SignWeights(TokenObjective):
         (``compute_psr_nsr_outcome_advantage``), ``verl/trainer/ppo/ray_trainer.py`` (the subset of the batch).
     """
 
-    limits = (
-        Limit({"positive": 1.0, "negative": 1.0}, "every weight is 1."),
-        Limit(None, "An optimizer step in which every advantage is 0 has no weight but 1."),
-    )
-    interacts = (
-        Interaction(
-            "redundant",
-            ("s2t", "stare"),
-            "with `positive` 0, {own} takes the gradient from every token that {other} would act on, punished ones "
-            "aside.",
-            where=lambda signs, other: signs.positive == 0,
+    about = About(
+        addresses={"sample", "exploration"},
+        no_op_at=(
+            NoOpAt({"positive": 1.0, "negative": 1.0}, "every weight is 1."),
+            NoOpAt(None, "An optimizer step in which every advantage is 0 has no weight but 1."),
+        ),
+        interacts=(
+            Interaction(
+                "redundant",
+                ("s2t", "stare"),
+                "with `positive` 0, {own} takes the gradient from every token that {other} would act on, punished ones "
+                "aside.",
+                where=lambda signs, other: signs.positive == 0,
+            ),
         ),
     )
 
-    name: ClassVar[str] = "sign_weights"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"weight"})
-    addresses = frozenset({"sample", "exploration"})
+    name = "sign_weights"
+    writes = {"weight"}
 
     positive: Annotated[float, Range(ge=0)] = 0.1
     negative: Annotated[float, Range(ge=0)] = 1.0

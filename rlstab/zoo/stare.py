@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 import torch
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.settings import percent
 from rlstab.errors import OutOfRange
 
 
-@final
-@dataclass(frozen=True)
 class STARE(TokenObjective):
     """Give rewarded rare tokens more weight (and, in C2, punished ones less) while mean entropy is below a target.
 
@@ -122,49 +116,52 @@ class STARE(TokenObjective):
         ``recipe/STARE/stare_ray_trainer.py`` (commit bffb9e7).
     """
 
-    limits = (
-        Limit({"boost": 1.0, "variant": "O1", "increment": 0.0}, "every weight is 1."),
-        Limit({"boost": 1.0, "damp": 1.0, "increment": 0.0}, "every weight is 1, in variant C2 too."),
-        Limit({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays closed."),
-    )
-    interacts = (
-        Interaction(
-            "good",
-            ("clip_higher", "token_mean"),
-            "{own} was published on {other}, the base of its official script (0.2, 0.28, dual clip 10).",
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(
+            NoOpAt({"boost": 1.0, "variant": "O1", "increment": 0.0}, "every weight is 1."),
+            NoOpAt({"boost": 1.0, "damp": 1.0, "increment": 0.0}, "every weight is 1, in variant C2 too."),
+            NoOpAt({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays closed."),
         ),
-        Interaction("against", "entropy_bonus", "{other} raises the mean entropy and so keeps {own}'s gate closed."),
-        Interaction(
-            "against",
-            "adaptive_entropy",
-            "{other} raises the mean entropy and so keeps {own}'s gate closed; the one with the lower target seldom "
-            "acts.",
-        ),
-        Interaction(
-            "against",
-            "top_entropy",
-            "{other} drops rare tokens at places where the policy was sure, and {own}'s share still counts them.",
-            nested=False,
-        ),
-        Interaction(
-            "beside",
-            "clip_higher",
-            "the weight of {own} multiplies the clipped policy term, so a token that {other} stops stays stopped.",
-        ),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "{own} in variant C2 damps and {other} holds the same tokens, rare ones that were punished, so the effects "
-            "add up.",
-            where=lambda stare, lp_reg: stare.variant == "C2",
+        interacts=(
+            Interaction(
+                "good",
+                ("clip_higher", "token_mean"),
+                "{own} was published on {other}, the base of its official script (0.2, 0.28, dual clip 10).",
+            ),
+            Interaction(
+                "conflicts", "entropy_bonus", "{other} raises the mean entropy and so keeps {own}'s gate closed."
+            ),
+            Interaction(
+                "conflicts",
+                "adaptive_entropy",
+                "{other} raises the mean entropy and so keeps {own}'s gate closed; the one with the lower target "
+                "seldom acts.",
+            ),
+            Interaction(
+                "conflicts",
+                "top_entropy",
+                "{other} drops rare tokens at places where the policy was sure, and {own}'s share still counts them.",
+                nested=False,
+            ),
+            Interaction(
+                "note",
+                "clip_higher",
+                "the weight of {own} multiplies the clipped policy term, so a token that {other} stops stays stopped.",
+            ),
+            Interaction(
+                "note",
+                "lp_reg",
+                "{own} in variant C2 damps and {other} holds the same tokens, rare ones that were punished, so the "
+                "effects add up.",
+                where=lambda stare, lp_reg: stare.variant == "C2",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "stare"
-    reads_policies = frozenset({"logprobs"})
-    addresses = frozenset({"exploration"})
-    needs = frozenset({"entropies"})
-    writes = frozenset({"weight"})
+    name = "stare"
+    needs = {"entropies", "logprobs"}
+    writes = {"weight"}
 
     target_entropy: Annotated[float, Range(ge=0)] = 0.3
     variant: Literal["O1", "C2"] = "O1"

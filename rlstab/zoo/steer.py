@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
+from rlstab import Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 #: In the exponential form the largest change counts as at least this, so that a calm step is left alone.
 FLOOR = 0.02
 
 
-@final
-@dataclass(frozen=True)
 class STEER(TokenObjective):
     """Weigh a token less the more its update is estimated to change the entropy at its position.
 
@@ -108,38 +100,40 @@ class STEER(TokenObjective):
         (``compute_token_weights``), ``run/run_linear.sh``, ``run/run_exp.sh``.
     """
 
-    limits = (
-        Limit({"low": 1.0, "high": 1.0}, "every weight is 1."),
-        Limit(None, "In form 'exponential', an optimizer step in which every advantage is 0."),
-    )
-    interacts = (
-        Interaction(
-            "good",
-            ("clip_higher", "token_mean"),
-            "{own} was published on {other}, the base of its official scripts (0.2, 0.28, dual clip 10).",
+    about = About(
+        addresses={"exploration"},
+        no_op_at=(
+            NoOpAt({"low": 1.0, "high": 1.0}, "every weight is 1."),
+            NoOpAt(None, "In form 'exponential', an optimizer step in which every advantage is 0."),
         ),
-        Interaction(
-            "against",
-            "stare",
-            "{own} damps the tokens that change entropy the most, either way, and {other} boosts some of them.",
-        ),
-        Interaction(
-            "redundant",
-            "kl_cov",
-            "both restrain rare tokens that were punished: {own} damps all of them a little, {other} holds a few.",
-        ),
-        Interaction(
-            "redundant",
-            "clip_cov",
-            "both restrain rare tokens that were punished: {own} damps all of them a little, {other} silences a few.",
+        interacts=(
+            Interaction(
+                "good",
+                ("clip_higher", "token_mean"),
+                "{own} was published on {other}, the base of its official scripts (0.2, 0.28, dual clip 10).",
+            ),
+            Interaction(
+                "conflicts",
+                "stare",
+                "{own} damps the tokens that change entropy the most, either way, and {other} boosts some of them.",
+            ),
+            Interaction(
+                "redundant",
+                "kl_cov",
+                "both restrain rare tokens that were punished: {own} damps all of them a little, {other} holds a few.",
+            ),
+            Interaction(
+                "redundant",
+                "clip_cov",
+                "both restrain rare tokens that were punished: {own} damps all of them a little, {other} silences a "
+                "few.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "steer"
-    reads_policies = frozenset({"logprobs"})
-    needs = frozenset({"entropies"})
-    writes = frozenset({"weight"})
-    addresses = frozenset({"exploration"})
+    name = "steer"
+    needs = {"entropies", "logprobs"}
+    writes = {"weight"}
 
     high: Annotated[float, Range(ge=1)] = 1.2
     low: Annotated[float, Range(gt=0, le=1)] = 0.8

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
-from rlstab.core.facts import MASK, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class StreamWeight(TokenObjective):
     """Average the tokens of branches separately from those of responses that start at the prompt.
 
@@ -91,34 +84,35 @@ class StreamWeight(TokenObjective):
         arXiv 2602.14169. Reference code: AgentCombo/DEEP-GRPO ``verl/workers/actor/dp_actor.py``.
     """
 
-    limits = (Limit(None, "An optimizer step without branches has no weight but 1."),)
-    interacts = (
-        Interaction("good", "token_mean", "under {other} both streams of {own} are exact means."),
-        Interaction(
-            "beside",
-            MASK,
-            "{own} counts every token of a stream, also those that {other} drops, so a stream that loses more of them "
-            "weighs less. Put {own} within the mask to count what is left.",
-            nested=False,
-        ),
-        Interaction(
-            "beside",
-            ("sequence_mean", "block_mean"),
-            "{own} divides by counts of tokens. Under {other}, where tokens of long responses weigh less, the streams "
-            "are not in the proportion 1 to lambda.",
-        ),
-        Interaction(
-            "beside",
-            ("kl", "entropy_bonus"),
-            "the penalty of {other} has no part in the two streams of {own}: it stays one mean over all tokens.",
+    about = About(
+        addresses={"sample"},
+        no_op_at=(NoOpAt(None, "An optimizer step without branches has no weight but 1."),),
+        interacts=(
+            Interaction("good", "token_mean", "under {other} both streams of {own} are exact means."),
+            Interaction(
+                "note",
+                MASK,
+                "{own} counts every token of a stream, also those that {other} drops, so a stream that loses more of "
+                "them weighs less. Put {own} within the mask to count what is left.",
+                nested=False,
+            ),
+            Interaction(
+                "note",
+                ("sequence_mean", "block_mean"),
+                "{own} divides by counts of tokens. Under {other}, where tokens of long responses weigh less, the "
+                "streams are not in the proportion 1 to lambda.",
+            ),
+            Interaction(
+                "note",
+                ("kl", "entropy_bonus"),
+                "the penalty of {other} has no part in the two streams of {own}: it stays one mean over all tokens.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "stream_weight"
-    reads_policies = frozenset[str]()
-    needs = frozenset({"branch"})
-    addresses = frozenset({"sample"})
-    writes = frozenset({"weight"})
+    name = "stream_weight"
+    needs = {"branch"}
+    writes = {"weight"}
 
     coefficient: Annotated[float, Range(ge=0)] = 1.0
 

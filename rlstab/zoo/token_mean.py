@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, final
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Limit
+from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import About, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class TokenMean(TokenObjective):
     """Average over all tokens of the optimizer step: the default, made explicit.
 
@@ -75,12 +68,13 @@ class TokenMean(TokenObjective):
         code: verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``agg_loss``, "token-mean").
     """
 
-    limits = (Limit({}, "Always: a composition without an owner of the aggregation is a token mean."),)
+    about = About(
+        addresses={"length"},
+        no_op_at=(NoOpAt({}, "Always: a composition without an owner of the aggregation is a token mean."),),
+    )
 
-    name: ClassVar[str] = "token_mean"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"length"})
-    writes = frozenset({"aggregate"})
+    name = "token_mean"
+    writes = {"aggregate"}
 
     def in_words(self) -> Mapping[str, str]:
         return {"aggregate": "Average over all tokens of the optimizer step: every token weighs the same."}

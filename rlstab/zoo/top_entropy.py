@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range, percent
-from rlstab.core.stats import Mean, Pool, Settled, Stat
-from rlstab.core.terms import Terms
+from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.settings import percent
 
 
-@final
-@dataclass(frozen=True)
 class TopEntropyMask(TokenObjective):
     """Keep the tokens where the policy was least certain, and drop the rest.
 
@@ -98,20 +92,21 @@ class TopEntropyMask(TokenObjective):
         (``compute_policy_loss_8020_split``).
     """
 
-    limits = (
-        Limit({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),
-        Limit(None, "An optimizer step in which all entropies are equal keeps everything."),
-    )
-    interacts = (
-        Interaction(
-            "good", ("clip_higher", "token_mean"), "{own} was published on {other} (DAPO, 0.2 and 0.28, no `kl`)."
+    about = About(
+        addresses={"token"},
+        no_op_at=(
+            NoOpAt({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),
+            NoOpAt(None, "An optimizer step in which all entropies are equal keeps everything."),
+        ),
+        interacts=(
+            Interaction(
+                "good", ("clip_higher", "token_mean"), "{own} was published on {other} (DAPO, 0.2 and 0.28, no `kl`)."
+            ),
         ),
     )
 
-    name: ClassVar[str] = "top_entropy"
-    reads_policies = frozenset[str]()
-    addresses = frozenset({"token"})
-    needs = frozenset({"entropies"})
+    name = "top_entropy"
+    needs = {"entropies"}
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.2
     denominator: Literal["kept", "all"] = "kept"

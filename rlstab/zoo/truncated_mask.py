@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
-from rlstab.core.facts import Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import Terms
+from rlstab.core.metadata import About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class TruncatedMask(TokenObjective):
     """Drop responses that were cut off at the length limit (overlong filtering).
 
@@ -87,13 +81,16 @@ class TruncatedMask(TokenObjective):
         (``mask_truncated_completions``).
     """
 
-    limits = (Limit(None, "An optimizer step in which no response was cut off keeps everything."),)
-    interacts = (Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl`."),)
+    about = About(
+        addresses={"sample"},
+        no_op_at=(NoOpAt(None, "An optimizer step in which no response was cut off keeps everything."),),
+        interacts=(
+            Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl`."),
+        ),
+    )
 
-    name: ClassVar[str] = "truncated_mask"
-    reads_policies = frozenset[str]()
-    needs = frozenset({"truncated"})
-    addresses = frozenset({"sample"})
+    name = "truncated_mask"
+    needs = {"truncated"}
 
     denominator: Literal["kept", "all"] = "kept"
 

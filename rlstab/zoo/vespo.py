@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from collections.abc import Mapping, Set
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
-from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Settled
-from rlstab.core.terms import Held, Pull, Terms
+from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import MAX_LOG_RATIO, anchor_logprobs, anchor_needs
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
 
 
-@final
-@dataclass(frozen=True)
 class VESPO(TokenObjective):
     """Replace the token ratio by a bounded, smooth function of the importance weight of the whole response.
 
@@ -40,10 +33,11 @@ class VESPO(TokenObjective):
         ``negative_decay``).
 
     Reads:
-        - ``rollout_logprobs`` (n,), nats: with ``anchor="rollout"`` only; with 'old' the loss gives it the ratio.
+        - ``rollout_logprobs`` (n,), nats: the anchor, with ``anchor="rollout"``.
+        - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``pull``: phi, in the place of the ratio.
+        - ``surrogate``: phi, in the place of the ratio.
 
     Denominator:
         untouched: a response that pulls little still counts.
@@ -74,7 +68,7 @@ class VESPO(TokenObjective):
 
     Surprises:
         W is a product: in a response of a thousand tokens, a mean drift of 0.01 nats makes it e^10 or e^-10, and the
-        response contributes nothing. Look at ``ratio/pull``. phi is not bounded by 1: it reaches 1.21 and 1.24.
+        response contributes nothing. Look at ``ratio/surrogate``. phi is not bounded by 1: it reaches 1.21 and 1.24.
         Responses that the policy has abandoned fade out for either sign, punished ones sooner.
 
     Example:
@@ -99,19 +93,22 @@ class VESPO(TokenObjective):
         ``trl/trainer/grpo_trainer.py`` (``get_gamma_weights``).
     """
 
-    limits = (
-        Limit(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
-    )
-    interacts = (
-        Interaction("good", "token_mean", "{own} was published on {other}."),
-        Interaction(
-            "beside",
-            "lp_reg",
-            "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not replace.",
-            where=lambda vespo, lp_reg: lp_reg.form == "code",
+    about = About(
+        addresses={"trust region", "off-policy"},
+        no_op_at=(
+            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
         ),
-        Interaction(
-            "beside", MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."
+        interacts=(
+            Interaction("good", "token_mean", "{own} was published on {other}."),
+            Interaction(
+                "note",
+                "lp_reg",
+                "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not replace.",
+                where=lambda vespo, lp_reg: lp_reg.form == "code",
+            ),
+            Interaction(
+                "note", MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."
+            ),
         ),
     )
     excludes: ClassVar[Mapping[str, str]] = {
@@ -120,10 +117,8 @@ class VESPO(TokenObjective):
         "once. Anchor 'rollout' puts it there.",
     }
 
-    name: ClassVar[str] = "vespo"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"pull"})
-    addresses = frozenset({"trust region", "off-policy"})
+    name = "vespo"
+    writes = {"surrogate"}
 
     positive_power: Annotated[float, Range(ge=0, le=10)] = 2.0
     positive_decay: Annotated[float, Range(ge=0.1, le=10)] = 3.0
@@ -132,34 +127,29 @@ class VESPO(TokenObjective):
     anchor: Literal["old", "rollout"] = "old"
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
-
-    @property
-    def reads_drift(self) -> frozenset[str]:
-        """From the sampler the live policy differs in every run: already by its kernels."""
-        return frozenset({"live"} if self.anchor == "old" else ())
+    def needs(self) -> Set[str]:
+        return anchor_needs(self.anchor)
 
     def in_words(self) -> Mapping[str, str]:
         over = {"old": "the old policy", "rollout": "the sampler"}[self.anchor]
         return {
-            "pull": f"The tokens of a response pull with W^k exp(lam (1 - W)) instead of their ratios, W being the "
-            f"probability of the response under the live policy over that under {over}; k = {self.positive_power} and "
-            f"lam = {self.positive_decay} where the advantage is positive, {self.negative_power} and "
+            "surrogate": f"The tokens of a response pull with W^k exp(lam (1 - W)) instead of their ratios, W being "
+            f"the probability of the response under the live policy over that under {over}; k = {self.positive_power} "
+            f"and lam = {self.positive_decay} where the advantage is positive, {self.negative_power} and "
             f"{self.negative_decay} where it is negative."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        sampler = batch.signal("rollout_logprobs") if self.anchor == "rollout" else None
+        anchor = anchor_logprobs(batch, self.anchor)
 
-        def kernel(ratio: Tensor, held: Held) -> Tensor:
-            live = held.anchor
-            gaps = token_log_ratio(live, live, batch) if sampler is None else live.logprobs - sampler
+        def kernel(ratio: Tensor, constants: Constants) -> Tensor:
+            live = constants.anchor.logprobs
+            gaps = live - (live if anchor is None else anchor)
             total = batch.sequence_total(gaps.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             log_weight = batch.spread(total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-            positive = held.advantages >= 0
+            positive = constants.advantages >= 0
             power = torch.where(positive, self.positive_power, torch.full_like(log_weight, self.negative_power))
             decay = torch.where(positive, self.positive_decay, torch.full_like(log_weight, self.negative_decay))
             return (power * log_weight - decay * log_weight.expm1()).exp()
 
-        return Terms(pull=Pull(kernel, whole_sequences=True))
+        return Terms(surrogate=Surrogate(kernel, whole_sequences=True))

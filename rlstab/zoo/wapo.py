@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Limit
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.settings import Range
-from rlstab.core.stats import Grouped, Mean, Settled, Stat
-from rlstab.core.terms import Terms, Totals
+from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.terms import Totals
 
 
-@final
-@dataclass(frozen=True)
 class WAPO(TokenObjective):
     """Train only on responses that scored above their group's mean, and average over groups.
 
@@ -96,35 +90,39 @@ class WAPO(TokenObjective):
         ``verifiers/rl/trainer/orchestrator.py``.
     """
 
-    limits = (
-        Limit(
-            None,
-            "Equal to `token_mean`, the identity, where every token is rewarded, all groups are of one size, and the "
-            "responses have `length` tokens on average.",
+    about = About(
+        addresses={"sample", "length"},
+        no_op_at=(
+            NoOpAt(
+                None,
+                "Equal to `token_mean`, the identity, where every token is rewarded, all groups are of one size, and "
+                "the responses have `length` tokens on average.",
+            ),
         ),
-    )
-    interacts = (
-        Interaction("good", "clip_higher", "{own} was published on {other}, `low` at 1.0 and `high` at 9.0."),
-        Interaction(
-            "redundant",
-            "sign_weights",
-            "{own} leaves punished tokens no weight, so of {other} only `positive` acts, which scales the policy term.",
-        ),
-        Interaction(
-            "against", MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."
-        ),
-        Interaction(
-            "beside",
-            "kl",
-            "{own} divides the penalty of {other} by the groups with a winner as well: the fewer have one, the "
-            "stronger it is.",
+        interacts=(
+            Interaction("good", "clip_higher", "{own} was published on {other}, `low` at 1.0 and `high` at 9.0."),
+            Interaction(
+                "redundant",
+                "sign_weights",
+                "{own} leaves punished tokens no weight, so of {other} only `positive` acts, which scales the policy "
+                "term.",
+            ),
+            Interaction(
+                "conflicts",
+                MASK,
+                "{own} divides by a fixed length, so the tokens that {other} drops still count in it.",
+            ),
+            Interaction(
+                "note",
+                "kl",
+                "{own} divides the penalty of {other} by the groups with a winner as well: the fewer have one, the "
+                "stronger it is.",
+            ),
         ),
     )
 
-    name: ClassVar[str] = "wapo"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"weight", "aggregate"})
-    addresses = frozenset({"sample", "length"})
+    name = "wapo"
+    writes = {"weight", "aggregate"}
 
     length: Annotated[int, Range(ge=1)]
 

@@ -35,15 +35,16 @@ from rlstab import (
 )
 from rlstab.adapters.data import NO_HIGH, NO_LOW, DataLevel, DataPart, HostLoss, HostMean
 from rlstab.cli import main
+from rlstab.core.batch import to_padded
 from rlstab.core.comm import Comm
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import ConfigError, NonFinite, OutOfRange, ShapeError
-from rlstab.explain.data_level import REFUSED, methods_table, presets_table, refusal
+from rlstab.hosts import REFUSED, refusal
 from rlstab.presets import PRESETS
-from rlstab.testing import Processes
-from rlstab.testing.examples import EXAMPLES, random_compositions
 from rlstab.testing.steps import KINDS, Step, make_step
+from tests.examples import EXAMPLES, random_compositions
+from tests.processes import Processes
 
 STACK = compose(ClipHigher(), S2TMask(max_prob=0.05), STARE(target_entropy=5.0), TokenMean())
 SAID = [name for name, one in PRESETS.items() if refusal(one.objective) is None]
@@ -83,8 +84,7 @@ def batches_of(step: Step, cut: Sequence[Sequence[int]]) -> list[tuple[TokenBatc
     """Padded batches, their live outputs, and the response masks."""
     found = []
     for rows in cut:
-        batch, _, live = step.rows(rows).padded(7.0, 2)
-        mask = batch.to_padded(torch.ones(len(batch), dtype=torch.bool), fill=False)
+        batch, live, mask = step.rows(rows).padded(2, 7.0)
         found.append((batch, live, mask))
     return found
 
@@ -98,8 +98,8 @@ def by_the_host(level: DataLevel, step: Step, cut: Sequence[Sequence[int]]) -> T
     found: dict[int, Tensor] = {}
     for rows, (batch, _, response), part in zip(cut, packed, given.parts, strict=True):
         live = step.rows(rows).live["logprobs"].clone().requires_grad_()
-        padded = batch.to_padded(live, fill=0.0)
-        losses = vanilla(padded, batch.to_padded(batch.old_logprobs), part.advantages, level.loss)
+        padded = to_padded(batch, live, fill=0.0)
+        losses = vanilla(padded, to_padded(batch, batch.old_logprobs), part.advantages, level.loss)
         averaged(losses, part, response, level.loss, whole).backward()
         assert live.grad is not None
         found |= {row: live.grad[batch.sequence == place] for place, row in enumerate(rows)}
@@ -178,13 +178,13 @@ def test_a_response_that_lost_everything_keeps_its_mask() -> None:
 
 def test_nothing_kept_is_silent() -> None:
     step = step_of("no advantage").batch()
-    padded = step_of("no advantage").padded(0.0, 0)[0]
+    padded = step_of("no advantage").padded(0, 0.0)[0]
     assert len(padded) == len(step)
     given = DataLevel(STACK).step([padded])
-    assert given.silent
+    assert given.has_no_gradient
     assert not given.parts[0].advantages.any()
     everything = DataLevel(compose(RandomMask(share=1.0, sign="all"))).step([padded])
-    assert everything.silent
+    assert everything.has_no_gradient
     assert everything.metrics()["tokens/kept"] == 0.0
     assert everything.parts[0].mask.any(1).all()
 
@@ -193,7 +193,7 @@ def test_the_state_is_carried_and_saved() -> None:
     moving = compose(ClipHigher(), STARE(target_entropy=0.8, variant="C2", increment=0.05))
     level, state = DataLevel(moving), moving.init_state()
     for seed in (1, 2, 3):
-        batch = step_of(seed=seed).padded(0.0, 0)[0]
+        batch = step_of(seed=seed).padded(0, 0.0)[0]
         plan = make_plan(moving, [batch], state)
         given = level.step([batch])
         assert level.state == plan.state == given.plan.state
@@ -209,7 +209,7 @@ def test_a_refused_step_leaves_the_state() -> None:
     level = DataLevel(compose(ClipHigher(), STARE(increment=0.05, variant="C2")))
     before = level.state
     with pytest.raises(NonFinite):
-        level.step([step_of().given(entropies=torch.full((30,), torch.nan)).padded(0.0, 0)[0]])
+        level.step([step_of().given(entropies=torch.full((30,), torch.nan)).padded(0, 0.0)[0]])
     assert level.state is before
 
 
@@ -219,7 +219,7 @@ def test_a_refused_step_leaves_the_state() -> None:
 def on_a_rank(objective: TokenObjective, step: Step, rows: Sequence[int], comm: Comm) -> Any:
     """What one rank is given, by the ids of its sequences, and the host's count of its mask."""
     level = DataLevel(objective)
-    found = level.step([step.rows(rows).padded(0.0, 1)[0]] if rows else [], comm)
+    found = level.step([step.rows(rows).padded(1, 0.0)[0]] if rows else [], comm)
     advantages = {row: found.parts[0].advantages[place] for place, row in enumerate(rows)}
     return advantages, level.state, found.metrics(), sum(int(one.mask.sum()) for one in found.parts)
 
@@ -231,7 +231,7 @@ def test_two_ranks_are_one(ranks: list[list[int]], two: Processes) -> None:
     found = two.each(STACK, on_a_rank, jobs, empty=sum(not one for one in ranks))
     assert two.counted == 2
     level = DataLevel(STACK)
-    alone = level.step([step.padded(0.0, 1)[0]])
+    alone = level.step([step.padded(1, 0.0)[0]])
     for advantages, state, metrics, _ in found:
         assert state == level.state
         assert metrics == pytest.approx(alone.metrics())
@@ -261,7 +261,7 @@ def test_a_kl_penalty_is_refused_by_name() -> None:
 
 def test_every_other_method_is_refused_by_name() -> None:
     refused = [(one, what) for several in EXAMPLES.values() for one in several if (what := refusal(one)) is not None]
-    assert {what for _, what in refused} >= set(REFUSED.values()) - {REFUSED["exempt"]}
+    assert {what for _, what in refused} >= set(REFUSED.values()) - {REFUSED["unclipped"]}
     for one, what in refused:
         with pytest.raises(ConfigError, match=re.escape(f"'{one.name}' asks for {what}")):
             DataLevel(compose(one))
@@ -272,7 +272,7 @@ def test_what_is_only_observed_is_not_refused() -> None:
     watched = compose(ClipHigher(), observe(KLPenalty()), observe(compose(AR(), ClipHigher(low=0.01))))
     level = DataLevel(watched)
     assert_same(by_the_host(level, step, CUTS[1]), by_the_worker(ClipHigher(), step))
-    assert level.step([step.padded(0.0, 0)[0]]).metrics()["observe_kl/would_penalise"] == 1.0
+    assert level.step([step.padded(0, 0.0)[0]]).metrics()["observe_kl/would_penalise"] == 1.0
 
 
 def test_within_is_exact() -> None:
@@ -312,8 +312,8 @@ def test_the_formula_is_that_of_verl(name: str) -> None:
 
         live = step.rows(rows).live["logprobs"].clone().requires_grad_()
         loss, _ = host.compute_policy_loss_vanilla(
-            old_log_prob=batch.to_padded(batch.old_logprobs),
-            log_prob=batch.to_padded(live),
+            old_log_prob=to_padded(batch, batch.old_logprobs),
+            log_prob=to_padded(batch, live),
             advantages=part.advantages,
             response_mask=response.double(),
             loss_agg_mode="token-mean",
@@ -329,11 +329,6 @@ def test_the_formula_is_that_of_verl(name: str) -> None:
 
 ROOT = Path(rlstab.__file__).parents[1]
 PAGE = ROOT / "docs" / "hosts" / "data.md"
-
-
-@pytest.mark.parametrize("table", [methods_table, presets_table], ids=["methods", "presets"])
-def test_the_page_has_the_tables(table: Any) -> None:
-    assert "\n".join(table()) in PAGE.read_text(encoding="utf-8"), "print rlstab.explain.data_level's tables into it"
 
 
 def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

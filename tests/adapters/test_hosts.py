@@ -16,12 +16,12 @@ import rlstab
 from rlstab import ClipHigher, LpReg, S2TMask, compose
 from rlstab.adapters.doctor import doctor
 from rlstab.cli import main
-from rlstab.core.contract import BASICS
+from rlstab.core.batch import BASICS
 from rlstab.errors import MissingSignal, UnknownName
-from rlstab.explain.host_table import reads, require_host
-from rlstab.explain.hosts import HOSTS, Host, adapted
+from rlstab.explain.tables import reads
+from rlstab.hosts import HOSTS, Host, adapted
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.testing.examples import EXAMPLES
+from tests.examples import EXAMPLES
 
 #: Of the repository.
 ROOT = Path(rlstab.__file__).parents[1]
@@ -29,14 +29,14 @@ ROOT = Path(rlstab.__file__).parents[1]
 
 def test_every_method_says_which_log_probs_it_reads() -> None:
     """The law `declared` holds it to what it says; here, that none that ships was left at the default."""
-    both = {name for name, several in EXAMPLES.items() for one in several if one.reads_policies == set(BASICS)}
+    both = {name for name, several in EXAMPLES.items() for one in several if one.needs >= BASICS}
     assert both == {"ess_scale", "mismatch"}
     assert reads(S2TMask()) == ["logprobs", "entropies"]
     assert reads(ClipHigher()) == []
     assert reads(LpReg())[-1] == "live log_kept_mass"
-    assert compose(S2TMask(), ClipHigher()).reads_policies == {"logprobs"}
-    assert rlstab.observe(S2TMask()).reads_policies == {"logprobs"}
-    assert rlstab.within(S2TMask(), rlstab.AR()).reads_policies == {"logprobs", "old_logprobs"}
+    assert compose(S2TMask(), ClipHigher()).needs & BASICS == {"logprobs"}
+    assert rlstab.observe(S2TMask()).needs & BASICS == {"logprobs"}
+    assert rlstab.within(S2TMask(), rlstab.AR()).needs & BASICS == {"logprobs", "old_logprobs"}
 
 
 def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
@@ -45,13 +45,13 @@ def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
     assert found is not None
     for name in re.findall(r"`(\w+)`", found[1]):
         for method in EXAMPLES[name]:
-            assert not method.reads_policies
+            assert not method.needs & BASICS
             assert not method.needs & SIGNAL_NAMES
 
 
 def test_the_page_on_hosts_names_every_adapter() -> None:
     page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
-    assert {one.key for one in HOSTS if one.key} == set(re.findall(r"`--host (\w+)`", page))
+    assert set(HOSTS) == set(re.findall(r"`--host (\w+)`", page))
 
 
 def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str, host: str = "trl") -> tuple[int, str, str]:
@@ -126,11 +126,10 @@ def test_verl_imports_the_adapter_by_an_entry_point_that_exists() -> None:
     assert (ROOT / f"{declared['rlstab'].replace('.', '/')}.py").exists()
 
 
-def test_a_host_that_shows_micro_batches_is_refused_what_decides_by_the_step() -> None:
-    host = Host("Other", "hook", frozenset({"entropies"}), key="other", oldest="2")
-    require_host(compose(ClipHigher()), host)
-    with pytest.raises(MissingSignal, match=r"'s2t' decides by the whole optimizer step, and Other shows one micro-"):
-        require_host(compose(ClipHigher(), S2TMask()), host)
+def test_a_host_is_refused_what_it_does_not_give() -> None:
+    OTHER.require(compose(ClipHigher()))
+    with pytest.raises(MissingSignal, match=r"'s2t' reads 'entropies', which Other 2 does not provide"):
+        OTHER.require(compose(ClipHigher(), S2TMask()))
 
 
 def test_an_unknown_host_is_told() -> None:
@@ -140,7 +139,7 @@ def test_an_unknown_host_is_told() -> None:
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
-OTHER = Host("Other", "hook", frozenset(), key="other", adapter="other_adapter", package="other-host", oldest="2")
+OTHER = Host("other", "Other", "other_adapter", frozenset(), package="other-host", oldest="2")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, check_host: Any) -> None:
@@ -153,7 +152,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, check_host: Any) -> None:
 
 def test_doctor_names_what_is_not_installed() -> None:
     lines, well = doctor([OTHER])
-    assert lines[1] == "Other: not installed. Run: pip install 'rlstab[other]'"
+    assert lines[1].endswith("pip install -e '.[other]'")
     assert well
     assert lines[0].startswith(f"rlstab {importlib.metadata.version('rlstab')}: Python 3.")
 

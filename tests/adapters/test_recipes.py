@@ -19,8 +19,7 @@ import rlstab
 from rlstab import load_objective
 from rlstab.cli import main
 from rlstab.config import objective_hash
-from rlstab.explain.host_table import require_host
-from rlstab.explain.hosts import HOSTS, adapted
+from rlstab.hosts import HOSTS
 from rlstab.presets import PRESETS
 from rlstab.train.policy import SHIPPED
 
@@ -67,8 +66,8 @@ def test_the_objective_is_the_preset(name: str) -> None:
     objective = load_objective(FOLDER / name / "objective.yaml")
     assert objective_hash(objective) == objective_hash(PRESETS[name].objective)
     for host in ("trl", "verl"):
-        if host in {one.key for one in HOSTS}:
-            require_host(objective, adapted(host))
+        if host in HOSTS:
+            HOSTS[host].require(objective)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,7 +135,7 @@ def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_trl
 def test_a_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
     """The script as it is, with another model, other data, shorter responses and no GPU."""
-    pytest.importorskip("math_verify", reason="math-verify is not installed: pip install 'rlstab[tasks]'")
+    pytest.importorskip("math_verify", reason="math-verify is not installed: pip install -e '.[tasks]'")
     model = shutil.copytree(SHIPPED["chain-tiny"], tmp_path / "model")
     plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     (model / "chat_template.jinja").write_text(plain)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
+pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from rlstab.errors import CheckpointError
 from tests.adapters import trl_jobs
@@ -103,6 +103,20 @@ def test_clip_alone_is_trls_dapo(cut: dict[str, Any], tmp_path: Path) -> None:
         if not cut:  # with several micro-batches TRL averages their means
             for name in ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
                 assert two[name] == pytest.approx(one[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("estimator", ["k3_unbiased", "k3"])
+def test_kl_is_trls(estimator: str, tmp_path: Path) -> None:
+    """TRL multiplies its estimate by the ratio unless told not to; tokens of an older policy tell the two apart."""
+    given = {"beta": 0.5, "use_bias_correction_kl": estimator == "k3_unbiased", "learning_rate": 0.003}
+    kl = {"name": "kl", "coefficient": 0.5, "estimator": estimator, "cap": None}
+    plain, own = run(tmp_path / "plain", **given), run(tmp_path / "own", [CLIP, kl], **given)
+    other = run(tmp_path / "other", [CLIP], **{**given, "beta": 0.0, "use_bias_correction_kl": True})
+    for one, two in zip(plain["steps"], own["steps"], strict=True):
+        assert farthest(one, two) < 1e-5 * largest(one)
+    assert farthest(plain["steps"][-1], other["steps"][-1]) > 1e-3 * largest(plain["steps"][-1])
+    for one, two in zip(plain["log"][:4], own["log"][:4], strict=True):
+        assert two["kl"] == pytest.approx(one["kl"], rel=1e-4, abs=1e-6)
 
 
 def test_clip_alone_is_trls_dapo_over_ranks(over_two: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
+pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from trl import GRPOTrainer
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("trl", reason="TRL is not installed: pip install 'rlstab[trl]', or nox -s trl")
+pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
 from rlstab.presets import PRESETS
@@ -68,7 +68,8 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
         objective,
         sampling=scored,
         extra={"signals": {"branch": branch}},
-        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": beta, "max_steps": 2},
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2},
+        **{"beta": beta, "use_bias_correction_kl": beta == 0.0},
     )
     steps = recorder(trainer)
     trainer.train()

@@ -8,9 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -207,13 +206,11 @@ def test_a_column_that_verl_promised(tmp_path: Path) -> None:
 # -- steps that are refused, skipped or scaled -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Trouble(TokenObjective):
     """In the second optimizer step: NaN in a gate, or half the learning rate."""
 
-    name: ClassVar[str] = "trouble"
-    reads_policies = frozenset[str]()
-    writes = frozenset({"gates", "lr_scale"})
+    name = "trouble"
+    writes = {"gates", "lr_scale"}
     kind: str = "gate"
 
     def init_state(self) -> Any:
@@ -227,7 +224,7 @@ class Trouble(TokenObjective):
         if self.kind == "lr":
             return Terms(lr_scale=0.5 if now else 1.0)
         value = torch.nan if now else 1.0
-        return Terms(gates={"": Gate(lambda ratio, held: torch.full_like(ratio, value))})
+        return Terms(gates={"": Gate(lambda ratio, constants: torch.full_like(ratio, value))})
 
 
 def becomes(objective: TokenObjective) -> Callable[[Any], None]:

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
+from rlstab.bench.describe import bench_schema
 from rlstab.bench.file import BenchFile, MethodEntry, load_bench
-from rlstab.bench.file_schema import bench_schema
 from rlstab.cli import main
 
 ROOT = Path(__file__).parents[2]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import rlstab
 from rlstab import TokenObjective, compose, within
-from rlstab.config.methods import settings_as_yaml
+from rlstab.config.objectives import settings_as_yaml
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import Conflict
 from rlstab.stages.stage import AdvantageEstimator
-from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.zoo import METHODS
+from tests.examples import STAGE_EXAMPLES
 
 #: For laws over random configurations; each example takes some milliseconds.
 quick = partial(hypothesis_settings, deadline=None, derandomize=True, database=None)
@@ -169,9 +169,9 @@ SECTIONS = part(
     model=part(name=TEXTS, reference=st.none() | TEXTS),
     task=TASKS,
     rollout=part(
-        group=st.integers(1, 10**5),
+        group=st.integers(2, 10**5),
         max_new_tokens=COUNTS,
-        temperature=NUMBERS,
+        temperature=st.floats(1e-3, 1e3),
         stop=st.none() | TEXTS.filter(bool),
         chat=st.booleans(),
         precision=st.sampled_from([None, "bf16", "fp8", "int8", "int4"]),

@@ -17,7 +17,7 @@ from tests.config.strategies import PLAIN, search, searched
 from tests.config.test_errors import CONFLICTS, MISTAKES
 
 EXAMPLES = [path.read_text() for path in sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))]
-TEXTS = [*EXAMPLES, *(text for text, _ in (MISTAKES | CONFLICTS).values())]
+TEXTS = [*EXAMPLES, *(text for text, *_ in [*MISTAKES, *CONFLICTS])]
 
 #: Names that mean something, so that random data gets past the first check.
 WORDS = st.sampled_from(

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 
 import rlstab
-from rlstab.bench.file_schema import bench_schema
+from rlstab.bench.describe import bench_schema
 from rlstab.config import dump_objective, dump_run, json_schema, load_run
 from rlstab.core.settings import settings_of
 from rlstab.presets import PRESETS
@@ -44,16 +44,11 @@ def test_every_reference_leads_somewhere():
     assert found == {f"#/$defs/{name}" for name in SCHEMA["$defs"]}
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_validates(path):
-    data = yaml.safe_load(path.read_text())
-    assert not [error.message for error in VALIDATOR.iter_errors(data)]
-
-
-@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.name)
-def test_every_bench_validates(path):
-    found = jsonschema.Draft202012Validator(bench_schema()).iter_errors(yaml.safe_load(path.read_text()))
-    assert not [error.message for error in found]
+def test_every_example_validates():
+    bench_validator = jsonschema.Draft202012Validator(bench_schema())
+    for validator, paths in ((VALIDATOR, EXAMPLES), (bench_validator, BENCHES)):
+        for path in paths:
+            assert not [error.message for error in validator.iter_errors(yaml.safe_load(path.read_text()))], path
 
 
 @quick(max_examples=40)
@@ -63,19 +58,18 @@ def test_every_run_that_is_written_validates(objective, sections):
     assert not [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(dump_run(run)))]
 
 
-@pytest.mark.parametrize("name", rlstab.available())
-def test_every_method_is_in_it_with_every_setting(name):
-    definition = SCHEMA["$defs"][f"method.{name}"]
-    wanted = settings_of(METHODS.get(name))
-    assert definition["properties"].keys() == {"name", *(one.name for one in wanted)}
-    assert definition["additionalProperties"] is False
-    assert VALIDATOR.is_valid({"objective": [name]})
+def test_every_method_is_in_it_with_every_setting():
+    for name in rlstab.available():
+        definition = SCHEMA["$defs"][f"method.{name}"]
+        assert definition["properties"].keys() == {"name", *(one.name for one in settings_of(METHODS.get(name)))}
+        assert definition["additionalProperties"] is False
+        assert VALIDATOR.is_valid({"objective": [name]})
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_in_it_as_it_is_and_expanded(name):
-    assert VALIDATOR.is_valid({"objective": [{"preset": name}]})
-    assert VALIDATOR.is_valid({"objective": dump_objective(PRESETS[name].objective)})
+def test_every_preset_is_in_it_as_it_is_and_expanded():
+    for name, preset in PRESETS.items():
+        assert VALIDATOR.is_valid({"objective": [{"preset": name}]})
+        assert VALIDATOR.is_valid({"objective": dump_objective(preset.objective)})
 
 
 GOOD = {
@@ -112,17 +106,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("data", GOOD.values(), ids=GOOD)
-def test_what_the_loader_takes_validates(data):
-    load_run(data)
-    assert not [error.message for error in VALIDATOR.iter_errors(data)]
-
-
-@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
-def test_what_the_loader_refuses_does_not_validate(data):
-    with pytest.raises(rlstab.errors.RlstabError):
+def test_the_loader_takes_what_validates_and_refuses_what_does_not():
+    for name, data in GOOD.items():
         load_run(data)
-    assert not VALIDATOR.is_valid(data)
+        assert not [error.message for error in VALIDATOR.iter_errors(data)], name
+    for name, data in BAD.items():
+        with pytest.raises(rlstab.errors.RlstabError):
+            load_run(data)
+        assert not VALIDATOR.is_valid(data), name
 
 
 def test_the_schema_in_the_documentation_is_the_one_of_this_version():

@@ -117,6 +117,7 @@ CUT_OFF = torch.zeros(8).index_fill(0, torch.tensor([0, 5]), 1.0)
 #: As published code has it, in float32.
 NEGATIVE = torch.tensor(1.05, dtype=torch.float32).item()
 WIDER, TRL_TOP = ClipHigher(), TopEntropyMask(denominator="all")
+UNBIASED_KL = KLPenalty(0.04, estimator="k3_unbiased", cap=None)
 VERL = ClipHigher(dual_clip=10.0)
 SEQUENCE = ClipHigher(low=0.1, high=0.15)
 
@@ -1017,6 +1018,17 @@ AGREEMENTS = (
         "GRPOTrainer._compute_loss",
         "`kl` (coefficient: 0.04, cap: null), `clip_higher`",
         {"kl": _loss("trl", "kl", WIDER, KLPenalty(0.04, cap=None))},
+    ),
+    Agreement(
+        "KL k3 times the ratio, TRL's default (TRL)",
+        "trl",
+        "kl",
+        "GRPOTrainer._compute_loss",
+        "`kl` (coefficient: 0.04, estimator: k3_unbiased, cap: null), `clip_higher`",
+        {
+            "off-policy": _loss("trl", "kl, TRL's default", WIDER, UNBIASED_KL),
+            "on-policy": _loss("trl", "kl, TRL's default, on-policy", WIDER, UNBIASED_KL, live_ratio=True),
+        },
     ),
     Agreement(
         "advantages (verl grpo, grpo without std, rloo)",

@@ -28,6 +28,7 @@ besides, and what is not installed, is replaced by an empty module.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import json
@@ -216,7 +217,7 @@ class Config(dict):
 
 
 def trl() -> dict[str, Any]:
-    from trl import GRPOTrainer, __version__
+    from trl import GRPOConfig, GRPOTrainer, __version__
     from trl.trainer import grpo_trainer as module
 
     class Alone:
@@ -230,10 +231,13 @@ def trl() -> dict[str, Any]:
         def reduce(self, values: Tensor, **_: Any) -> Tensor:
             return values
 
+    # what a case does not set is what TRL's user does not set
+    defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+
     def trainer(parts: int = 1, **settings: Any) -> Any:
         one = types.SimpleNamespace(
             accelerator=Alone(),
-            args=Config(settings, steps_per_generation=parts),
+            args=Config(defaults | settings, steps_per_generation=parts),
             model=types.SimpleNamespace(training=True),
             current_gradient_accumulation_steps=parts,
             aux_loss_enabled=False,
@@ -334,13 +338,16 @@ def trl() -> dict[str, Any]:
     }
     cases["symmetric clip"] = loss(loss_type="dapo", epsilon_high=0.2)
     cases["on-policy"] = loss("halves", loss_type="grpo", old=False)
-    cases["kl"] = loss("halves", loss_type="dapo", beta=0.04)
+    plain_kl = {"beta": 0.04, "use_bias_correction_kl": False}
+    cases["kl"] = loss("halves", loss_type="dapo", **plain_kl)
+    cases["kl, TRL's default"] = loss("halves", loss_type="dapo", beta=0.04)
+    cases["kl, TRL's default, on-policy"] = loss("halves", loss_type="dapo", beta=0.04, old=False)
     for cut in CUTS:
         cases[f"top entropy {cut}"] = loss(cut, loss_type="dapo", top_entropy_quantile=0.2)
     cases["top entropy, grpo"] = loss(loss_type="grpo", top_entropy_quantile=0.35)
-    cases["top entropy and kl"] = loss(loss_type="dapo", top_entropy_quantile=0.2, beta=0.04)
+    cases["top entropy and kl"] = loss(loss_type="dapo", top_entropy_quantile=0.2, **plain_kl)
     cases["extreme"] = loss(inputs="extreme", loss_type="dapo")
-    cases["far ref"] = loss(inputs="far_ref", loss_type="dapo", beta=1.0)
+    cases["far ref"] = loss(inputs="far_ref", loss_type="dapo", **plain_kl | {"beta": 1.0})
     cases["empty row"] = loss(inputs="empty_row", loss_type="grpo")
     cases["empty row, dr_grpo"] = loss(inputs="empty_row", loss_type="dr_grpo", max_completion_length=LENGTH)
     cases["adjacent entropies"] = loss(inputs="adjacent_entropy", loss_type="dapo", top_entropy_quantile=0.2)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
+from rlstab.core.batch import to_padded
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Scope
 from rlstab.core.terms import Terms
@@ -90,7 +91,7 @@ def ours(
         assert live.grad is not None
         loss, gradient[rows] = loss + out.item(), live.grad
         if selected is not None:
-            chosen[rows] = batch.to_padded(selected(plan.terms(batch)).double()).bool()
+            chosen[rows] = to_padded(batch, selected(plan.terms(batch)).double()).bool()
     return {"loss": loss, "gradient": gradient.double()} | ({"selected": chosen} if selected is not None else {})
 
 

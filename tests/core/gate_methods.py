@@ -5,7 +5,7 @@ CISPO and VESPO ship as pulls. As gates they act beside a trust region, beside e
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 
@@ -14,8 +14,8 @@ from rlstab.core.loss import token_log_ratio
 
 
 class _Gated(TokenObjective):
-    name: ClassVar[str] = "gated"
-    writes = frozenset({"gates"})
+    name = "gated"
+    writes = {"gates"}
 
     def terms(self, batch, stat, state):
         return Terms(gates={"": Gate(self.gate_of(batch))})
@@ -31,41 +31,37 @@ def pick(positive, yes, no):
 class CISPO(_Gated):
     """arXiv 2506.13585: the weight of a log-prob is the ratio, at most ``1 + high``."""
 
-    name: ClassVar[str] = "cispo"
+    name = "cispo"
     high: float = 0.2
 
     def gate_of(self, batch):
-        return lambda ratio, held: ratio.clamp(max=1 + self.high) / ratio
+        return lambda ratio, constants: ratio.clamp(max=1 + self.high) / ratio
 
 
-@final
-@dataclass(frozen=True)
 class VESPO(TokenObjective):
     """arXiv 2602.10693: a kernel of the weight of the whole sequence, not normalised by its length."""
 
-    name: ClassVar[str] = "vespo"
-    writes = frozenset({"gates"})
+    name = "vespo"
+    writes = {"gates"}
 
     def terms(self, batch, stat, state):
-        def gate(ratio, held):
-            gap = token_log_ratio(held.anchor, held.anchor, batch).clamp(-20, 20)
+        def gate(ratio, constants):
+            gap = token_log_ratio(constants.anchor, constants.anchor, batch).clamp(-20, 20)
             s = batch.spread(batch.sequence_total(gap).clamp(math.log(1e-8), 20.0))
-            k, lam = pick(held.advantages >= 0, 2.0, 3.0), pick(held.advantages >= 0, 3.0, 2.0)
+            k, lam = pick(constants.advantages >= 0, 2.0, 3.0), pick(constants.advantages >= 0, 3.0, 2.0)
             return (lam + k * s - lam * s.exp()).exp() / ratio
 
         return Terms(gates={"": Gate(gate, whole_sequences=True)})
 
 
-@final
-@dataclass(frozen=True)
 class OneSided(TokenObjective):
     """Doubles the log-ratio of tokens that are punished once bonuses are counted."""
 
-    name: ClassVar[str] = "one_sided"
-    writes = frozenset({"ratio"})
+    name = "one_sided"
+    writes = {"ratio"}
 
     def terms(self, batch, stat, state):
-        def ratio(policy, held):
-            return torch.where(held.advantages < 0, 2.0, 1.0) * token_log_ratio(policy, held.anchor, batch)
+        def ratio(policy, constants):
+            return torch.where(constants.advantages < 0, 2.0, 1.0) * token_log_ratio(policy, constants.anchor, batch)
 
         return Terms(ratio=ratio)

@@ -1,7 +1,6 @@
 """Methods that measure twice, or by group. They exist for the tests."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated
 
 import torch
 
@@ -11,16 +10,14 @@ from rlstab.core.settings import Range
 from rlstab.core.stats import Grouped
 
 
-@final
-@dataclass(frozen=True)
 class CovarianceThreshold(TokenObjective):
     """As KL-Cov (arXiv 2505.22617): a penalty on tokens whose log-prob and advantage vary together the most.
 
     The covariance of a token needs the means, and the threshold needs the covariances: two rounds.
     """
 
-    name: ClassVar[str] = "covariance_threshold"
-    writes = frozenset({"penalties"})
+    name = "covariance_threshold"
+    writes = {"penalties"}
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.2
     coefficient: float = 0.7
@@ -46,13 +43,11 @@ class CovarianceThreshold(TokenObjective):
         return centred * (batch.logprobs.double() - stat.mean("logprob").value)
 
 
-@final
-@dataclass(frozen=True)
 class PassRate(TokenObjective):
     """Weighs a response by how seldom its group succeeds: ``1 + strength * (1 - share of rewarded responses)``."""
 
-    name: ClassVar[str] = "pass_rate"
-    writes = frozenset({"weight"})
+    name = "pass_rate"
+    writes = {"weight"}
     strength: float = 1.0
 
     def measure(self, batch):
@@ -64,13 +59,11 @@ class PassRate(TokenObjective):
         return Terms(weight=(1 + self.strength * (1 - rate)).to(batch.logprobs.dtype), report={"rate": Mean.of(rate)})
 
 
-@final
-@dataclass(frozen=True)
 class CentredGate(TokenObjective):
     """Stops tokens whose surprise is above the mean of their group by more than the spread in the step."""
 
-    name: ClassVar[str] = "centred_gate"
-    writes = frozenset({"gates"})
+    name = "centred_gate"
+    writes = {"gates"}
 
     def measure(self, batch):
         return {"logprob": Grouped.of(batch.spread(batch.group_ids), batch.logprobs)}
@@ -84,7 +77,7 @@ class CentredGate(TokenObjective):
 
     def terms(self, batch, stat, state):
         far = self.centred(batch, stat).square() > stat.mean("square").value
-        return Terms(gates={"": Gate(lambda ratio, held: torch.where(far, 0.0, torch.ones_like(ratio)))})
+        return Terms(gates={"": Gate(lambda ratio, constants: torch.where(far, 0.0, torch.ones_like(ratio)))})
 
     @staticmethod
     def centred(batch, stat):

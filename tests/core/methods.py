@@ -1,55 +1,46 @@
 """Small methods that exist for the tests."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal
 
 import torch
 
 from rlstab import Gate, Mean, Pool, Range, Terms, TokenObjective
 
 
-@final
-@dataclass(frozen=True)
 class DropPunished(TokenObjective):
     """Keep tokens whose advantage is not negative."""
 
-    name: ClassVar[str] = "drop_punished"
-    writes = frozenset({"keep"})
+    name = "drop_punished"
+    writes = {"keep"}
 
     def terms(self, batch, stat, state):
         return Terms(keep=batch.advantages >= 0)
 
 
-@final
-@dataclass(frozen=True)
 class Unweighted(TokenObjective):
     """A gate that takes the ratio out of the gradient: the plain policy gradient, whatever the policy did since."""
 
-    name: ClassVar[str] = "unweighted"
-    writes = frozenset({"gates"})
+    name = "unweighted"
+    writes = {"gates"}
 
     def terms(self, batch, stat, state):
-        return Terms(gates={"": Gate(lambda ratio, held: 1 / ratio)})
+        return Terms(gates={"": Gate(lambda ratio, constants: 1 / ratio)})
 
 
-@final
-@dataclass(frozen=True)
 class Exempt(TokenObjective):
     """Exempt every token from the trust region."""
 
-    name: ClassVar[str] = "exempt"
-    writes = frozenset({"exempt"})
+    name = "unclipped"
+    writes = {"unclipped"}
 
     def terms(self, batch, stat, state):
-        return Terms(exempt=torch.ones_like(batch.sequence, dtype=torch.bool))
+        return Terms(unclipped=torch.ones_like(batch.sequence, dtype=torch.bool))
 
 
-@final
-@dataclass(frozen=True)
 class Scale(TokenObjective):
     """Weight, bonus and learning rate, each by a number; reads a signal of its own where it has a name."""
 
-    name: ClassVar[str] = "scale"
+    name = "scale"
 
     weight: float = 1.0
     bonus: float = 0.0
@@ -71,13 +62,11 @@ class Scale(TokenObjective):
         return Terms(weight=self.weight * ones, bonus=self.bonus * ones, lr_scale=self.lr)
 
 
-@final
-@dataclass(frozen=True)
 class Noise(TokenObjective):
     """Keep a random half, by identity; count its steps and pool its numbers."""
 
-    name: ClassVar[str] = "noise"
-    writes = frozenset({"keep"})
+    name = "noise"
+    writes = {"keep"}
 
     seed: int = 0
 
@@ -94,12 +83,10 @@ class Noise(TokenObjective):
         return Terms(keep=stat["median"].reached(batch.uniform(self.seed)))
 
 
-@final
-@dataclass(frozen=True)
 class Chooser(TokenObjective):
     """One setting of each kind."""
 
-    name: ClassVar[str] = "chooser"
+    name = "chooser"
 
     must: Annotated[int, Range(ge=1)]
     share: Annotated[float, Range(gt=0, le=1)] = 0.5

@@ -9,6 +9,7 @@ import random
 import torch
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
+from rlstab.core.batch import layout_of
 
 EVIDENCE = {
     "advantages": "A",
@@ -136,7 +137,7 @@ def gradients(batch, leaves):
     found = {}
     for field, leaf in leaves.items():
         gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        found[field] = gradient.reshape(-1)[batch.index]
+        found[field] = gradient.reshape(-1)[layout_of(batch).index]
         assert torch.equal(gradient.count_nonzero(), found[field].count_nonzero())
     return found
 

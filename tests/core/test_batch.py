@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rlstab import PolicyOutputs, TokenBatch
+from rlstab.core.batch import layout_of, to_padded
 from rlstab.errors import MissingSignal, ShapeError
 from tests.core.says import says
 from tests.core.steps import LIVE, batch_of, padded, random_rows
@@ -119,8 +120,8 @@ def test_packed_tensors_are_checked_too():
         "TokenBatch: 'logprobs' requires grad. A batch holds evidence; what is differentiated goes into PolicyOutputs."
     ):
         packed(logprobs=torch.zeros(2, requires_grad=True))
-    with refused("TokenBatch.to_padded: this batch was not built by from_padded, so it has no (B, T) shape."):
-        packed().to_padded(torch.zeros(2))
+    with refused("this TokenBatch was not built by from_padded, so it has no (B, T) shape. Build it by that."):
+        to_padded(packed(), torch.zeros(2))
 
 
 def test_each_tensor_has_one_entry_per_token():
@@ -130,7 +131,7 @@ def test_each_tensor_has_one_entry_per_token():
             packed(**{name: torch.zeros(3)})
     with refused("TokenBatch: 'mine' has shape (3,), 'old_logprobs' has (2,). ..."):
         packed(extra={"mine": torch.zeros(3)})
-    for name in ("sequence", "position", "index"):
+    for name in ("sequence", "position"):
         for wrong in (whole, whole[:1], whole[:0], torch.zeros(1, 2, dtype=torch.int64)):
             with refused(
                 f"TokenBatch: '{name}' has shape {tuple(wrong.shape)}, 'old_logprobs' has (2,). Both are (n,), one "
@@ -141,7 +142,7 @@ def test_each_tensor_has_one_entry_per_token():
         packed(sequence_ids=whole[None, :2], group_ids=whole[None, :2])
 
 
-@pytest.mark.parametrize("name", ["sequence", "position", "sequence_ids", "group_ids", "index"])
+@pytest.mark.parametrize("name", ["sequence", "position", "sequence_ids", "group_ids"])
 def test_numbers_of_tokens_and_sequences_are_int64(name):
     for dtype in (torch.float32, torch.int32, torch.bool):
         with refused(f"TokenBatch: '{name}' is {dtype}, expected torch.int64. Write {name}.long()."):
@@ -177,8 +178,8 @@ def test_half_precision_becomes_float32(given, kept):
 
 def test_to_padded_is_the_inverse_of_packing():
     batch = make(entropies=VALUES)
-    assert torch.equal(batch.to_padded(batch.entropies, fill=-1.0), torch.where(MASK.bool(), VALUES, -1.0))
-    assert torch.equal(batch.to_padded(batch.entropies > 4), (VALUES > 4) & MASK.bool())
+    assert torch.equal(to_padded(batch, batch.entropies, fill=-1.0), torch.where(MASK.bool(), VALUES, -1.0))
+    assert torch.equal(to_padded(batch, batch.entropies > 4), (VALUES > 4) & MASK.bool())
 
 
 def test_select_keeps_the_numbers_of_sequences_and_all_signals():
@@ -191,7 +192,7 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
     assert torch.equal(batch.sequence[where], chosen.sequence)
     assert torch.equal(batch.uniform(3)[where], chosen.uniform(3))
     assert chosen.num_sequences == 3
-    assert torch.equal(chosen.to_padded(chosen.entropies), batch.to_padded(batch.entropies * where))
+    assert torch.equal(to_padded(chosen, chosen.entropies), to_padded(batch, batch.entropies * where))
 
     policy = PolicyOutputs.from_padded(batch, **{name: padded(rows, field) for name, field in LIVE.items()})
     assert torch.equal(policy.select(where).log_kept_mass, policy.log_kept_mass[where])
@@ -200,7 +201,7 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
 def test_batch_moves_as_a_whole():
     moved = make(entropies=VALUES, extra={"mine": VALUES}).to("meta")
     assert {values.device.type for _, values in moved.per_token()} == {"meta"}
-    assert moved.sequence_ids.device.type == moved.index.device.type == "meta"
+    assert moved.sequence_ids.device.type == layout_of(moved).index.device.type == "meta"
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 2)])
@@ -209,7 +210,7 @@ def test_batch_without_tokens(shape):
     batch = TokenBatch.from_padded(response_mask=nothing, advantages=nothing, old_logprobs=nothing)
     assert len(batch) == 0
     assert batch.num_sequences == shape[0]
-    assert batch.to_padded(batch.old_logprobs).shape == shape
+    assert to_padded(batch, batch.old_logprobs).shape == shape
     assert batch.uniform(0).shape == (0,)
 
 

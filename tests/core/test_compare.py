@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab.core import chunks as module
+from rlstab.core import compare as module
 from rlstab.core.compare import below, greater, less, nonzero, numbers, places, reached
-from rlstab.core.slope import with_slope
+from rlstab.core.loss import with_slope
 from rlstab.core.stats import Pool, total
 from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import batch_of, random_rows

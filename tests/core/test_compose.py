@@ -109,7 +109,7 @@ def replace_name(cls, name):
 
 def test_composition_declares_what_its_members_do():
     objective = compose(LpReg(min_p=0.05), EntropyBonus(), S2TMask(), SequenceMean(), Scale(lr=0.5, reads="mine"))
-    assert objective.needs == {"max_logprobs", "entropies", "mine"}
+    assert objective.needs == {"logprobs", "max_logprobs", "entropies", "mine"}
     assert objective.live_needs == {"log_kept_mass", "entropies"}
     assert objective.writes == {"penalties", "keep", "aggregate", "weight", "bonus", "lr_scale"}
     assert objective.signal_options == {"min_p": 0.05}
@@ -266,8 +266,8 @@ def test_masks_meet_and_exemptions_join():
     drop, forking = (merged(one).keep for one in (DropPunished(), SMALL))
     assert torch.equal(merged(DropPunished(), SMALL).keep, drop & forking)
     some = LpReg(share=0.4, form="code")
-    assert merged(some, Exempt()).exempt.all()
-    assert not merged(some).exempt.all()
+    assert merged(some, Exempt()).unclipped.all()
+    assert not merged(some).unclipped.all()
 
 
 def test_missing_signal_is_named_before_anything_is_measured():

@@ -104,5 +104,5 @@ def test_a_gate_that_reads_is_seen():
     values = torch.ones(3)
     waits = Waits()
     with waits():
-        assert Gate(lambda ratio, held: ratio * float(ratio.sum())).fn(values, None) is not None
+        assert Gate(lambda ratio, constants: ratio * float(ratio.sum())).fn(values, None) is not None
     assert sum(waits.seen[""].values()) == 1

@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 from rlstab import S2TMask
-from rlstab.core.docstring import docstring, summary
+from rlstab.core.metadata import docstring, summary
 
 SAID = "Drop rewarded tokens that were sampled with tiny probability where the policy was otherwise sure."
 
@@ -29,19 +29,15 @@ def test_without_docstrings_the_source_has_it_and_without_a_source_nothing():
     program = (
         "import inspect\n"
         "from rlstab import S2TMask\n"
-        "from rlstab.core.docstring import docstring, summary\n"
-        "from rlstab.explain.card_sections import CardError, card\n"
+        "from rlstab.core.metadata import docstring, summary\n"
+        "from rlstab.explain.card import card\n"
         "def tell():\n"
-        "    print(S2TMask.__doc__.startswith('S2TMask('), summary(S2TMask), 'Source:' in docstring(S2TMask))\n"
-        "    try: print(len(card(S2TMask).sections))\n"
-        "    except CardError as error: print(error)\n"
+        "    print(S2TMask.__doc__ is None, summary(S2TMask), 'Source:' in docstring(S2TMask))\n"
+        "    print(len(card(S2TMask).sections))\n"
         "def gone(cls): raise OSError\n"
         "tell()\n"
         "inspect.getsource = gone\n"
         "tell()\n"
     )
     ran = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout == (
-        f"True {SAID} True\n11\nTrue  False\n"
-        "S2TMask: there is no docstring to make a card of. Write one, or run Python without -OO.\n"
-    )
+    assert ran.stdout == (f"True {SAID} True\n11\nTrue  False\n0\n")

@@ -12,8 +12,8 @@ from rlstab import ClipHigher, SequenceMean, compose, make_plan, within
 from rlstab.core.comm import LocalComm
 from rlstab.core.stats import Grouped, Mean, Pool, Settled, Threshold, merge, settle
 from rlstab.errors import MethodError, MissingSignal
-from rlstab.testing import Processes, check_objective
-from rlstab.testing.outcome import joined, run_ranks, run_whole
+from rlstab.testing import check_objective
+from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
 from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
 from tests.core.methods import DropPunished, Noise
@@ -29,7 +29,7 @@ METHODS = [CovarianceThreshold(), PassRate(), CentredGate()]
     ids=lambda one: one.name,
 )
 def test_they_obey_every_law(objective):
-    report = check_objective(objective, examples=6, shrink=False)
+    report = check_objective(objective, examples=6)
     assert report.ok, str(report)
     silent = {one.law for one in report.results if one.outcome == "silent"}
     assert silent <= {"replication", "limits", "live ratio", "oracle"}
@@ -73,17 +73,6 @@ def test_a_group_that_lies_on_several_ranks_is_one_group(ranks):
     plain = run_whole(compose(), step).gradients["logprobs"]
     torch.testing.assert_close(whole.gradients["logprobs"], (2 - rates) * plain, rtol=1e-14, atol=0)
     torch.testing.assert_close(cut.gradients["logprobs"], whole.gradients["logprobs"], rtol=1e-14, atol=0)
-
-
-def test_groups_and_the_second_round_are_those_of_the_step_over_real_processes():
-    """Keys and both rounds through gloo, ranks without a part among them."""
-    objective = compose(PassRate(), CovarianceThreshold(), CentredGate(), ClipHigher())
-    with Processes(2) as two:
-        report = check_objective(objective, examples=4, shrink=False, processes=two)
-        (split,) = [one for one in report.results if one.law == "split"]
-        assert split.outcome == "passed", str(report)
-        assert (two.counted, two.steps) == (2, 8)
-        assert two.empty_ranks > 0
 
 
 # -- the summary itself ------------------------------------------------------------------------------------------------

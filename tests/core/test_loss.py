@@ -47,7 +47,7 @@ def test_nothing_kept_is_zero_with_zero_gradient_and_says_so(aggregate):
     assert out.loss.requires_grad
     assert not slopes["logp"].any()
     assert out.metrics()["tokens/kept"] == 0.0
-    assert make_plan(compose(DropPunished()), [batch]).silent
+    assert make_plan(compose(DropPunished()), [batch]).has_no_gradient
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
@@ -58,14 +58,14 @@ def test_penalties_hold_whatever_the_masks_drop(aggregate):
     assert masked[0].loss.item() == pytest.approx(expected[0].loss.item(), rel=REORDERED)
     for field, slopes in expected[1].items():
         assert torch.equal(masked[1][field], slopes)
-    assert not make_plan(compose(*penalties, DropPunished()), [masked[2]]).silent
+    assert not make_plan(compose(*penalties, DropPunished()), [masked[2]]).has_no_gradient
 
 
 def test_a_plan_is_silent_where_nothing_has_a_gradient():
     batch = batch_of([[token(A=0.0)], [token(A=0.0)]])
 
     def silent(*methods):
-        return make_plan(compose(*methods), [batch]).silent
+        return make_plan(compose(*methods), [batch]).has_no_gradient
 
     assert silent()
     assert silent(KLPenalty(coefficient=0.0), LpReg())
@@ -244,7 +244,7 @@ def test_gradients_live_only_in_the_outputs():
     batch = batch_of(ROWS)
     policy, _ = live_of(batch, ROWS)
     methods = [method for chosen in DIFFERENTIABLE.values() for method in chosen if method.name != "clip_higher"]
-    methods = [one for one in methods if not one.writes & {"bounds", "aggregate", "surrogate", "exempt"}]
+    methods = [one for one in methods if not one.writes & {"bounds", "aggregate", "surrogate", "unclipped"}]
     out = make_plan(compose(*methods), [batch]).loss(batch, policy)
     assert not any(one.total.requires_grad for one in out.report.values())
 

@@ -2,14 +2,13 @@
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
 
-from rlstab import ClipHigher, Gate, Pull, S2TMask, Terms, TokenObjective, compose, make_plan, observe, within
+from rlstab import ClipHigher, Gate, S2TMask, Surrogate, Terms, TokenObjective, compose, make_plan, observe, within
 from rlstab.core.loss import token_log_ratio
+from rlstab.core.metadata import About
 from rlstab.errors import Conflict, FitWarning
 from rlstab.testing import check_objective
 from tests.core.methods import Exempt, Noise
@@ -19,41 +18,42 @@ from tests.core.steps import batch_of, gradients, live_of, random_rows, run_part
 ROWS = random_rows(5, [6, 9, 0, 12, 7, 1])
 
 
-@dataclass(frozen=True)
 class Capped(TokenObjective):
     """The ratio, at most ``cap``; 0 below ``floor``."""
 
-    name: ClassVar[str] = "capped"
-    writes = frozenset({"pull"})
+    name = "capped"
+    writes = {"surrogate"}
     cap: float = 1.1
     floor: float = 0.0
 
     def terms(self, batch, stat, state):
-        return Terms(pull=Pull(lambda ratio, held: torch.where(ratio < self.floor, 0.0, ratio.clamp(max=self.cap))))
+        return Terms(
+            surrogate=Surrogate(
+                lambda ratio, constants: torch.where(ratio < self.floor, 0.0, ratio.clamp(max=self.cap))
+            )
+        )
 
 
-@dataclass(frozen=True)
 class MeanOfSequence(TokenObjective):
     """The mean ratio of the tokens of the sequence."""
 
-    name: ClassVar[str] = "mean_of_sequence"
-    writes = frozenset({"pull"})
+    name = "mean_of_sequence"
+    writes = {"surrogate"}
 
     def terms(self, batch, stat, state):
-        def pull(ratio, held):
-            live = token_log_ratio(held.anchor, held.anchor, batch).exp()
+        def pull(ratio, constants):
+            live = token_log_ratio(constants.anchor, constants.anchor, batch).exp()
             return batch.spread(batch.sequence_mean(live))
 
-        return Terms(pull=Pull(pull, whole_sequences=True))
+        return Terms(surrogate=Surrogate(pull, whole_sequences=True))
 
 
-@dataclass(frozen=True)
 class Halving(TokenObjective):
-    name: ClassVar[str] = "halving"
-    writes = frozenset({"gates"})
+    name = "halving"
+    writes = {"gates"}
 
     def terms(self, batch, stat, state):
-        return Terms(gates={"": Gate(lambda ratio, held: torch.full_like(ratio, 0.5))})
+        return Terms(gates={"": Gate(lambda ratio, constants: torch.full_like(ratio, 0.5))})
 
 
 def run(objective, rows=ROWS):
@@ -70,7 +70,7 @@ def test_a_token_pulls_with_it_in_place_of_the_ratio():
     assert slopes.tolist() == pytest.approx([0.0, -1 / 6, -1.1 / 6, 0.0, 2 / 6, 2.2 / 6], rel=1e-15)
     assert out.loss.item() == pytest.approx(float(slopes.sum()), rel=1e-15)
     metrics = out.metrics()
-    assert metrics["ratio/pull"] == pytest.approx(2.1 / 3)
+    assert metrics["ratio/surrogate"] == pytest.approx(2.1 / 3)
     assert metrics["ratio/stopped"] == pytest.approx(1 / 3)
 
 
@@ -89,7 +89,7 @@ def test_gates_and_weights_multiply_it_and_exempt_tokens_pull_with_their_ratio()
 
 @pytest.mark.parametrize("method", [Capped(), MeanOfSequence(), Capped(cap=1.05, floor=0.9)], ids=repr)
 def test_pulls_obey_every_law(method):
-    report = check_objective(compose(method, S2TMask(max_prob=0.05)), examples=5, shrink=False)
+    report = check_objective(compose(method, S2TMask(max_prob=0.05)), examples=5)
     assert report.ok, str(report)
 
 
@@ -105,7 +105,7 @@ def test_one_of_whole_sequences_reads_the_live_rows_of_the_sequence():
 def test_its_metrics_are_those_of_the_step_whatever_the_parts():
     whole = run_parts(compose(Capped(floor=0.9)), ROWS, [[0, 1, 2, 3, 4, 5]])[1]
     cut = run_parts(compose(Capped(floor=0.9)), ROWS, [[4, 0], [], [1, 2, 5], [3]])[1]
-    for name in ("ratio/pull", "ratio/stopped"):
+    for name in ("ratio/surrogate", "ratio/stopped"):
         assert cut[name].value == pytest.approx(whole[name].value, rel=1e-13)
         assert cut[name].count == whole[name].count > 0
 
@@ -115,14 +115,14 @@ def test_observed_it_is_a_gate_that_does_not_act():
     plain, expected, _ = run(compose())
     assert torch.equal(out.loss, plain.loss)
     assert torch.equal(slopes, expected)
-    assert 0 < out.metrics()["observe_capped/pull/stopped"] < 1
+    assert 0 < out.metrics()["observe_capped/surrogate/stopped"] < 1
 
 
 # -- with what it cannot be composed -----------------------------------------------------------------------------------
 
 
 def test_two_pulls_and_a_pull_beside_bounds_are_refused():
-    with says(Conflict, "'capped' and 'mean_of_sequence' both define the pull; a composition has exactly one...."):
+    with says(Conflict, "'capped' and 'mean_of_sequence' both define the surrogate; a composition has exactly one...."):
         compose(Capped(), MeanOfSequence())
     with says(
         Conflict,
@@ -130,18 +130,19 @@ def test_two_pulls_and_a_pull_beside_bounds_are_refused():
         "and a trust region bounds the ratio.\n  Remove one of them.",
     ):
         compose(ClipHigher(), Capped())
-    with says(Conflict, "within('s2t', 'capped'): the inner method defines the pull, which belongs to all tokens...."):
+    with says(Conflict, "within('s2t', 'capped'): the inner method defines the surrogate, which belongs to..."):
         within(S2TMask(), Capped())
     compose(Capped(), observe(ClipHigher()))  # what is only observed bounds nothing
 
 
-@dataclass(frozen=True)
 class Particular(TokenObjective):
     """Excludes a field where a setting says so, and expects another one."""
 
-    name: ClassVar[str] = "particular"
-    writes = frozenset({"weight"})
-    expects: ClassVar = {"aggregate": "it divides by lengths.", "s2t": "it was published on top of it."}
+    name = "particular"
+    writes = {"weight"}
+    about = About(
+        expects={"aggregate": "it divides by lengths.", "s2t": "it was published on top of it."},
+    )
     strict: bool = True
 
     @property

@@ -1,5 +1,5 @@
 from rlstab import STARE, ClipHigher, KLPenalty, S2TMask, TopEntropyMask, compose, within
-from rlstab.core.walk import walk
+from rlstab.core.compose import walk
 
 
 def places(objective):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.troubleshooting import DEFINITIONS
 from rlstab.diagnose.causes import CAUSES, TOGETHER, first_of
-from rlstab.diagnose.diagnosis import UNSEEN, Diagnosis, diagnose_paths
+from rlstab.diagnose.diagnosis import Diagnosis, diagnose_paths
 from rlstab.diagnose.remedies import remedies
-from rlstab.diagnose.signs import DEFINITIONS, READS, SIGNS, TITLES, Sign
+from rlstab.diagnose.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, rows, trainer_state, verl_lines, wandb_history
 
 #: The rollout in which each of them began to go wrong, and how late it may be named. Read off the metrics.
@@ -91,6 +93,41 @@ def test_what_follows_is_listed_after_it() -> None:
     assert steps[0] == min(steps)
 
 
+def trl_run(name: str, every: int = 1) -> list[dict[str, float]]:
+    """Lines of TRL 1.16 on the countdown model, at lr 2e-4 or 50 times that; ``every`` as ``logging_steps``."""
+    lines = json.loads((DATA / "trl_1_16_lr" / f"{name}.json").read_text(encoding="utf-8"))["log_history"]
+    told = []
+    for start in range(0, len(lines) - every + 1, every):
+        some = lines[start : start + every]
+        means = {key: sum(line[key] for line in some) / every for key in some[-1]}
+        told.append(means | {key: some[-1][key] for key in ("step", "grad_norm", "learning_rate")})  # as transformers
+    return told
+
+
+def diagnosed(lines: list[dict[str, float]], folder: Path) -> Diagnosis:
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": lines}), encoding="utf-8")
+    return one(path)
+
+
+def test_a_learning_rate_that_is_too_high_comes_before_the_answers_it_cuts_off(tmp_path: Path) -> None:
+    for every in (1, 2, 5, 10):  # in a line for several steps, the first is already broken
+        found = diagnosed(trl_run("too_high", every), tmp_path)
+        assert found.first is not None
+        assert found.first.cause == "learning_rate", every
+        assert "truncation" in {sign.name for sign in found.first.later}
+        assert diagnosed(trl_run("healthy", every), tmp_path).told() == "nothing found"
+
+
+def test_steps_that_train_nothing_are_remarked(tmp_path: Path) -> None:
+    lines = trl_run("healthy")
+    assert diagnosed(lines, tmp_path).remarks == ()
+    for line in lines[3:33]:
+        line |= {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
+    (remark,) = diagnosed(lines, tmp_path).remarks
+    assert "30 of 48 lines" in remark
+
+
 def sign(name: str, step: int | None, share: float | None = None) -> Sign:
     return Sign(name, step is not None, step, "", share)
 
@@ -125,7 +162,6 @@ def test_cut_off_answers_explain_a_reward_that_falls_with_them_and_no_other() ->
 
 
 def test_every_sign_is_described_and_every_cause_has_a_remedy() -> None:
-    for table in (CAUSES, TITLES, READS, DEFINITIONS, UNSEEN):
-        assert table.keys() == SIGNS.keys()
+    assert CAUSES.keys() == DEFINITIONS.keys() == SIGNS.keys()
     assert set(CAUSES.values()) == remedies().keys()
     assert set(BROKEN) <= remedies().keys()

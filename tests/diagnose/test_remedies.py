@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks import evidence as made
 from benchmarks.diagnose import RUNS
+from benchmarks.troubleshooting import page
 from rlstab.config import RunConfig
-from rlstab.diagnose import evidence, remedies
-from rlstab.diagnose.troubleshooting import page
-from rlstab.report.numbers import MINUS
+from rlstab.diagnose import remedies
+from rlstab.report.formatting import MINUS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 from tests.test_docs import keys
@@ -40,11 +40,11 @@ def test_methods_stages_and_settings_exist() -> None:
 def test_every_comparison_that_is_named_has_its_figures() -> None:
     for cause, data in remedies.table().items():
         for comparison in data["evidence"]:
-            found = {(one.method, one.outcome) for one in evidence.figures()[evidence.key(comparison)]}
+            found = {(one.method, one.outcome) for one in remedies.figures()[remedies.key(comparison)]}
             wanted = {(method, outcome) for method in comparison["methods"] for outcome in comparison["outcomes"]}
             assert wanted <= found, cause
             assert (ROOT / "examples" / f"bench_{comparison['file']}.yaml").is_file()
-            for one in evidence.figures()[evidence.key(comparison)]:
+            for one in remedies.figures()[remedies.key(comparison)]:
                 text = (ROOT / one.page).read_text(encoding="utf-8")
                 where = one.bench if one.setting == "default" else f"{one.bench}, {one.setting}"
                 assert f"\n## {where}\n" in text
@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_results(told: tuple[str, str]) -> None:
     (comparison,) = remedies.table()["truncation"]["evidence"]
     again = {(one.method, one.outcome): one for one in made.figures(comparison)}[method, outcome]
     (kept,) = [
-        one for one in evidence.figures()[evidence.key(comparison)] if (one.method, one.outcome) == (method, outcome)
+        one for one in remedies.figures()[remedies.key(comparison)] if (one.method, one.outcome) == (method, outcome)
     ]
     assert dataclasses.replace(again, difference=0, low=0, high=0) == dataclasses.replace(
         kept, difference=0, low=0, high=0
@@ -68,11 +68,11 @@ def test_figures_are_those_of_the_results(told: tuple[str, str]) -> None:
 
 @pytest.mark.slow
 def test_every_figure_is_that_of_the_results() -> None:
-    assert json.loads(made.text()) == json.loads(evidence.FILE.read_text(encoding="utf-8"))
+    assert json.loads(made.text()) == json.loads(remedies.EVIDENCE.read_text(encoding="utf-8"))
 
 
 def test_a_figure_is_told_by_its_verdict() -> None:
-    figure = evidence.Figure(
+    figure = remedies.Figure(
         "b", "default", "m", "base", "eval/mean", "", 3, -0.046, -0.076, -0.016, "lower", "chain", "c", "p"
     )
     assert figure.told == "eval/mean lower by 0.046 [0.016, 0.076]"

@@ -16,4 +16,4 @@ def decide(tokens, memory, *, room, room_high_entropy, share, cap):
                 found.append(0.0 if ratio < 1 - e else min(ratio, cap))
         return found
 
-    return {"pull": pull}, memory
+    return {"surrogate": pull}, memory

@@ -14,4 +14,4 @@ def decide(tokens, memory, *, low, high, pull_low, pull_high, dual_clip):
             found.append(value)
         return found
 
-    return {"pull": pull}, memory
+    return {"surrogate": pull}, memory

@@ -4,4 +4,4 @@ def decide(tokens, memory, *, cap, floor):
     def pull(tokens, ratios, keep, advantages):
         return [max(min(ratio, cap), floor or 0.0) for ratio in ratios]
 
-    return {"pull": pull}, memory
+    return {"surrogate": pull}, memory

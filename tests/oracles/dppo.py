@@ -17,7 +17,7 @@ def decide(tokens, memory, *, divergence, high, low, cap, anchor):
             found.append(0.0 if stopped else min(math.exp(min(max(live - other, -20.0), 20.0)), cap))
         return found
 
-    return {"pull": pull}, memory
+    return {"surrogate": pull}, memory
 
 
 def total_variation(q, p):

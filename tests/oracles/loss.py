@@ -14,7 +14,7 @@ def total(tokens, decisions, live_ratio=False):
     n = len(tokens)
     keep = [all(one["keep"][i] for one in decisions if "keep" in one) for i in range(n)]
     weight = [math.prod(one["weight"][i] for one in decisions if "weight" in one) for i in range(n)]
-    exempt = [any(one["exempt"][i] for one in decisions if "exempt" in one) for i in range(n)]
+    exempt = [any(one["unclipped"][i] for one in decisions if "unclipped" in one) for i in range(n)]
     advantages = [
         token["A"] + sum(one["bonus"][i] for one in decisions if "bonus" in one) for i, token in enumerate(tokens)
     ]
@@ -27,8 +27,8 @@ def total(tokens, decisions, live_ratio=False):
     for one in decisions:
         if "gate" in one:
             factors = [f * g for f, g in zip(factors, one["gate"](tokens, ratios, keep, advantages), strict=True)]
-        if "pull" in one:
-            pulls = one["pull"](tokens, ratios, keep, advantages)
+        if "surrogate" in one:
+            pulls = one["surrogate"](tokens, ratios, keep, advantages)
             factors = [f * p / r for f, p, r in zip(factors, pulls, ratios, strict=True)]
 
     out = Outcome([], [{"logp": [], "live_H": [], "live_mass": []} for _ in tokens])

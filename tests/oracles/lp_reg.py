@@ -32,7 +32,7 @@ def decide(tokens, memory, *, share, min_p, coefficient, form, ratio_cap):
     decision = {"penalties": [{"coefficient": coefficient, "where": where, "value": value, "slope": slope}]}
     decision["chosen"] = chosen
     if form == "code":
-        decision["exempt"] = chosen
+        decision["unclipped"] = chosen
     if ratio_cap is not None:  # clip(r, 0, U) A; the code has no cap for A < 0
         decision["bounds"] = (1.0, ratio_cap - 1, ratio_cap if form == "paper" else None)
     return decision, memory

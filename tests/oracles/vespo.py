@@ -19,7 +19,7 @@ def decide(tokens, memory, *, positive_power, positive_decay, negative_power, ne
             found.append(weight**k * math.exp(lam * (1 - weight)))
         return found
 
-    return {"pull": pull}, memory
+    return {"surrogate": pull}, memory
 
 
 def clamped(gap):

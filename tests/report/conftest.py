@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlstab.report.bins import highest
-from rlstab.report.model import RunRecord
+from rlstab.report.runs import RunRecord, highest
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.28, "dual_clip": None}
 S2T = {"name": "s2t", "max_prob": 0.002, "quantile": 0.75, "population": "candidates"}

@@ -1,57 +1,88 @@
-from pathlib import Path
+"""What a comparison says: outcomes, tables, detectors, sweeps, idle methods, overlaps; in sentences and as Markdown."""
 
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
 from rlstab.errors import ReportError
-from rlstab.report.comparison import compare
-from rlstab.report.records import load_runs
-from tests.report.conftest import place_run, write_bench, write_run
+from rlstab.report import collapse
+from rlstab.report.activity import between_runs, idle_methods, idle_parts, jaccard, overlaps_of, within_runs
+from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES, collapsed, detect, sweeps_of, swept_key
+from rlstab.report.comparison import chosen_outcomes, compare, known_outcomes, outcome_of
+from rlstab.report.findings import findings
+from rlstab.report.formatting import MINUS, decimals, estimate, places, setting
+from rlstab.report.load import load_runs
+from rlstab.report.markdown import markdown
+from rlstab.report.results_file import export_results
+from rlstab.report.runs import Loaded, RunRecord
+from tests.report.conftest import CLIP, S2T, STARE, TOP, config, curves, place_run, record, write_bench, write_run
+
+VALUES = {"reward/mean": [0.1] * 20 + [0.5] * 10 + [0.2] * 5}
+END = [{"rollout": 0, "eval/mean": 0.1}, {"rollout": 35, "eval/mean": 0.3, "eval/pass@4": 0.6, "eval/pass@16": 0.9}]
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_base_comes_first_and_is_compared_with_nobody(bench: Path) -> None:
-    [table] = compare(load_runs(bench)).tables
-    assert (table.bench, table.setting, table.baseline) == ("entropy", "default", "grpo")
-    assert table.methods == ["grpo", "20_entropy", "s2t", "stare"]
-    assert table.title == "entropy"
-    assert table.cells["grpo", "eval/mean"].paired is None
-    assert table.notes == []
+def test_outcomes_of_known_answers() -> None:
+    run = record(VALUES, evaluations=END)
+    assert outcome_of(run, "eval/mean") == 0.3
+    assert outcome_of(run, "reward/area") == pytest.approx((2.0 + 5.0 + 1.0) / 35)
+    assert (outcome_of(run, "reward/best"), outcome_of(run, "reward/last")) == (0.5, 0.2)
+    assert outcome_of(run, "tokens/kept") is None
+    # the last tenth of 107 rollouts begins at 98: the bins that end at 100 and 107, weighed by their rollouts
+    tenth = record({"reward/mean": np.repeat([0.0, 1.0, 2.0], [90, 10, 7]).tolist()})
+    assert outcome_of(tenth, "reward/last") == pytest.approx((10 * 1.0 + 7 * 2.0) / 17)
+    for status in ("unfinished", "failed"):
+        assert outcome_of(record(VALUES, evaluations=END, status=status), "eval/mean") is None
+    assert outcome_of(record(VALUES, evaluations=END[:1]), "eval/mean") is None  # not of the end
+
+
+def test_outcomes_are_those_that_some_run_has_or_any_metric() -> None:
+    names = [outcome.name for outcome in known_outcomes([record(VALUES, evaluations=END), record({})])]
+    assert names == ["eval/mean", "eval/pass@4", "eval/pass@16", "reward/area", "reward/best", "reward/last"]
+    run = record({**VALUES, "tokens/kept": [0.0] * 20 + [1.0] * 15}, evaluations=END)
+    chosen = chosen_outcomes([run], ["tokens/kept", "eval/mean", "tokens/kept", "tokens/kept/area"])
+    assert [outcome.name for outcome in chosen] == ["tokens/kept", "eval/mean", "tokens/kept/area"]
+    assert outcome_of(run, "tokens/kept") == pytest.approx(1.0)
+    assert outcome_of(run, "tokens/kept/area") == pytest.approx(15 / 35)
+    with pytest.raises(ReportError, match=r"--metric tokens/keept: .*'tokens/kept'"):
+        chosen_outcomes([run], ["tokens/keept"])
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_made_different_is_found_and_what_was_not_is_not(bench: Path) -> None:
     [table] = compare(load_runs(bench)).tables
+    assert (table.title, table.baseline, table.notes) == ("entropy", "grpo", [])
+    assert table.methods == ["grpo", "20_entropy", "s2t", "stare"]
+    assert table.cells["grpo", "eval/mean"].paired is None
     verdicts = {name: table.cells[name, "eval/entropy"].paired.verdict for name in table.methods[1:]}
     assert verdicts == {"20_entropy": "higher", "s2t": "identical", "stare": "higher"}
     assert table.cells["20_entropy", "reward/area"].paired.verdict == "lower"
-    assert table.collapses["grpo"].runs == 4
-    assert table.collapses["grpo"].collapsed == 0
+    assert (table.collapses["grpo"].runs, table.collapses["grpo"].collapsed) == (4, 0)
 
 
-def test_idle_methods_are_called_out(bench: Path) -> None:
-    texts = {(one.method, one.text) for one in compare(load_runs(bench)).idle}
-    assert ("s2t", "clip_higher never acted: on-policy, the ratio is 1") in texts
-    assert ("stare", "stare never acted: its gate never opened, the mean entropy stayed at or above 0.3 nats") in texts
-    assert not any("s2t never" in text for _, text in texts)
-
-
-def test_another_baseline(bench: Path) -> None:
-    [table] = compare(load_runs(bench), baseline="stare").tables
-    assert table.methods[0] == table.baseline == "stare"
-    with pytest.raises(ReportError, match=r"--baseline star: no run has this method\. Did you mean 'stare'"):
-        compare(load_runs(bench), baseline="star")
-
-
-def test_a_baseline_that_one_bench_lacks_compares_nothing_there(bench: Path, sweep: Path) -> None:
+def test_the_baseline_is_asked_for_or_that_of_the_bench(bench: Path, sweep: Path, tmp_path: Path) -> None:
     tables = compare(load_runs(bench, sweep), baseline="stare").tables
     assert [table.baseline for table in tables] == ["stare", None, None, None]
+    assert tables[0].methods[0] == "stare"
     assert tables[1].cells["s2t", "eval/mean"].paired is None
-    assert "has no run of stare, so nothing is compared there" in tables[1].notes[0]
-
-
-def test_the_base_of_a_bench_may_be_missing(tmp_path: Path) -> None:
+    assert "has no run of stare" in tables[1].notes[0]
+    with pytest.raises(ReportError, match=r"--baseline star: .*'stare'"):
+        compare(load_runs(bench), baseline="star")
     write_bench(tmp_path / "b", baseline="dapo")
     [table] = compare(load_runs(tmp_path / "b")).tables
     assert table.baseline == "grpo"
-    assert "its baseline dapo has no run; grpo is used instead" in table.notes[0]
+    assert "its baseline dapo has no run" in table.notes[0]
 
 
 def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:
@@ -65,22 +96,447 @@ def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:
     assert table.cells["stare", "eval/mean"].paired.seeds == (0, 1, 2, 3)
     assert table.cells["stare", "reward/area"].paired.unpaired == (8,)
     assert sorted(table.cells["s2t", "eval/mean"].values) == [0, 1, 2, 3]
-    notes = "\n".join(comparison.notes)
-    assert "leave out s2t seed 9 (unfinished)" in notes
-    assert "eval/mean, eval/pass@4, eval/greedy, eval/entropy are missing in stare seed 8" in notes
-    assert "only one of method and grpo finished these seeds: stare 8." in notes
     assert table.collapses["s2t"].runs == 5
+    notes = "\n".join(comparison.notes)
+    for part in ("leave out s2t seed 9 (unfinished)", "are missing in stare seed 8", "finished these seeds: stare 8."):
+        assert part in notes
 
 
-def test_plain_runs_compare_too(tmp_path: Path) -> None:
-    write_run(tmp_path / "a")
-    write_run(tmp_path / "b", objective=[{"name": "token_mean"}])
-    [table] = compare(load_runs(tmp_path)).tables
-    assert (table.title, table.methods) == ("default", ["clip_higher", "token_mean"])
-    assert table.cells["token_mean", "eval/mean"].paired.verdict == "identical"
+# -- detectors ---------------------------------------------------------------------------------------------------------
+
+LENGTH = 100
+FLAT = [0.3] * LENGTH
 
 
-def test_swept_settings_stand_in_the_order_of_their_values(tmp_path: Path) -> None:
-    settings = {"lr_1.5e-4": 1.5e-4, "lr_1e-4": 1e-4, "lr_5e-5": 5e-5}
-    write_bench(tmp_path / "b", methods={"grpo": {}}, settings=settings, seeds=1)
-    assert [table.setting for table in compare(load_runs(tmp_path)).tables] == ["lr_5e-5", "lr_1e-4", "lr_1.5e-4"]
+def noisy(values: Sequence[float], size: float = 0.03) -> list[float]:
+    return (np.array(values) + size * np.random.default_rng(1).normal(size=len(values))).tolist()
+
+
+def ramp(first: float, last: float, start: int = 0) -> list[float]:
+    """``first`` up to a rollout, then straight to ``last``."""
+    return [first] * start + np.linspace(first, last, LENGTH - start).tolist()
+
+
+def spike(place: int, value: float) -> dict[str, list[float]]:
+    return norms([value if index == place else 0.5 for index in range(LENGTH)])
+
+
+def norms(values: list[float]) -> dict[str, list[float]]:
+    return {"gradient/norm": values, "gradient/largest_norm": values}
+
+
+EQUAL = [*ramp(0.5, 1.0, start=30)[:60], *[0.99] * 40]
+START = [{"rollout": 0, "eval/mean": 0.35}]
+#: A detector, curves, and the first and last rollout at which it may fire; None where it must not.
+CASES: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
+    ("reward_fall", {"reward/mean": noisy([*ramp(0.2, 0.4)[:60], *np.linspace(0.3, 0.05, 40)])}, (70, 90)),
+    ("reward_fall", {"reward/mean": [0.05] * 10 + [0.0] * 90}, (20, 20)),  # died at once
+    ("reward_fall", {"reward/mean": noisy(ramp(0.15, 0.4))}, None),
+    ("reward_fall", {"reward/mean": noisy(FLAT, 0.1)}, None),  # noise has a peak too
+    ("reward_fall", {"reward/mean": [0.0] * LENGTH}, None),  # nothing to fall from
+    # bins jump by as much as the last one is low
+    ("reward_fall", {"reward/mean": [*([0.1, 0.9] * 5 + [0.1] * 10) * 4, *[0.2] * 20]}, None),
+    # 0.25 x the mean of the first ten, 0.383, is passed on the way to 0.02 about rollout 80
+    ("entropy_floor", {"tokens/entropy": ramp(0.4, 0.02)}, (90, 90)),
+    ("entropy_floor", {"tokens/entropy": ramp(0.4, 0.15)}, None),
+    ("entropy_floor", {"tokens/entropy": [0.015] * LENGTH}, (10, 10)),
+    ("entropy_blow_up", {"tokens/entropy": ramp(0.4, 1.0, start=50)}, (60, 80)),
+    ("entropy_blow_up", {"tokens/entropy": ramp(0.4, 0.5)}, None),
+    ("gradient_spikes", spike(44, 31.5), (50, 50)),
+    ("gradient_spikes", norms(ramp(0.5, 2.5)), None),
+    ("gradient_spikes", norms([0.5] * 30 + [0.001] * 70), None),  # ordinary norms before the gradient vanished
+    ("zero_std_groups", {"reward/zero_std_groups": EQUAL, "reward/mean": ramp(0.2, 0.0)}, (70, 70)),
+    ("zero_std_groups", {"reward/zero_std_groups": EQUAL, "reward/mean": ramp(0.2, 0.99, start=10)}, None),  # solved
+    ("zero_std_groups", {"reward/zero_std_groups": FLAT, "reward/mean": FLAT}, None),
+    ("truncation", {"response/ended": ramp(1.0, 0.6, start=40)}, (60, 80)),
+    ("truncation", {"response/ended": [0.7] * LENGTH}, None),  # so from the start
+    ("refused_steps", {"optimizer_steps/refused": [2.0 * (place == 33) for place in range(LENGTH)]}, (40, 40)),
+    ("refused_steps", {"reward/mean": FLAT}, None),
+    ("below_start", {"reward/mean": ramp(0.3, 0.2)}, (20, 20)),
+    ("below_start", {"reward/mean": FLAT}, None),
+    # an evaluation has no flaky grader, so what it is compared with has none either
+    ("below_start", {"reward/mean": ramp(0.15, 0.2), "reward/true": ramp(0.3, 0.4), "evaluations": START}, None),
+    ("below_start", {"reward/mean": FLAT, "evaluations": START}, (10, 10)),
+]
+
+
+def test_detectors_fire_where_their_definition_holds_and_nowhere_else() -> None:
+    assert DEFINITIONS.keys() == DETECTORS.keys() == TITLES.keys() == {name for name, *_ in CASES}
+    for name, values, when in CASES:
+        run = record({key: curve for key, curve in values.items() if key != "evaluations"})
+        run = dataclasses.replace(run, evaluations=values.get("evaluations", []))
+        detection = DETECTORS[name](run)
+        assert detection.fired is (when is not None), (name, detection)
+        assert detection.rollout is None if when is None else when[0] <= detection.rollout <= when[1], (name, detection)
+    assert collapse.gradient_spikes(record(spike(44, 31.5))).value == pytest.approx(63)
+
+
+def test_short_runs_and_missing_metrics_are_not_judged() -> None:
+    short = record({name: [0.1] * 20 for name in ("reward/mean", "tokens/entropy")})
+    fired = {detection.detector: detection.fired for detection in detect(short)}
+    assert fired == {**dict.fromkeys(DETECTORS, None), "refused_steps": False}
+
+
+def test_a_run_that_failed_over_nan_has_collapsed_and_one_without_memory_has_not() -> None:
+    values = {"reward/mean": noisy(ramp(0.2, 0.4))}
+    assert collapsed(record(values, status="failed", error="rlstab.errors.NonFinite: 20 optimizer steps"))
+    assert not collapsed(record(values, status="failed", error="torch.OutOfMemoryError"))
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_highest_stable_value_and_the_counts(sweep: Path) -> None:
+    [found] = compare(load_runs(sweep)).sweeps
+    assert (found.bench, found.key, found.values) == ("stability", "optimisation.lr", [1e-4, 2e-4, 4e-4])
+    assert found.highest == {"grpo": 1e-4, "s2t": 2e-4}
+    counts = {(point.method, point.value): (point.collapsed, point.runs) for point in found.points}
+    assert (counts["grpo", 2e-4], counts["s2t", 2e-4]) == ((3, 3), (0, 3))
+    # above an unstable value nothing counts as stable, and a run that never began counts in its setting
+    place = {"bench": "stability", "method": "s2t", "status": "failed"}
+    place_run(sweep / "runs/lr_1e-4/s2t/seed-1", setting="lr_1e-4", seed=1, error="OutOfMemoryError", **place)
+    place_run(sweep / "runs/lr_4e-4/s2t/seed-8", setting="lr_4e-4", seed=8, error="NonFinite: refused", **place)
+    [found] = sweeps_of(load_runs(sweep).runs)
+    assert found.highest["s2t"] is None
+    points = [point for point in found.points if point.method == "s2t"]
+    assert (points[0].collapsed, points[0].unknown, points[0].stable) == (0, 1, False)
+    assert [point.runs for point in points] == [3, 3, 4]
+
+
+def test_ending_below_the_start_is_not_stable() -> None:
+    def run(lr: float, last: float) -> RunRecord:
+        values = {"reward/mean": [0.3] * 30 + [last] * 30}
+        return record(values, bench="b", setting=f"lr_{lr}", config=config([CLIP], lr=lr))
+
+    [found] = sweeps_of([run(1e-4, 0.4), run(2e-4, 0.25)])
+    assert found.highest == {"grpo": 1e-4}
+    assert [(point.collapsed, point.below_start) for point in found.points] == [(0, 0), (0, 1)]
+
+
+def test_only_one_number_may_differ() -> None:
+    base, faster = config([CLIP], lr=1e-4), config([CLIP], lr=2e-4)
+    longer, other = config([CLIP], lr=2e-4, rollouts=99), {**base, "task": {"name": "chain"}}
+    for configs, key in (
+        ([base, faster], "optimisation.lr"),
+        *(([base, *more], None) for more in ([longer], [other], [base], [])),
+    ):
+        runs = [record({}, bench="b", setting=f"s{k}", config=one) for k, one in enumerate(configs)]
+        assert swept_key(runs) == key
+
+
+# -- idle methods ------------------------------------------------------------------------------------------------------
+
+N = 30
+ZERO, SOME = [0.0] * N, [0.1] * N
+ONCE = [0.0] * (N - 1) + [1e-4]
+UNCLIPPED = {"ratio/clipped_high": ZERO, "ratio/clipped_low": ZERO}
+ADAPTIVE = {"name": "adaptive_entropy", "target_entropy": 0.2}
+#: A method, what it logged, and words of the reason why it never acted; None where it did, or nobody can tell.
+IDLE: list[tuple[dict[str, Any], dict[str, list[float]], str | None]] = [
+    (CLIP, UNCLIPPED, "on-policy"),
+    (S2T, {"s2t/dropped": ZERO, "s2t/candidates": ZERO}, "below 0.002"),
+    (S2T, {"s2t/dropped": ZERO, "s2t/candidates": SOME}, "no candidate"),
+    (TOP, {"top_entropy/share": [1.0] * N}, "every token counted"),
+    (STARE, {"stare/gate": ZERO}, "above 0.3 nats"),
+    (STARE, {"stare/gate": [1.0] * N, "stare/boosted": ZERO}, "touched no token"),
+    ({"name": "lp_reg"}, {"lp_reg/selected": ZERO}, "touched no token"),
+    ({"name": "kl", "coefficient": 0.0}, {"kl/value": SOME}, "coefficient is 0"),
+    (ADAPTIVE, {"adaptive_entropy/coefficient": ZERO}, "never fell below 0.2 nats"),
+    (ADAPTIVE, {"adaptive_entropy/coefficient": ZERO, "adaptive_entropy/value": SOME}, "price was 0"),
+    (CLIP, {**UNCLIPPED, "ratio/clipped_low": ONCE}, None),
+    (CLIP, {}, None),  # no metric, no claim
+    (S2T, {"s2t/dropped": ONCE}, None),
+    (TOP, {"top_entropy/share": [0.2] * N}, None),
+    (STARE, {"stare/gate": [*ZERO[:20], *[1.0] * 10], "stare/boosted": SOME}, None),
+    ({"name": "kl", "coefficient": 0.1}, {"kl/value": SOME}, None),
+    ({"name": "of_another_package"}, {"of_another_package/level": ZERO}, None),
+]
+
+
+def test_what_never_acted_says_why_and_nothing_else_is_called_idle() -> None:
+    for method, metrics, why in IDLE:
+        parts = idle_parts(record({"reward/mean": SOME, **metrics}, config=config([method])))
+        if why is None:
+            assert parts == [], method
+        else:
+            [(part, reason)] = parts
+            assert part == method["name"]
+            assert why in reason
+    whole = config([CLIP])
+    whole["optimisation"]["epochs"] = 4
+    assert idle_parts(record(UNCLIPPED, config=whole)) == [("clip_higher", "no ratio left its bounds")]
+
+
+def test_methods_inside_within_and_numbered_ones_are_found() -> None:
+    objective = [{"name": "within", "outer": S2T, "inner": [STARE, TOP]}, S2T, S2T]
+    metrics = {
+        "within/outer/dropped": ZERO,
+        "within/outer/candidates": SOME,
+        "within/inner/stare/gate": ZERO,
+        "within/inner/top_entropy/share": [0.2] * N,
+        "s2t_1/dropped": SOME,
+        "s2t_2/dropped": ZERO,
+    }
+    parts = [part for part, _ in idle_parts(record(metrics, config=config(objective)))]
+    assert parts == ["within/outer (s2t)", "within/inner/stare", "s2t_2"]
+
+
+def test_runs_of_a_method_are_told_together() -> None:
+    idle, acting = {"s2t/dropped": ZERO, "s2t/candidates": ZERO}, {"s2t/dropped": SOME}
+    runs = [record(idle if seed < 2 else acting, seed=seed, config=config([S2T])) for seed in range(3)]
+    [found] = idle_methods(runs)
+    assert found.seeds == (0, 1)
+    assert found.text.startswith("s2t never acted in 2 of 3 runs: ")
+
+
+# -- overlap -----------------------------------------------------------------------------------------------------------
+
+
+def trace(rollout: int, sequence: int, methods: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """One response of six tokens."""
+    usual = {"optimizer_step": rollout, "tokens": list("abcdef"), "ids": list(range(6)), "prompt": "p"}
+    return {**usual, "rollout": rollout, "sequence_id": sequence, "methods": methods, **fields}
+
+
+def write_traces(folder: Path, *traces: dict[str, Any]) -> None:
+    (folder / "tokens.jsonl").write_text("".join(json.dumps(line) + "\n" for line in traces))
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Path:
+    methods = {
+        "grpo": {"objective": [CLIP, S2T, STARE]},
+        "s2t": {"objective": [CLIP, S2T]},
+        "none": {"objective": [CLIP]},
+    }
+    return write_bench(tmp_path / "b", methods=methods, seeds=1, baseline="none") / "runs" / "default"
+
+
+def test_jaccard_of_known_sets() -> None:
+    assert jaccard({(1,), (2,), (3,)}, {(2,), (3,), (4,)}) == pytest.approx(0.5)
+    assert (jaccard({(1,)}, {(1,)}), jaccard({(1,)}, {(2,)}), jaccard(set(), set())) == (1.0, 0.0, None)
+    assert (within_runs([]), between_runs([])) == ({}, ({}, 0))
+
+
+def test_overlap_of_the_methods_of_one_composition(traced: Path) -> None:
+    methods = {"s2t": {"dropped": [0, 1]}, "stare": {"boosted": [1], "damped": [3], "weight": [[1, 1.1], [3, 0.9]]}}
+    folder = traced / "grpo/seed-0"
+    lines = [
+        trace(1, 0, methods),
+        trace(5, 0, {**methods, "clip_higher": {}}),
+        trace(5, 1, {"stare": {"boosted": [2]}}),
+    ]
+    write_traces(folder, *lines)
+    [found], notes = overlaps_of(load_runs(traced).runs)
+    assert (notes, found.names, found.touched) == ([], ["s2t", "stare"], [4, 5])
+    # token 1 in two rollouts is shared; seven tokens were touched
+    assert found.matrix == [[1.0, pytest.approx(2 / 7)], [pytest.approx(2 / 7), 1.0]]
+    assert found.compared == "all traced tokens of grpo: 1 run, 2 rollouts; clip_higher touched none of these tokens"
+    write_traces(folder)
+    found, notes = overlaps_of(load_runs(traced).runs)
+    assert (found, len(notes), "cannot be read" in notes[0]) == ([], 1, True)
+
+
+def test_between_methods_only_what_was_sampled_alike_counts(traced: Path) -> None:
+    write_traces(
+        traced / "grpo/seed-0",
+        trace(1, 0, {"s2t": {"dropped": [0, 1]}, "stare": {}}),
+        trace(1, 1, {"s2t": {"dropped": [4]}}),  # sampled otherwise below
+        trace(2, 0, {"s2t": {"dropped": [5]}}),  # not the first rollout
+    )
+    write_traces(
+        traced / "s2t/seed-0",
+        trace(1, 0, {"s2t": {"dropped": [1, 2]}}),
+        trace(1, 1, {"s2t": {"dropped": [4]}}, ids=[9, 1, 2, 3, 4, 5]),
+        trace(2, 0, {"s2t": {"dropped": [5]}}),
+    )
+    found, _ = overlaps_of(load_runs(traced).runs)
+    [between] = [overlap for overlap in found if overlap.compared.startswith("between")]
+    assert (between.names, between.touched) == (["grpo: s2t", "s2t"], [2, 2])
+    assert between.matrix[0][1] == pytest.approx(1 / 3)
+    assert between.compared.startswith("between methods: 1 response of the first rollout")
+    assert between.compared.endswith("; stare touched none of these tokens")
+
+
+# -- sentences ---------------------------------------------------------------------------------------------------------
+
+
+def runs(ends: Mapping[str, Sequence[float]], **fields: object) -> list[RunRecord]:
+    """Runs of thirty rollouts by method, whose held-out mean ends at the given values, one per seed."""
+    return [
+        record(
+            {"reward/mean": [0.5] * 30},
+            method=method,
+            seed=seed,
+            evaluations=[{"rollout": 30, "eval/mean": value}],
+            config=config([{"name": "token_mean"}], rollouts=30),
+            **fields,
+        )
+        for method, values in ends.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def said(some: Sequence[RunRecord]) -> str:
+    return " ".join(findings(compare(Loaded(list(some), [], []), metrics=["eval/mean"])))
+
+
+def test_a_difference_comes_with_its_interval() -> None:
+    ends = {
+        "grpo": [0.20, 0.21, 0.19, 0.20],
+        "better": [0.30, 0.32, 0.29, 0.31],
+        "worse": [0.10, 0.12, 0.09, 0.11],
+        "alike": [0.21, 0.20, 0.20, 0.19],
+        "same": [0.20, 0.21, 0.19, 0.20],
+        "few": [0.9, 0.9],
+    }
+    late = [dataclasses.replace(run, status="unfinished") for run in runs({"late": [0.2, 0.3]})]
+    text = said([*runs(ends), *late])
+    assert "Held-out reward compared with grpo over 2 to 4 seeds: better is higher by 0.105 [0.096, 0.114]" in text
+    # lower by a positive amount, its interval turned with it
+    assert "worse is lower by 0.095 [0.086, 0.104]" in text
+    assert "alike shows no visible difference" in text
+    assert "same gave exactly the values of grpo" in text
+    assert "2 seeds are too few to tell few from grpo" in text
+    assert "late has no finished seed in common with grpo" in text
+    assert "None of the 24 runs collapsed." in text
+
+
+def test_many_settings_tell_only_what_differs() -> None:
+    ends = {"grpo": [0.20, 0.21, 0.19], "alike": [0.21, 0.20, 0.20]}
+    some = [run for name in "abcd" for run in runs(ends, setting=name)]
+    assert "4 comparisons with the baseline in 4 settings: no visible difference in all." in said(some)
+    some += runs({"grpo": [0.2, 0.21, 0.19], "better": [0.30, 0.31, 0.29]}, setting="e")[:-1]
+    assert "5 comparisons with the baseline in 5 settings: no visible difference in 4; too few" in said(some)
+
+
+def test_failures_and_falls_are_counted_apart() -> None:
+    fine, lost = runs({"grpo": [0.2, 0.2, 0.2]}), runs({"other": [0.2]}, status="failed", error="OutOfMemoryError")
+    text = said([*fine, *lost, record({"reward/mean": [0.5] * 20 + [0.0] * 40}, method="fell")])
+    assert "ended the run): 1 of 1 run of fell. Failed: 1 of 1 run of other." in text
+
+
+def test_what_only_its_own_interval_tells_is_neither_found_nor_hidden() -> None:
+    rng = np.random.default_rng(0)
+    baseline = {"grpo": rng.normal(0.3, 0.01, 5).tolist()}
+    ends = {f"other{k}": (np.array(baseline["grpo"]) + 0.001 * rng.normal(size=5)).tolist() for k in range(4)}
+    almost = [value + step for value, step in zip(baseline["grpo"], (0.02, 0.05, 0.03, 0.06, 0.09), strict=True)]
+    text = said(runs({**baseline, **ends, "almost": almost}))
+    assert "no visible difference; before the correction" in text
+    assert "almost is higher by 0.050 [0.016, 0.084]" in text
+
+
+def test_what_no_seed_can_tell_is_not_called_alike(bench: Path) -> None:
+    whole = compare(load_runs(bench))
+    text = " ".join(findings(whole))
+    assert "Held-out entropy is higher for 20_entropy (by " in text
+    assert "clip_higher never acted in 20_entropy, s2t and stare: on-policy, the ratio is 1." in text
+    alone = [run for run in whole.loaded.runs if run.seed == 0]
+    text = " ".join(findings(compare(Loaded(alone, [], []))))
+    assert "s2t gave exactly the values of grpo; one seed is too few to tell 20_entropy and stare from grpo" in text
+    assert "Held-out entropy is the same as that of grpo for s2t." in text
+
+
+def test_two_benches_are_not_mixed(tmp_path: Path) -> None:
+    acts = {"s2t/candidates": [0.01] * 60, "s2t/dropped": [0.001] * 60}
+    falls = {"reward/mean": [0.5] * 30 + [0.0] * 30}
+    idle = {"s2t/candidates": [0.0] * 60, "s2t/dropped": [0.0] * 60}
+    for name, baseline, changes in (("one", "grpo", idle), ("two", "first", {**acts, **falls})):
+        methods = {baseline: {"objective": [CLIP]}, "s2t": {"objective": [CLIP, S2T], "changes": changes}}
+        write_bench(tmp_path / name, name=name, baseline=baseline, seeds=3, methods=methods)
+    text = " ".join(findings(compare(load_runs(tmp_path))))
+    assert "ended the run): 3 of 3 runs of s2t (two)." in text  # not 3 of 6
+    assert "one: s2t never acted: no token" in text
+    assert "two: s2t never acted" not in text
+
+
+def test_a_sweep_names_the_highest_stable_value_and_where_a_method_was_idle(sweep: Path) -> None:
+    acted = {"ratio/clipped_high": (np.array([10]), np.array([0.1]))}
+    moved = [
+        dataclasses.replace(run, metrics={**run.metrics, **({} if run.setting == "lr_1e-4" else acted)})
+        for run in load_runs(sweep).runs
+    ]
+    text = findings(compare(Loaded(moved, [], [])))
+    assert text[0] == "The highest optimisation.lr at which training is stable: 1e-4 for grpo and 2e-4 for s2t."
+    assert "clip_higher never acted in s2t at lr_1e-4: on-policy" in " ".join(text)
+
+
+def test_a_run_alone_says_where_it_went() -> None:
+    evaluations = [{"rollout": place, "eval/mean": 0.1 + place / 100} for place in (0, 10, 20, 30)]
+    text = findings(compare(Loaded([record({"reward/mean": [0.5] * 30}, evaluations=evaluations)], [], [])))
+    assert text[0] == "Held-out reward of grpo went from 0.100 to 0.400 in 30 rollouts (1 run)."
+    assert text[1].startswith("Nothing can be compared in held-out reward")
+
+
+def test_numbers_are_written_as_one_would() -> None:
+    shown = {1.5e-4: "1.5e-4", 2e-4: "2e-4", 0.02: "0.02", 16: "16", 0: "0", 3e7: "3e7"}
+    assert {value: setting(value) for value in shown} == shown
+    assert (places([0.3, 0.25]), places([12.5, 0.1]), places([0.00042])) == (3, 1, 5)
+    assert decimals(-0.1234, 3) == f"{MINUS}0.123"
+    assert decimals(-0.0001, 3, signed=True) == "0.000"  # what rounds to zero has no sign
+    assert decimals(None, 3) == "\u2013"
+    assert estimate(0.5, 0.25, None) == "0.500"
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of every table row, by unescaped bars."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_markdown_has_the_numbers_of_the_comparison(bench: Path, sweep: Path) -> None:
+    comparison = compare(load_runs(bench, sweep))
+    text = markdown(comparison, title="Results", command="rlstab report x")
+    assert text.startswith("# Results\n")
+    assert "```sh\nrlstab report x\n```" in text
+    cell = comparison.tables[0].cells["stare", "eval/entropy"]
+    value, difference, wins = cell.summary, cell.paired.difference, cell.paired.wins
+    assert [
+        *("stare", "4"),
+        # as many decimals as the page, and as the rest of the column
+        f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]",
+        f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]",
+        f"{wins.value:.2f} [{wins.low:.2f}, {wins.high:.2f}]",
+        "higher",
+    ] in [row[1:] for row in rows(text)]
+    assert "- eval/entropy against grpo: higher: 20_entropy, stare; identical: s2t." in text
+    assert ["s2t", "2e-4", "0, 0, 0 of 3", "0, 0, 0 of 3", "3, 3, 0 of 3"] in rows(text)
+    # the command of a bench is what its folder says, and not a block to copy
+    assert "```text\nrlstab bench examples/entropy.yaml\n" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({len(row) for row in rows(block)}) == 1
+
+
+def test_names_and_errors_are_no_markup(bench: Path) -> None:
+    place = {"bench": "entropy", "setting": "default", "method": "x|y`<b>", "seed": 0, "status": "failed"}
+    place_run(bench / "runs/default/z/seed-0", error="boom\n<script>alert(1)</script>\n# [a](b) | \\| *c*", **place)
+    text = markdown(compare(load_runs(bench)))
+    assert not re.search(r"(?<!\\)<", text)
+    assert not any(line.startswith("# [") for line in text.splitlines())
+    assert r"x\|y\`\<b\>" in text
+    assert r"\[a\](b) \| \\\| \*c\*" in text
+
+
+def test_what_a_bench_says_about_itself_stands_before_its_numbers(tmp_path: Path) -> None:
+    write_bench(tmp_path / "b", methods={"grpo": {"done": 30}}, seeds=2)
+    file = tmp_path / "b" / "bench.json"
+    about = "Built on purpose,\nso that it is <true>.\n\nOne task."
+    file.write_text(json.dumps({**json.loads(file.read_text()), "about": about}))
+    loaded = load_runs(tmp_path / "b")
+    for again in (loaded, load_runs(export_results(loaded, tmp_path / "x.jsonl"))):
+        text = markdown(compare(again))
+        first, second, frame, *_ = text.split("## entropy\n\n")[1].split("\n\n")
+        assert [first, second] == [r"Built on purpose, so that it is \<true\>.", "One task."]
+        assert frame.startswith("In all runs:")
+        assert "No run of this setting has finished" in text
+
+
+def test_scores_that_a_grader_lost_have_an_outcome_of_their_own() -> None:
+    run = record({**curves(60, 0), "reward/true": [0.75] * 60}, evaluations=[{"rollout": 60, "eval/mean": 0.2}])
+    comparison = compare(Loaded([run], [], []))
+    names = [outcome.name for outcome in comparison.outcomes]
+    assert names == ["eval/mean", "reward/true/area", "reward/area", "reward/best", "reward/last"]
+    assert comparison.tables[0].cells["grpo", "reward/true/area"].values == {0: 0.75}

@@ -1,29 +1,38 @@
-"""The page: everything is in it, nothing of it runs or asks, and its controls work in a real browser."""
+"""The report: everything is in it, nothing of it runs or asks, its controls work in a browser, no file is lost."""
 
 from __future__ import annotations
 
+import ast
 import base64
 import dataclasses
 import hashlib
 import itertools
 import json
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 from plotly.offline import get_plotlyjs
 
+import rlstab
+from rlstab.cli import main
 from rlstab.errors import ReportError
-from rlstab.report import html as page
+from rlstab.report import figures, page
+from rlstab.report.activity import Overlap
+from rlstab.report.build import make_report
 from rlstab.report.comparison import compare
-from rlstab.report.contents import contents, data
-from rlstab.report.model import LeftOut, Loaded, RunRecord
-from rlstab.report.payload import safe_json
-from rlstab.report.records import load_runs
-from rlstab.report.tables import _Scale
-from tests.report.conftest import config, curves, record, write_run
+from rlstab.report.curves import curve_of, lead_curve, lead_sweep
+from rlstab.report.load import load_runs
+from rlstab.report.page import Scale, contents, data, safe_json
+from rlstab.report.runs import LeftOut, Loaded, RunRecord
+from rlstab.report.samples import LENGTH, MOST, READ, Samples, samples_of
+from tests.report.conftest import config, curves, record, write_bench, write_run
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028<!--"
 
@@ -150,49 +159,6 @@ def test_the_table_says_what_the_comparison_says(bench, written):
     assert cell.paired.verdict == "higher"
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(-0.076, 0.021), (0, 0.031), (-0.04, 0.04), (-0.035, 0.035), (-1, 0.1), (0, 120), (-3e-5, 1e-5)]
-)
-def test_ticks_keep_clear_of_each_other_and_zero_is_not_alone(low, high):
-    ticks = _Scale([0.0, low, high]).ticks()
-    assert "0" in [one["text"] for one in ticks]
-    assert len(ticks) >= 2
-    for one, other in itertools.pairwise(ticks):
-        # half of each label lies to each side; 11 px of a sans serif are about 6 px per character
-        assert other["at"] - one["at"] >= 6 * (len(one["text"]) + len(other["text"])) / 2
-
-
-def test_shares_near_one_are_not_drawn_in_steps():
-    kept = 1 - np.linspace(1.1e-4, 1.9e-4, 60)
-    found = data(compare(Loaded([record({**curves(60, 0), "tokens/kept": kept.tolist()})], [], [])))
-    drawn = found["curves"]["s0"]["m0"]["tokens/kept"]["seeds"][0]
-    assert len(set(drawn)) == 6
-
-
-def test_the_commands_of_benches_and_report_stand_there(bench, tmp_path):
-    written = page.write(compare(load_runs(bench)), tmp_path / "out", "rlstab report 'a b'")
-    text = Parsed(written.read_text(encoding="utf-8")).text
-    assert "bench entropy rlstab bench examples/entropy.yaml copy" in text
-    assert "this report rlstab report 'a b' copy" in text
-
-
-def test_runs_that_have_not_begun_stand_in_the_head(bench):
-    loaded = dataclasses.replace(load_runs(bench), not_begun=3)
-    assert "16 runs (16 finished, 3 not begun)" in contents(compare(loaded))["what"]
-
-
-def test_curves_that_hide_each_other_are_named(bench):
-    # the synthetic s2t is grpo with other metrics of its own
-    assert [one["text"] for one in contents(compare(load_runs(bench)))["same"]] == [
-        "s2t gives exactly the values of grpo, so their curves coincide."
-    ]
-
-
-def test_equal_runs_give_equal_pages(bench, tmp_path):
-    first, second = (page.write(compare(load_runs(bench)), tmp_path / name) for name in ("a", "b"))
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_a_method_keeps_its_look_whatever_else_is_compared():
     runs = [record(curves(60, 0), method=name, seed=0) for name in ("grpo", "s2t", "stare")]
     both = [*runs, *(dataclasses.replace(run, setting="other") for run in runs[1:])]
@@ -228,39 +194,272 @@ def test_a_sweep_has_its_figure_and_its_table(sweep, tmp_path):
     assert [setting["name"] for setting in found.data["settings"]] == ["lr_1e-4", "lr_2e-4", "lr_4e-4"]
 
 
-def test_a_run_alone_has_a_page(tmp_path):
+def test_ticks_keep_clear_of_each_other_and_zero_is_not_alone():
+    for low, high in ((-0.076, 0.021), (0, 0.031), (-0.04, 0.04), (-0.035, 0.035), (-1, 0.1), (0, 120), (-3e-5, 1e-5)):
+        ticks = Scale([0.0, low, high]).ticks()
+        assert "0" in [tick["text"] for tick in ticks]
+        assert len(ticks) >= 2
+        for tick, later in itertools.pairwise(ticks):
+            # half of each label lies to each side; 11 px of a sans serif are about 6 px per character
+            assert later["at"] - tick["at"] >= 6 * (len(tick["text"]) + len(later["text"])) / 2, (low, high)
+
+
+def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch):
+    kept = 1 - np.linspace(1.1e-4, 1.9e-4, 60)
+    drawn = data(compare(Loaded([record({**curves(60, 0), "tokens/kept": kept.tolist()})], [], [])))
+    assert len(set(drawn["curves"]["s0"]["m0"]["tokens/kept"]["seeds"][0])) == 6
+    values = np.random.default_rng(0).random(5003)
+    loaded = Loaded([record({"reward/mean": values}, seed=seed) for seed in range(2)], [], [])
+    drawn = data(compare(loaded))
+    [grid] = drawn["grids"]
+    assert 100 <= len(grid) <= 120
+    assert grid[-1] == 5003
+    # a point is the mean over its bins of ten rollouts
+    assert grid[0] == 50
+    assert drawn["curves"]["s0"]["m0"]["reward/mean"]["seeds"][0][0] == pytest.approx(values[:50].mean(), rel=1e-5)
+    monkeypatch.setattr("rlstab.report.curves.BUDGET", 60)
+    assert len(data(compare(loaded))["grids"][0]) <= 30
+
+
+def test_the_page_says_what_it_is_about(bench):
+    loaded = dataclasses.replace(load_runs(bench), not_begun=3)
+    context = contents(compare(loaded), "rlstab report 'a b'")
+    assert "16 runs (16 finished, 3 not begun)" in context["what"]
+    # the synthetic s2t is grpo with other metrics of its own
+    assert context["same"] == {"s0": "s2t gives exactly the values of grpo, so their curves coincide."}
+    assert context["title"] == "entropy: 20_entropy, s2t and stare against grpo"
+
+
+def test_only_our_own_command_is_there_to_copy(bench, tmp_path):
+    written = page.write(compare(load_runs(bench)), tmp_path / "out", "rlstab report 'a b'")
+    text = Parsed(written.read_text(encoding="utf-8")).text
+    assert "bench entropy rlstab bench examples/entropy.yaml as recorded in its folder" in text
+    assert "this report rlstab report 'a b' copy" in text
+    assert text.count("copy") == 1
+
+
+def test_odd_runs_have_a_page(tmp_path):
     run = record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})
     found = Parsed(page.write(compare(Loaded([run], [], [])), tmp_path).read_text(encoding="utf-8"))
     assert "Nothing can be compared" in found.text
     assert [one["data-metric"] for tag, one in found.elements if "data-metric" in one] == ["reward/mean"]
-
-
-def test_a_failed_run_without_any_record_has_a_page(tmp_path):
     run = record({}, status="failed", error="OutOfMemoryError", config={})
     found = Parsed(page.write(compare(Loaded([run], [], [])), tmp_path).read_text(encoding="utf-8"))
     assert "there is nothing to compare" in found.text
     assert "1 run (1 failed)" in found.text
 
 
-def test_many_long_runs_stay_small(monkeypatch):
-    runs = [record({"reward/mean": np.linspace(0, 1, 5003)}, seed=seed) for seed in range(2)]
-    loaded = Loaded(runs, [], [])
-    whole = data(compare(loaded))
-    (grid,) = whole["grids"]
-    assert len(grid) <= 120
-    assert grid[-1] == 5003
-    monkeypatch.setattr("rlstab.report.payload.BUDGET", 60)
-    assert len(data(compare(loaded))["grids"][0]) <= 30
+def test_the_page_opens_with_the_curve_of_the_main_outcome_or_the_sweep(bench, sweep):
+    assert lead_curve(compare(load_runs(bench))) == "eval/mean"
+    assert (lead_curve(compare(load_runs(sweep))), lead_sweep(compare(load_runs(sweep)))) == (None, 0)
+    assert lead_sweep(compare(load_runs(bench, sweep))) is None
+    assert lead_curve(compare(load_runs(bench), metrics=["reward/best"])) == "reward/mean"
+    comparison = compare(load_runs(bench), metrics=["tokens/entropy/area"])
+    assert curve_of(comparison, "tokens/entropy/area") == "tokens/entropy"
+    # few evaluations show less than the training curve
+    evaluations = [{"rollout": rollout, "eval/mean": 0.5, "eval/entropy": 0.2} for rollout in (0, 60)]
+    some = [record(curves(60, seed), seed=seed, evaluations=evaluations) for seed in range(3)]
+    comparison = compare(Loaded(some, [], []))
+    assert (lead_curve(comparison), curve_of(comparison, "eval/entropy")) == ("reward/mean", "tokens/entropy")
 
 
-def test_a_folder_that_cannot_be_written_says_so(bench, tmp_path):
-    place = tmp_path / "file"
-    place.write_text("")
+def test_what_was_spent_is_an_axis(tmp_path):
+    write_run(tmp_path / "run", rollouts=25, changes={"response/tokens": [100.0] * 25})
+    comparison = compare(load_runs(tmp_path))
+    clock = data(comparison)["clocks"]["s0"]["m0"]["0"]
+    assert clock == {"rollout": [0, 10, 20, 25], "seconds": [0, 2.5, 5, 6.25], "tokens": [0, 1000, 2000, 2500]}
+    assert list(contents(comparison)["spent"]) == ["tokens", "seconds"]
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+def write_samples(folder: Path, rollouts: int, *, text: str = "answer", each: int = 3) -> Samples:
+    """Of a run of which only samples are left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        json.dumps({"rollout": rollout, "prompt": f"p{rollout}", "text": f"{text} {place}", "reward": float(place)})
+        for rollout in range(1, rollouts + 1)
+        for place in range(each)
+    ]
+    (folder / "samples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (found,) = samples_of([record({"reward/mean": [0.5]}, path=str(folder))])
+    return found
+
+
+def test_the_first_and_the_last_rollout_are_shown(tmp_path):
+    found = write_samples(tmp_path / "run", 7)
+    assert {number: len(responses) for number, responses in found.rollouts.items()} == {1: MOST, 7: MOST}
+    last = found.rollouts[7][1]
+    assert (last.prompt, last.text, last.reward) == ("p7", "answer 1", 1.0)
+    # also of a file that is longer than what is read of it
+    found = write_samples(tmp_path / "long", 400, text="x" * 600)
+    assert (tmp_path / "long" / "samples.jsonl").stat().st_size > 2 * READ
+    assert list(found.rollouts) == [1, 400]
+    assert list(write_samples(tmp_path / "other", 200, text="y" * 550).rollouts) == [1, 200]
+    found = write_samples(tmp_path / "cut", 1, text="z" * (LENGTH + 5), each=2)
+    assert found.rollouts[1][0].text == "z" * LENGTH + " … (7 more characters)"
+
+
+def test_damaged_samples_are_passed_over(tmp_path):
+    run = write_samples(tmp_path / "run", 2).run
+    file = tmp_path / "run" / "samples.jsonl"
+    damage = b'{"rollout": "one"}\n[1]\n{"rollout": 1\n\xff\xfe\n' + b"[" * 5000 + b"\n"
+    file.write_bytes(damage + file.read_bytes() + b'{"rollout": 3, "te')
+    assert list(samples_of([run])[0].rollouts) == [1, 2]
+    file.write_bytes(damage)
+    assert samples_of([run]) == []
+
+
+def test_the_tokens_are_a_link_where_their_page_is_and_a_command_elsewhere(tmp_path):
+    found = write_samples(tmp_path / "javascript:a b", 1)
+    assert not found.traced
+    (tmp_path / "javascript:a b" / "view.html").write_text("")
+    assert found.link(tmp_path) is None  # of other tokens, if of any
+    (tmp_path / "javascript:a b" / "tokens.jsonl").write_text("{}\n")
+    (found,) = samples_of([found.run])
+    assert found.link(tmp_path) == "javascript%3Aa%20b/view.html"
+    assert found.link(tmp_path / "report") == "../javascript%3Aa%20b/view.html"
+    assert found.command == f"rlstab view '{found.run.path}'"
+
+
+def test_the_page_shows_samples_as_text(tmp_path):
+    bench = write_bench(tmp_path / "bench", methods={"grpo": {}, "stare": {}}, seeds=1, rollouts=20)
+    for method in ("grpo", "stare"):
+        write_samples(bench / "runs" / "default" / method / "seed-0", 20, text=HOSTILE)
+    (bench / "runs" / "default" / "stare" / "seed-0" / "tokens.jsonl").write_text("")
+    found = Parsed(page.write(compare(load_runs(bench)), tmp_path / "out").read_text(encoding="utf-8"))
+    assert [tag for tag, _ in found.elements].count("script") == 3
+    assert found.text.count("<script>window.hit=1</script>") == 2 * 2 * MOST
+    assert "Rollout 20" in found.text
+    assert f"rlstab view {bench / 'runs/default/stare/seed-0'}" in found.text
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def text_of(path: Path) -> str:
+    return "".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_each_figure_is_a_png_and_an_svg_and_stands_in_the_page(tmp_path):
+    nasty = "a<b>&$x_1$"
+    runs = [record(curves(60, seed), method=name, seed=seed) for name in ("grpo", nasty) for seed in range(3)]
+    for seed, run in enumerate(runs[:3]):
+        run.metrics["s2t/threshold"] = (np.array([10 * seed + 7]), np.array([0.4]))
+    overlap = Overlap(None, "default", [nasty, "s2t"], [3, 0], [[1.0, None], [None, None]], "all")
+    comparison = dataclasses.replace(compare(Loaded(runs, [], [])), overlaps=[overlap])
+    saved = figures.write(comparison, tmp_path)
+    sections = ["differences", "learning-curves", "entropy-and-reward", "gradient-norms", "touched", "overlap"]
+    assert [figure.path.stem for figure in saved if figure.path.suffix == ".svg"] == sections
+    assert sorted(figure.path for figure in saved) == sorted((tmp_path / "figures").iterdir())
+    for figure in saved:
+        if figure.path.suffix == ".png":
+            with Image.open(figure.path) as image:
+                assert min(image.size) > 200
+        else:  # text stays text, and a name is neither markup nor mathematics
+            assert nasty in text_of(figure.path)
+    touched = " ".join(text_of(tmp_path / "figures" / "touched.svg").split())
+    for words in ("0 throughout", "never recorded in half", "s2t/threshold, nats"):
+        assert words in touched
+    text = page.write(comparison, tmp_path, "rlstab report x", saved).read_text(encoding="utf-8")
+    assert text.count("<noscript><img") == len(sections) - 1  # the overlap is a table
+    # equal runs give equal files
+    again = figures.write(comparison, tmp_path / "again")
+    assert [figure.path.read_bytes() for figure in again] == [figure.path.read_bytes() for figure in saved]
+    assert page.write(comparison, tmp_path / "again", "rlstab report x", again).read_text(encoding="utf-8") == text
+
+
+def test_nothing_to_draw_gives_no_figure(tmp_path):
+    comparison = compare(Loaded([record({}, status="failed", config={})], [], []))
+    assert figures.write(comparison, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_settings_and_sweeps_have_figures_of_their_own(sweep, tmp_path):
+    names = [figure.path.name for figure in figures.write(compare(load_runs(sweep)), tmp_path)]
+    assert "sweep-stability.svg" in names
+    assert {f"learning-curves-stability-lr_{lr}.svg" for lr in ("1e-4", "2e-4", "4e-4")} <= set(names)
+    assert len(names) == len(set(names))
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_beside_its_runs_and_never_over_another_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(figures, "write", lambda comparison, out: [])  # they have tests of their own
+    monkeypatch.chdir(tmp_path)
+    for seed in range(2):
+        write_run(tmp_path / "all" / "a" / f"run-{seed}", seed=seed, rollouts=20, about={"run_id": str(seed)})
+    write_run(tmp_path / "all" / "b", seed=5, rollouts=20, about={"run_id": "5"})
+    assert main(["report", "all/a"]) == 0
+    assert "rlstab report all/a --out all/a/report" in Path("all/a/report/report.md").read_text()
+    assert "2 runs, 1 method, 1 setting\n" in capsys.readouterr().err
+    assert main(["report", "all/a", "all/b"]) == 0
+    assert Path("all/report/report.html").is_file()
+    assert main(["report", "all/a", "--export", "x.jsonl"]) == 0
+    assert main(["report", "x.jsonl"]) == 0
+    assert Path("x-report/report.html").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all", "x-report", "x.jsonl"]
+    # its own report is made again, another one stays
+    assert main(["report", "./all/a", "--out", "all/a/report"]) == 0
+    page_of_a = Path("all/a/report/report.html").read_bytes()
+    capsys.readouterr()
+    assert main(["report", "all/b", "--out", "all/a/report"]) == 2
+    assert "all/a/report/report.html is a report of other runs" in capsys.readouterr().err
+    assert Path("all/a/report/report.html").read_bytes() == page_of_a
+    for name in ("report.html", "report.md"):
+        Path("mine").mkdir(exist_ok=True)
+        Path("mine", name).write_text("mine")
+        assert main(["report", "all/b", "--out", "mine"]) == 2
+        assert [path.read_text() for path in Path("mine").iterdir()] == ["mine"]
+        Path("mine", name).unlink()
+
+
+def test_export_and_markdown_say_the_same(bench, tmp_path, capsys):
+    export, one, other = tmp_path / "results" / "x.jsonl", tmp_path / "docs" / "one.md", tmp_path / "other.md"
+    assert main(["report", str(bench), "--export", str(export), "--markdown", str(one), "--baseline", "stare"]) == 0
+    said = capsys.readouterr().err
+    assert f"written: {export}" in said
+    assert not (bench / "report").exists()
+    make_report([export], markdown_file=other, baseline="stare")
+    assert f"rlstab report {bench} --baseline stare --markdown {one}" in one.read_text()
+    cut = [text.read_text().split("```", 2)[2] for text in (one, other)]  # without the command
+    assert cut[0] == cut[1]
+
+
+def test_what_is_left_out_is_said_without_markup_and_errors_end_with_code_2(tmp_path, capsys):
+    write_run(tmp_path / "a", done=30)
+    (write_run(tmp_path / "[b]") / "config.yaml").unlink()
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(tmp_path), "--markdown", str(tmp_path / "out.md")]) == 0
+    said = capsys.readouterr().err
+    assert f"left out: {tmp_path}/[b]: neither config.yaml nor bench.json" in said
+    assert "note: default clip_higher seed 0: unfinished, 30 of 60 rollouts." in said
+    for options in (["--markdown", "file/x.md"], ["--out", "file"], ["--export", "file/x.jsonl"]):
+        option, place = options
+        assert main(["report", str(tmp_path / "a"), option, str(tmp_path / place)]) == 2
+        assert f"Give {option} another" in capsys.readouterr().err
     with pytest.raises(ReportError, match="--out another folder"):
-        page.write(compare(load_runs(bench)), place)
+        page.write(compare(load_runs(tmp_path / "a")), tmp_path / "file")
 
 
-# ---- in a browser
+def test_markdown_needs_no_plotting_and_the_report_no_trainer(bench, tmp_path):
+    program = (
+        "import sys; from rlstab.report.build import make_report;"
+        f"make_report([{str(bench)!r}], markdown_file={str(tmp_path / 'x.md')!r});"
+        "print([name for name in ('plotly', 'matplotlib', 'transformers', 'accelerate') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+    for path in (Path(rlstab.__file__).parent / "report").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            assert not name.startswith(("rlstab.train", "rlstab.bench", "rlstab.adapters")), path.name
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
 
 
 def visible_methods(tab: Any, metric: str) -> set[str]:
@@ -370,29 +569,6 @@ def test_dark_and_light_reach_the_figures(written, browser_page):
     assert dark[1] != light[1]
     tab.locator("#theme").click()
     assert (tab.evaluate(ink), tab.evaluate(paper)) == dark
-    browser_page.assert_clean()
-
-
-@pytest.mark.slow
-def test_paper_is_light_and_whole(written, browser_page):
-    browser_page.page.emulate_media(color_scheme="dark")
-    tab = browser_page.open(written)
-    tab.set_viewport_size({"width": 680, "height": 900})  # A4 without its margins
-    tab.emulate_media(media="print")
-    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
-    assert not tab.locator(".bar").is_visible()
-    assert tab.locator("figure .names").first.is_visible()
-    # a note that holds on to the next section drags both to the next sheet
-    last = "getComputedStyle([...document.querySelector('section').querySelectorAll('.note')].at(-1)).breakAfter"
-    assert tab.evaluate(last) == "auto"
-    cut = tab.evaluate(
-        "[...document.querySelectorAll('table, .plot, .main-svg')]"
-        ".filter(one => one.getBoundingClientRect().right > 681).length"
-    )
-    assert cut == 0
-    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
     browser_page.assert_clean()
 
 

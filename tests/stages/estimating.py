@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -86,7 +87,7 @@ def drawn(seed: int, *, graded: bool = False) -> ResponseBatch:
 
 def advantages(estimator: AdvantageEstimator, *parts: ResponseBatch) -> list[Tensor]:
     """Of each part, with statistics over all of them."""
-    stat, state = estimator.settle(list(parts), estimator.init_state(), LocalComm())
+    stat, state = measure_all(estimator, list(parts), estimator.init_state(), LocalComm())
     return [estimator.advantages(one, stat, state) for one in parts]
 
 

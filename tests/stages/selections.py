@@ -6,11 +6,12 @@ import threading
 
 import torch
 
+from rlstab.core.method import measure_all
 from rlstab.core.random import uniform
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.slots import DICE, ORDER, TIES
 from rlstab.stages.stage import Offer, no_features
-from rlstab.testing.outcome import _Meeting, _ThreadComm
+from rlstab.testing.run import ThreadComm
 
 
 def offer(count, *, first=0, rollout=0, drawn=None, size=None, seed=0, features=no_features):
@@ -32,10 +33,10 @@ def responses(rows, limit=24):
 
 def settled_by_ranks(stage, ranks, state):
     """The state after a rollout on each rank, given the parts of each."""
-    meeting, found = _Meeting(len(ranks)), [None] * len(ranks)
+    comms, found = ThreadComm.of(len(ranks)), [None] * len(ranks)
 
     def work(rank):
-        found[rank] = stage.settle(ranks[rank], state, _ThreadComm(meeting, rank))[1]
+        found[rank] = measure_all(stage, ranks[rank], state, comms[rank])[1]
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(ranks))]
     for one in threads:

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.errors import OutOfRange
 from rlstab.stages.bnpo import BNPO
 from rlstab.stages.dr_grpo import DrGRPO
@@ -41,7 +42,7 @@ def test_every_advantage_by_hand(seed: int) -> None:
 def test_figures_of_four_pass_rates() -> None:
     given = with_rates(2, 4, 6, 8)
     stage = BNPO()
-    stat, state = stage.settle([given], {}, LocalComm())
+    stat, state = measure_all(stage, [given], {}, LocalComm())
     assert {name: one.value for name, one in stage.report(given, stat, state).items()} == pytest.approx(
         {"alpha": 1.458333, "beta": 1.458333}, abs=1e-6
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.core.random import uniform
 from rlstab.errors import MissingSignal, OutOfRange
 from rlstab.stages import STAGES, deep_grpo
@@ -61,7 +62,7 @@ def drawn(seed: int, groups: int = 6) -> list[dict]:
 
 
 def settled(stage: DeepGRPO, *parts: ResponseBatch, state=None):
-    return stage.settle(parts, stage.init_state() if state is None else state, LocalComm())
+    return measure_all(stage, parts, stage.init_state() if state is None else state, LocalComm())
 
 
 # -- which answers branch, and where ----------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ def test_report() -> None:
 
 def test_declared() -> None:
     assert DeepGRPO().needs == {"raw_rewards"}
-    assert set(DeepGRPO.expects) == {"stream_weight"}
+    assert set(DeepGRPO.about.expects) == {"stream_weight"}
     assert DeepGRPO().rounds == 1
     assert STAGES.get("deep_grpo") is DeepGRPO
     with pytest.raises(OutOfRange, match="branches"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.errors import MissingSignal, OutOfRange
 from rlstab.stages import STAGES, dynamic_sampling
 from rlstab.stages.dynamic_sampling import DynamicSampling
@@ -42,7 +43,7 @@ def batch(*groups: list[float], branches: tuple[int, ...] = (), raw: list[list[f
 
 
 def asked(stage: DynamicSampling, *parts: ResponseBatch):
-    stat, state = stage.settle(parts, stage.init_state(), LocalComm())
+    stat, state = measure_all(stage, parts, stage.init_state(), LocalComm())
     assert state == {}
     return [stage.expand(part, stat, state, seed=0) for part in parts]
 
@@ -147,7 +148,7 @@ def test_rounds_until_full(refills: int) -> None:
 def test_report_says_what_it_cost() -> None:
     stage, whole = DynamicSampling(), batch([1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0, 0.0], branches=(2, 3))
     parts = [whole.select(whole.group < 2), whole.select(whole.group >= 2)]
-    stat, state = stage.settle(parts, stage.init_state(), LocalComm())
+    stat, state = measure_all(stage, parts, stage.init_state(), LocalComm())
     both = [stage.report(one, stat, state) for one in parts]
     merged = {name: both[0][name].merge(both[1][name]).value for name in both[0]}
     # prompts: one of two even; branches: one of two; 9 responses for 5 that are learnt from

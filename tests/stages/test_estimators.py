@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
-from rlstab.core.docstring import docstring
+from rlstab.core.metadata import docstring
+from rlstab.core.method import measure_all
 from rlstab.core.settings import settings_of
 from rlstab.stages import STAGES
 from rlstab.stages.response_batch import ResponseBatch
@@ -77,13 +78,13 @@ def test_advantages_are_finite_float64_of_the_right_shape(estimator: AdvantageEs
 def test_no_responses(estimator: AdvantageEstimator) -> None:
     (found,) = advantages(estimator, ResponseBatch.empty(estimator.needs))
     assert found.shape[0] == found.numel() == 0
-    stat, state = estimator.settle([], {}, LocalComm())
+    stat, state = measure_all(estimator, [], {}, LocalComm())
     assert dict(estimator.report(ResponseBatch.empty(estimator.needs), stat, state)).keys() <= reported(estimator)
 
 
 def reported(estimator: AdvantageEstimator) -> set[str]:
     whole = drawn(0)
-    stat, state = estimator.settle([whole], {}, LocalComm())
+    stat, state = measure_all(estimator, [whole], {}, LocalComm())
     found = estimator.report(whole, stat, state)
     assert all(torch.isfinite(one.total) for one in found.values()), found
     return set(found)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.stages import pass_rates
 from rlstab.stages.goldilocks import Goldilocks
 from rlstab.stages.uniform import Uniform
@@ -56,7 +57,7 @@ def rollouts_of(pool, number, seed):
 def state_after(stage, rollouts):
     state = stage.init_state()
     for rows in rollouts:
-        state = stage.settle([responses(rows)], state, LocalComm())[1]
+        state = measure_all(stage, [responses(rows)], state, LocalComm())[1]
     return state
 
 
@@ -127,8 +128,8 @@ def test_branches_are_no_evidence():
 def test_shaped_rewards_are_no_evidence():
     batch = responses([(0, 0, 1.0, 0), (0, 0, 0.0, 0)])
     stage = Goldilocks(pool=1)
-    _, one = stage.settle([batch], stage.init_state(), LocalComm())
-    _, other = stage.settle([batch.reshaped(batch.rewards * 100)], stage.init_state(), LocalComm())
+    _, one = measure_all(stage, [batch], stage.init_state(), LocalComm())
+    _, other = measure_all(stage, [batch.reshaped(batch.rewards * 100)], stage.init_state(), LocalComm())
     assert one["right"].tolist() == other["right"].tolist() == [1.0]
 
 
@@ -168,6 +169,6 @@ def test_what_it_reports():
     stage = Goldilocks(pool=4)
     state = state_after(stage, [[(0, 0, 1.0, 0)] * 2])
     batch = responses([(0, 5, 1.0, 0), (0, 5, 0.0, 0), (1, 6, 1.0, 0), (0, 7, 1.0, 4)])
-    stat, _ = stage.settle([batch], state, LocalComm())
+    stat, _ = measure_all(stage, [batch], state, LocalComm())
     found = {name: one.value for name, one in stage.report(batch, stat, state).items()}
     assert found == {"known": 0.25, "expected_pass_rate": (3 / 4 + 1 / 2) / 2, "pass_rate": (1 / 2 + 1) / 2}

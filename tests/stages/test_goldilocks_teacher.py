@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
 from rlstab.stages.half_sigmoid import HalfSigmoid
 from rlstab.stages.in_order import InOrder
@@ -162,7 +163,7 @@ def test_branches_teach_nothing():
 def test_several_groups_of_one_prompt_make_one_pass_rate():
     stage = GoldilocksTeacher(pool=5, window=4)
     parts = [responses([(2, group, 1.0 - group, 0)] * 2) for group in (0, 1)]
-    _, state = stage.settle(parts, stage.init_state(), LocalComm())
+    _, state = measure_all(stage, parts, stage.init_state(), LocalComm())
     assert state["filled"] == 1
     assert state["worth"].tolist() == [0.5, 0, 0, 0]
 
@@ -170,8 +171,8 @@ def test_several_groups_of_one_prompt_make_one_pass_rate():
 def test_what_it_reports():
     stage = GoldilocksTeacher(pool=5, window=4)
     state = state_after(stage, rollouts_of(5, 1, seed=1))
-    stat, _ = stage.settle([], state, LocalComm())
-    assert stage.report(stage.empty_part(), stat, state)["window"].value == state["filled"]
+    stat, _ = measure_all(stage, [], state, LocalComm())
+    assert stage.report(stage._empty_part(), stat, state)["window"].value == state["filled"]
 
 
 def test_settings_are_checked():

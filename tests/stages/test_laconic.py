@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.core.stats import Settled
 from rlstab.errors import OutOfRange
 from rlstab.stages import STAGES, laconic
@@ -52,7 +53,7 @@ def test_five_rollouts(settings: dict[str, float]) -> None:
         found = answers(48, LIMIT, seed=rollout)
         expected, price_after = independent(found, stage, price)
         assert shaped(stage, found, state) == pytest.approx(expected, abs=1e-12)
-        _, state = stage.settle([batch_of(found, LIMIT)], state, LocalComm())
+        _, state = measure_all(stage, [batch_of(found, LIMIT)], state, LocalComm())
         assert state["multiplier"] == pytest.approx(price_after, abs=1e-12)
         price = price_after
     assert stage.floor <= state["multiplier"] <= stage.ceiling
@@ -61,16 +62,16 @@ def test_five_rollouts(settings: dict[str, float]) -> None:
 def test_the_multiplier_meets_floor_and_ceiling() -> None:
     stage = Laconic(budget=10.0, step=1.0, floor=0.02, ceiling=0.3)
     long, short = [Answer(1.0, 40, 0, True, 0)], [Answer(1.0, 1, 0, True, 0)]
-    _, high = stage.settle([batch_of(long, LIMIT)], stage.init_state(), LocalComm())
+    _, high = measure_all(stage, [batch_of(long, LIMIT)], stage.init_state(), LocalComm())
     assert high == {"multiplier": 0.3}
-    _, low = stage.settle([batch_of(short, LIMIT)], high, LocalComm())
+    _, low = measure_all(stage, [batch_of(short, LIMIT)], high, LocalComm())
     assert low == {"multiplier": 0.02}
 
 
 def test_short_answers_make_up_for_long_ones() -> None:
     stage = Laconic(budget=20.0, step=1.0, floor=0.0, ceiling=1.0)
     found = [Answer(1.0, 30, 0, True, 0), Answer(0.0, 10, 0, True, 0)]
-    _, after = stage.settle([batch_of(found, LIMIT)], {"multiplier": 0.5}, LocalComm())
+    _, after = measure_all(stage, [batch_of(found, LIMIT)], {"multiplier": 0.5}, LocalComm())
     assert after == {"multiplier": 0.5}  # the mean is the budget, though one is above it
     assert shaped(stage, found, after) == [-0.25, 0.0]
 
@@ -79,7 +80,7 @@ def test_the_tokens_that_a_branch_was_given_count() -> None:
     stage = Laconic(budget=10.0, step=1.0, ceiling=1.0)
     branch, whole = [Answer(1.0, 5, 10, True, 0)], [Answer(1.0, 15, 0, True, 0)]
     assert shaped(stage, branch, {"multiplier": 0.5}) == shaped(stage, whole, {"multiplier": 0.5}) == [-0.25]
-    ends = [stage.settle([batch_of(one, LIMIT)], {"multiplier": 0.1}, LocalComm())[1] for one in (branch, whole)]
+    ends = [measure_all(stage, [batch_of(one, LIMIT)], {"multiplier": 0.1}, LocalComm())[1] for one in (branch, whole)]
     assert ends[0] == ends[1] == {"multiplier": pytest.approx(0.6)}
 
 
@@ -97,13 +98,13 @@ def test_it_changes_nothing_at_its_limits(settings: dict[str, float]) -> None:
     for rollout in range(3):
         batch = batch_of(answers(24, LIMIT, seed=rollout), LIMIT)
         assert not stage.shape(batch, Settled(), state).any()
-        _, state = stage.settle([batch], state, LocalComm())
+        _, state = measure_all(stage, [batch], state, LocalComm())
 
 
 def test_no_response() -> None:
     stage, state = Laconic(budget=10.0), {"multiplier": 0.07}
-    assert stage.settle([], state, LocalComm())[1] == state
-    assert stage.settle([batch_of([], LIMIT)], state, LocalComm())[1] == state
+    assert measure_all(stage, [], state, LocalComm())[1] == state
+    assert measure_all(stage, [batch_of([], LIMIT)], state, LocalComm())[1] == state
     assert shaped(stage, [], state) == []
     report = stage.report(batch_of([], LIMIT), Settled(), state)
     assert report["multiplier"].value == 0.07
@@ -112,10 +113,10 @@ def test_no_response() -> None:
 
 def test_any_cut_gives_the_same() -> None:
     stage, found, state = Laconic(budget=10.0, step=0.3, ceiling=9.0), answers(40, LIMIT, seed=7), {"multiplier": 0.2}
-    whole = stage.settle([batch_of(found, LIMIT)], state, LocalComm())[1]
+    whole = measure_all(stage, [batch_of(found, LIMIT)], state, LocalComm())[1]
     for cut in (4, 16, 36):
         parts = [found[:cut], found[cut:]]
-        found_in_parts = stage.settle([batch_of(one, LIMIT) for one in parts], state, LocalComm())[1]
+        found_in_parts = measure_all(stage, [batch_of(one, LIMIT) for one in parts], state, LocalComm())[1]
         assert found_in_parts["multiplier"] == pytest.approx(whole["multiplier"], abs=1e-12)
         assert shaped(stage, parts[0], state) + shaped(stage, parts[1], state) == shaped(stage, found, state)
 
@@ -152,6 +153,6 @@ def test_a_feedback_loop_reaches_its_budget() -> None:
     state = stage.init_state()
     for _ in range(400):
         length = round(40 - 60 * state["multiplier"])  # at a price of 1/3 they are as long as the budget
-        _, state = stage.settle([batch_of([Answer(1.0, length, 0, True, 0)], LIMIT)], state, LocalComm())
+        _, state = measure_all(stage, [batch_of([Answer(1.0, length, 0, True, 0)], LIMIT)], state, LocalComm())
     assert state["multiplier"] == pytest.approx(1 / 3, abs=1 / 60)
     assert torch.is_tensor(stage.shape(batch_of([], LIMIT), Settled(), state))

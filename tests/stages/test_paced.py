@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.stages.goldilocks import Goldilocks
 from rlstab.stages.paced import Paced
 from rlstab.stages.uniform import Uniform
@@ -50,5 +51,5 @@ def test_at_one_half_the_whole_pool_is_asked_before_any_prompt_comes_again():
         prompts = stage.select(offer(4, rollout=rollout), state).tolist()
         shown += prompts
         rows = [(prompt, group, float(one < 3), 0) for group, prompt in enumerate(prompts) for one in range(4)]
-        state = stage.settle([responses(rows)], state, LocalComm())[1]
+        state = measure_all(stage, [responses(rows)], state, LocalComm())[1]
     assert sorted(shown) == list(range(12))

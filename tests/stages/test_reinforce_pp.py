@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.reinforce_pp import ReinforcePP
 from tests.stages.estimating import advantages, batch, by_group, drawn
@@ -61,13 +62,13 @@ def test_large_rewards_lose_no_digits() -> None:
 
 def test_it_reports_what_it_whitens_by() -> None:
     stage, given = ReinforcePP(), batch([0.0, 1.0], lengths=[1.0, 3.0])
-    stat, state = stage.settle([given], {}, LocalComm())
+    stat, state = measure_all(stage, [given], {}, LocalComm())
     found = stage.report(given, stat, state)
     assert {name: one.value for name, one in found.items()} == {"mean": 0.75, "deviation": 0.5}
 
 
 def test_no_state() -> None:
     stage = ReinforcePP()
-    _, state = stage.settle([drawn(0)], stage.init_state(), LocalComm())
+    _, state = measure_all(stage, [drawn(0)], stage.init_state(), LocalComm())
     assert state == {}
     assert torch.equal(advantages(stage, drawn(0))[0], advantages(stage, drawn(0))[0])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.core.settings import settings_of
 from rlstab.stages import STAGES
 from rlstab.stages.goldilocks import Goldilocks
@@ -72,7 +73,7 @@ def state_after(selector, size, rollouts, seed=0):
     for rollout in range(rollouts):
         prompts = selector.select(offer(6, rollout=rollout, size=size, features=features), state).tolist()
         shown.append(prompts)
-        state = selector.settle([responses(answered(prompts, dice))], state, LocalComm())[1]
+        state = measure_all(selector, [responses(answered(prompts, dice))], state, LocalComm())[1]
     return state, shown
 
 
@@ -143,8 +144,8 @@ def test_no_cut_and_no_rank_changes_a_bit_of_the_state(selector, size):
         prompts = [selector.select(asked, states[-1]).tolist() for states in (whole, cut, split)]
         assert prompts[0] == prompts[1] == prompts[2]
         rows = answered([*prompts[0], prompts[0][0]], dice)  # one prompt in two groups
-        whole.append(selector.settle([responses(rows)], whole[-1], LocalComm())[1])
-        cut.append(selector.settle(parts_of(rows, dice), cut[-1], LocalComm())[1])
+        whole.append(measure_all(selector, [responses(rows)], whole[-1], LocalComm())[1])
+        cut.append(measure_all(selector, parts_of(rows, dice), cut[-1], LocalComm())[1])
         ranks = [[] for _ in range(3)]
         for part in parts_of(rows, dice):
             dice.choice(ranks).append(part)
@@ -159,7 +160,7 @@ def test_no_cut_and_no_rank_changes_a_bit_of_the_state(selector, size):
 @every_selector
 def test_a_rollout_without_responses_is_one(selector, size):
     state, _ = state_after(selector, size, 2)
-    after = selector.settle([], state, LocalComm())[1]
+    after = measure_all(selector, [], state, LocalComm())[1]
     assert after.keys() == state.keys()
     assert all(torch.as_tensor(one).isfinite().all() for one in after.values())
     selector.select(offer(6, rollout=3, size=size, features=features), after)
@@ -170,9 +171,9 @@ def test_a_report_adds_up_over_parts(selector, size):
     state, shown = state_after(selector, size, 3)
     dice = random.Random(9)
     rows = answered(shown[-1], dice)
-    stat, _ = selector.settle([responses(rows)], state, LocalComm())
+    stat, _ = measure_all(selector, [responses(rows)], state, LocalComm())
     whole = selector.report(responses(rows), stat, state)
-    parts = [selector.report(part, stat, state) for part in [*parts_of(rows, dice), selector.empty_part()]]
+    parts = [selector.report(part, stat, state) for part in [*parts_of(rows, dice), selector._empty_part()]]
     for name, one in whole.items():
         merged = parts[0][name]
         for part in parts[1:]:
@@ -219,7 +220,7 @@ def test_a_prompt_outside_of_the_pool_is_refused(cls):
     selector = cls(pool=4)
     with says(ValueError, f"'{cls.name}': pool = 4, and the prompt 4 was answered. Raise `pool`, or answer the prompts "
               "that the stage selects."):  # fmt: skip
-        selector.settle([responses([(0, 0, 1.0, 0), (4, 1, 1.0, 0)])], selector.init_state(), LocalComm())
+        measure_all(selector, [responses([(0, 0, 1.0, 0), (4, 1, 1.0, 0)])], selector.init_state(), LocalComm())
 
 
 @pytest.mark.parametrize("cls", [Goldilocks, Paced])

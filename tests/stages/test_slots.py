@@ -7,6 +7,7 @@ import random
 import torch
 
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.stages.goldilocks import Goldilocks
 from rlstab.stages.slots import best_first, filled, shuffled
 from tests.stages.selections import offer, responses
@@ -50,7 +51,7 @@ def test_no_order_of_the_rewards_changes_a_bit_of_the_evidence():
         dice.shuffle(rewards)
         sums.add(sum(rewards))
         parts = [responses([(0, group, one, 0)]) for group, one in enumerate(rewards)]
-        state = stage.settle(parts, stage.init_state(), LocalComm())[1]
+        state = measure_all(stage, parts, stage.init_state(), LocalComm())[1]
         states.add((float(state["right"]), float(state["wrong"])))
     assert len(sums) > 1
     assert len(states) == 1

@@ -19,7 +19,7 @@ from tests.train.runs import go, small
 if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where they have to be there, a skipped test would hide that they are not
     import datasets
 else:
-    datasets = pytest.importorskip("datasets", reason='datasets is not installed: pip install "rlstab[datasets]"')
+    datasets = pytest.importorskip("datasets", reason='datasets is not installed: pip install -e ".[datasets]"')
 
 pyarrow = pytest.importorskip("pyarrow")
 ROWS = {"question": [f"{one}+{one}=" for one in range(6)], "answer": [f"so #### {2 * one}" for one in range(6)]}
@@ -199,5 +199,5 @@ def test_datasets_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackage) as caught:
         DataSet("x")
     assert str(caught.value) == (
-        'The task dataset needs the package datasets, which is not installed. Run: pip install "rlstab[datasets]"'
+        'The task dataset needs the package datasets, which is not installed. Run: pip install -e ".[datasets]"'
     )

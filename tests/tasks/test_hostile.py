@@ -14,8 +14,8 @@ import pytest
 from rlstab.errors import ScorerError
 from rlstab.tasks import Chain, Countdown, Example, Jsonl, ReasoningGym, Split, Task
 from rlstab.tasks.reasoning_gym import executing
+from rlstab.tasks.scores import Scores, score
 from rlstab.tasks.scoring import GRACE, START, Workers
-from rlstab.train.reward import Scores, score
 from tests.tasks.acts import AnyDataSet
 from tests.tasks.hostile import BACKTRACKING, FORMATS, NESTED, TERMINAL, hostile, payloads
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlstab.config.reward_settings import RewardSettings
+from rlstab.config.settings import RewardSettings
 from rlstab.errors import ConfigError, UnknownName
 from rlstab.tasks import Chain, Countdown, Example, rewards
 from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import Reward, Rewards, build_rewards
+from rlstab.tasks.scores import Scores, score
 from rlstab.tasks.scoring import Workers
-from rlstab.train.reward import Scores, score
 from tests.tasks.acts import Acts
 
 FILE = Path(__file__).parent / "reward_file.py"
@@ -29,7 +29,7 @@ class Asks:
     name = "asks"
     keeps_special_tokens = False
     workers: Any = None
-    size = {"train": None, "eval": 3}  # noqa: RUF012
+    size = {"train": None, "eval": 3}
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import Limit
 from rlstab.core.loss import token_log_ratio
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.objective import TokenObjective
 from rlstab.core.stats import Grouped, Mean, Pool
-from rlstab.core.terms import Bounds, Gate, Penalty, Pull, Terms
+from rlstab.core.terms import Bounds, Gate, Penalty, Surrogate, Terms
 
 #: Each broken method with the laws that it breaks, and the oracles of those that an oracle alone can see.
 BROKEN: dict[TokenObjective, frozenset[str]] = {}
@@ -345,67 +345,34 @@ row(
 row(
     "gate_of_other_tokens",
     "live rows",
-    lambda b, s, t: {"": Gate(lambda ratio, held: b.spread(b.sequence_mean(held.anchor.logprobs)).exp())},
+    lambda b, s, t: {"": Gate(lambda ratio, constants: b.spread(b.sequence_mean(constants.anchor.logprobs)).exp())},
     slot="gates",
     needs=(),
 )
 
 
-# -- it reads the layout of the padded tensors -------------------------------------------------------------------------
-
-
-def shape_of(batch):
-    return batch.padded_shape or (1, 1)
-
+# -- it reads the layout of the padded tensors, which a method cannot see ----------------------------------------------
 
 # It divides by the size of the padded tensor.
-row("counts_padding", ("packed", "split"), lambda b, s, t: constant(b, 1 / (1 + math.prod(shape_of(b)))))
+row("counts_padding", "runs", lambda b, s, t: constant(b, 1 / (1 + math.prod(b.padded_shape))))
 # It weighs a token by its place in the padded row.
-row(
-    "relative_to_the_width",
-    ("packed", "split"),
-    lambda b, s, t: 1 + b.position / max(1, shape_of(b)[1]),
-)
+row("relative_to_the_width", "runs", lambda b, s, t: 1 + b.position / b.padded_shape[1])
+# It favours the first row of the padded tensors.
+row("first_row", "runs", lambda b, s, t: torch.where(b.index // b.padded_shape[1] == 0, 1.5, 1.0))
+# It divides by the largest value of the padded tensor.
+row("padded_spread", "runs", lambda b, s, t: (H(b) + 0.1) / b.to_padded(H(b) + 0.1).max())
+# It takes tokens after a hole in the mask for another turn.
+row("holes", "runs", lambda b, s, t: 1 + b.index % b.padded_shape[1] - b.position)
+# It weighs by the number of rows beside a token.
+row("rows_of_the_micro_batch", "split", lambda b, s, t: constant(b, 1 / (1 + b.num_sequences)))
 
 
-@broken("packed", "split")
+@broken("runs")
 def unmasked_mean(batch, stat, state):
     """It lays tokens out in rows again and divides by the width of the row, padding included."""
-    if batch.index is None or not len(batch):
-        return None
     rows = torch.zeros(batch.padded_shape, dtype=torch.float64).view(-1)
     rows[batch.index] = H(batch).double()
     return 1 + batch.spread(rows.view(batch.padded_shape).mean(-1))
-
-
-@broken("split", "permutation")
-def first_row(batch, stat, state):
-    """It favours the first row of the padded tensors."""
-    if batch.index is None:
-        return constant(batch, 1.0)
-    return torch.where(batch.index // batch.padded_shape[1] == 0, 1.5, 1.0)
-
-
-row("rows_of_the_micro_batch", "split", lambda b, s, t: constant(b, 1 / (1 + shape_of(b)[0])))
-
-
-@broken("split")
-def padded_spread(batch, stat, state):
-    """It divides by the largest value of the padded tensor."""
-    if batch.index is None or not len(batch):
-        return None
-    entropies = H(batch) + 0.1
-    return entropies / batch.to_padded(entropies).max()
-
-
-@broken("split")
-def holes(batch, stat, state):
-    """It takes tokens after a hole in the mask for another turn."""
-    if batch.index is None or not len(batch):
-        return constant(batch, 1.0)
-    column = batch.index % batch.padded_shape[1]
-    begins = torch.full((batch.num_sequences,), 10**6).scatter_reduce(0, batch.sequence, column, "amin")
-    return torch.where(column - batch.spread(begins) == batch.position, 1.0, 0.5)
 
 
 # -- it breaks where small steps do not reach --------------------------------------------------------------------------
@@ -425,8 +392,8 @@ def local_top_beyond_256(batch, stat, state):
 
 @broken("live rows", slot="gates", needs=())
 def gate_of_others_beyond_200(batch, stat, state):
-    def gate(ratio, held):
-        mean = batch.spread(batch.sequence_mean(held.anchor.logprobs)).exp()
+    def gate(ratio, constants):
+        mean = batch.spread(batch.sequence_mean(constants.anchor.logprobs)).exp()
         return torch.where(batch.spread(batch.lengths) > 200, mean, torch.ones_like(mean))
 
     return {"": Gate(gate)}
@@ -434,8 +401,8 @@ def gate_of_others_beyond_200(batch, stat, state):
 
 @broken("masked", slot="ratio", needs=())
 def ratio_of_dropped_beyond_40(batch, stat, state):
-    def ratio(policy, held):
-        gap = token_log_ratio(policy, held.anchor, batch)
+    def ratio(policy, constants):
+        gap = token_log_ratio(policy, constants.anchor, batch)
         return torch.where(batch.spread(batch.lengths) > 40, batch.spread(batch.sequence_mean(gap)), gap)
 
     return ratio
@@ -524,7 +491,7 @@ row(
     "scales_what_is_held",
     "pure",
     lambda b, s, t: {
-        "": Gate(lambda ratio, held: held.advantages.clamp_(-1000000000.0, 1000000000.0).abs().clamp(max=1.0))
+        "": Gate(lambda ratio, constants: constants.advantages.clamp_(-1000000000.0, 1000000000.0).abs().clamp(max=1.0))
     },
     slot="gates",
     needs=(),
@@ -533,7 +500,7 @@ row(
 row(
     "limits_the_live_policy",
     "pure",
-    lambda b, s, t: {"": Gate(lambda ratio, held: held.anchor.logprobs.clamp_(min=-500.0).exp())},
+    lambda b, s, t: {"": Gate(lambda ratio, constants: constants.anchor.logprobs.clamp_(min=-500.0).exp())},
     slot="gates",
     needs=(),
 )
@@ -715,7 +682,7 @@ def cached_by_shape(batch, stat, state):
 # It uses a signal that it does not name, where it happens to be there.
 row("undeclared_signal", "declared", lambda b, s, t: None if b.ref_logprobs is None else b.ref_logprobs.exp())
 # It weighs by the log-prob at the start of the step, and says that it reads none.
-row("undeclared_policy", "declared", lambda b, s, t: b.logprobs.exp(), reads_policies=frozenset())
+row("undeclared_policy", "declared", lambda b, s, t: b.logprobs.exp())
 row(
     "undeclared_metric",
     "declared",
@@ -783,7 +750,9 @@ row("inverse_probability", "finite", lambda b, s, t: 1e-35 / (b.logprobs * 10).e
 row(
     "unclamped_exp",
     "finite",
-    lambda b, s, t: {"": Gate(lambda ratio, held: 1 + 1e-09 * (b.logprobs - held.anchor.logprobs).square().exp())},
+    lambda b, s, t: {
+        "": Gate(lambda ratio, constants: 1 + 1e-09 * (b.logprobs - constants.anchor.logprobs).square().exp())
+    },
     slot="gates",
     needs=(),
 )
@@ -852,7 +821,7 @@ row("graph_in_a_state", "detached", lambda b, s, t: None, init=lambda: {"scale":
 row(
     "inner_detach",
     ("gradcheck", "live ratio"),
-    lambda b, s, t: lambda policy, held: 0.5 * policy.logprobs + 0.5 * policy.logprobs.detach() - b.old_logprobs,
+    lambda b, s, t: lambda policy, constants: 0.5 * policy.logprobs + 0.5 * policy.logprobs.detach() - b.old_logprobs,
     slot="ratio",
     needs=(),
 )
@@ -862,8 +831,8 @@ row(
 def wrong_above_three(batch, stat, state):
     """Its own ratio has half of its gradient where it is above 3."""
 
-    def ratio(policy, held):
-        gap = token_log_ratio(policy, held.anchor, batch)
+    def ratio(policy, constants):
+        gap = token_log_ratio(policy, constants.anchor, batch)
         return torch.where(gap > math.log(3.0), 0.5 * gap + 0.5 * gap.detach(), gap)
 
     return ratio
@@ -884,8 +853,8 @@ def wrong_far_below(batch, stat, state):
 def still_at_one(batch, stat, state):
     """Its ratio has no gradient where it is exactly 1: in the first optimizer step after a rollout, on every token."""
 
-    def ratio(policy, held):
-        gap = token_log_ratio(policy, held.anchor, batch)
+    def ratio(policy, constants):
+        gap = token_log_ratio(policy, constants.anchor, batch)
         return gap.sign().detach() * gap.abs()
 
     return ratio
@@ -916,7 +885,7 @@ def decides_on_the_live_policy(batch, stat, state):
 row(
     "old_in_its_ratio",
     "live ratio",
-    lambda b, s, t: lambda policy, held: policy.logprobs - b.old_logprobs,
+    lambda b, s, t: lambda policy, constants: policy.logprobs - b.old_logprobs,
     slot="ratio",
     needs=(),
 )
@@ -924,7 +893,7 @@ row(
 row(
     "ratio_of_dropped_tokens",
     ("masked", "live ratio"),
-    lambda b, s, t: lambda policy, held: b.spread(b.sequence_mean(policy.logprobs - b.old_logprobs)),
+    lambda b, s, t: lambda policy, constants: b.spread(b.sequence_mean(policy.logprobs - b.old_logprobs)),
     slot="ratio",
     needs=(),
 )
@@ -950,7 +919,7 @@ class FalseLimit(TokenObjective):
     name: ClassVar[str] = "false_limit"
 
     writes = frozenset({"weight"})
-    limits = (Limit({"factor": 0.0}, "it has no effect."),)
+    about = About(no_op_at=(NoOpAt({"factor": 0.0}, "it has no effect."),))
     factor: float = 1.0
 
     def terms(self, batch, stat, state):
@@ -966,7 +935,7 @@ class StrictTopShare(TokenObjective):
 
     needs = frozenset({"entropies"})
     writes = frozenset({"keep"})
-    limits = (Limit({"share": 1.0}, "all tokens reach the smallest entropy."),)
+    about = About(no_op_at=(NoOpAt({"share": 1.0}, "all tokens reach the smallest entropy."),))
     share: float = 0.5
 
     def measure(self, batch):
@@ -1043,7 +1012,7 @@ def strict_literal(batch, stat, state):
 @broken("oracle", slot="gates", needs=())
 def open_trust_region(batch, stat, state):
     """It means ratios up to 1.3 inside, and stops those of exactly 1.3."""
-    return {"": Gate(lambda ratio, held: (ratio < 1.3).to(ratio.dtype))}
+    return {"": Gate(lambda ratio, constants: (ratio < 1.3).to(ratio.dtype))}
 
 
 @means(lambda one, ratio, all_: pull(one, ratio) - 0.5 * (one["advantages"] > 0) * one["live_logprobs"])
@@ -1061,10 +1030,10 @@ def sign_of_the_punished(batch, stat, state):
 
 
 @means(lambda one, ratio, all_: pull(one, min(ratio, 1.2) if one["advantages"] > 0 else max(ratio, 0.8)))
-@broken("oracle", slot="pull", needs=())
+@broken("oracle", slot="surrogate", needs=())
 def forgets_the_minimum(batch, stat, state):
     """It clips the ratio whatever the sign: a punished token above the clip stops pulling."""
-    return Pull(lambda ratio, held: ratio.clamp(0.8, 1.2))
+    return Surrogate(lambda ratio, constants: ratio.clamp(0.8, 1.2))
 
 
 # -- sound, and once taken for broken ----------------------------------------------------------------------------------

@@ -85,11 +85,11 @@ def counts_empty_parts(r, stat, state):
 
 
 def settle_here(self, parts, state, comm):
-    stat, _ = Stage.settle(self, parts, state, LocalComm())
+    stat, _ = Stage._settle(self, parts, state, LocalComm())
     return stat, {"responses": state["responses"] + sum(map(len, parts))}
 
 
-@broken(RewardShaper, "split", init_state=lambda self: {"responses": 0}, settle=settle_here)
+@broken(RewardShaper, "split", init_state=lambda self: {"responses": 0}, _settle=settle_here)
 def state_of_this_rank(r, stat, state):
     """Its state comes from the responses of this rank alone, so ranks drift apart."""
     return nothing(r)
@@ -319,7 +319,7 @@ def undeclared_evidence(r, stat, state):
     return torch.where(r.even, 0.0, r.rewards - r.group_mean(r.rewards, weight))
 
 
-@broken(RewardShaper, "padding", needs=frozenset({"entropies"}))
+@broken(RewardShaper, "padding", needs={"entropies"})
 def counts_padding(r, stat, state):
     """It takes the mean over all columns, those after the end of a response included."""
     return r.evidence("entropies").double().sum(-1) / r.limit

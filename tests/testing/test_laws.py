@@ -33,7 +33,8 @@ from rlstab import (
     compose,
     within,
 )
-from rlstab.core.observe import observe
+from rlstab.core.compose import observe
+from rlstab.core.metadata import About
 from rlstab.errors import UnknownName
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
@@ -195,11 +196,11 @@ def test_some_laws_alone() -> None:
 
 
 def test_an_exception_is_declared_with_its_reason() -> None:
-    excepted = type("excepted", (type(named("local_mean")),), {"exceptions": {"split": "published so"}})
+    excepted = type("excepted", (type(named("local_mean")),), {"about": About(exceptions={"split": "published so"})})
     result = check_objective(excepted(), examples=1)["split"]
     assert result.outcome == "excepted"
     assert "published so" in result.detail
-    stage = type("excepted", (broken_stages.local_baseline,), {"exceptions": {"split": "published so"}})
+    stage = type("excepted", (broken_stages.local_baseline,), {"about": About(exceptions={"split": "published so"})})
     assert check_stage(stage(), examples=1)["split"].outcome == "excepted"
 
 

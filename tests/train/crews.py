@@ -115,6 +115,7 @@ def _rank(job: Job, rank: int, port: int, log: Path) -> int:
             os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in several.items()}}
         try:
             from rlstab.train.processes import leave
+
             from tests.train import ranks
 
             getattr(ranks, job.scenario)(Path(job.file))
@@ -164,11 +165,9 @@ def _made(job: Job) -> Done:
 def main() -> None:
     import torch
 
-    from rlstab.train import loop
     from tests.train import kills, ranks  # noqa: F401  # imported once, before the forks
 
     torch.set_num_threads(1)
-    loop.draw = kills.picture
     for line in sys.stdin:
         print(json.dumps(asdict(_made(Job(**json.loads(line))))), flush=True)
 

@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rlstab.train.stopping import Stopped
 
 from rlstab.config import RunConfig, load_run
 from rlstab.errors import RlstabError
 from rlstab.tasks import Countdown, Example
-from rlstab.train import card, checkpoint, loop
-from rlstab.train.stopping import Stopped
+from rlstab.train import checkpoint, loop
 
 #: Calls that change what is on the disk.
 CALLS = ("fsync", "write", "replace", "rename", "unlink", "rmdir", "mkdir")
@@ -72,11 +72,6 @@ def staged(out: Path, **changes: Any) -> RunConfig:
     return small(out, stages=stages, objective=objective, rollout__staleness=1, **changes)
 
 
-def picture(records: object, path: Path, title: str) -> None:
-    """In place of a drawing, which takes longer than the run."""
-    path.write_bytes(b"picture")
-
-
 class Graded(Countdown):
     """Countdown whose rewards differ, so that every rollout teaches something."""
 
@@ -87,7 +82,6 @@ class Graded(Countdown):
 def quicken() -> None:
     """Make trainers of this process, and of those forked from it, quick and their rewards different."""
     torch.set_num_threads(1)
-    loop.draw = picture
     loop.build_task = lambda settings: Graded()
 
 
@@ -153,10 +147,7 @@ def end(process: int) -> int:
 
 
 def left(out: Path) -> dict[str, Any]:
-    """Everything in a run folder that does not depend on the clock, the run's id and how often it was started.
-
-    A model card names the command; one stands wherever the run has ended.
-    """
+    """Everything in a run folder that does not depend on the clock, the run's id and how often it was started."""
     found: dict[str, Any] = {}
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
@@ -166,7 +157,7 @@ def left(out: Path) -> dict[str, Any]:
         elif name == "metrics.jsonl":
             records = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{key: one[key] for key in one if not key.startswith("seconds/")} for one in records]
-        elif path.is_file() and name not in ("run.json", "manifest.json", ".lock") and path.name != card.NAME:
+        elif path.is_file() and name not in ("run.json", "manifest.json", ".lock"):
             found[name] = path.read_bytes()
     return found
 

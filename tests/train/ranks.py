@@ -58,12 +58,12 @@ def weighing(run: RunConfig, signal: str) -> RunConfig:
     return run
 
 
-def places(responses: Responses) -> Tensor:
+def places(responses: Rollout) -> Tensor:
     """``(R, T)``: the place of each token in its response, from 1; NaN where there is none."""
     return responses.response_mask.cumsum(-1).float().where(responses.response_mask, torch.nan)
 
 
-def fading(responses: Responses) -> Tensor:
+def fading(responses: Rollout) -> Tensor:
     """``(R, T)``: Dr. GRPO on the length of the text, less the later a token stands."""
     lengths = torch.tensor([float(len(text)) for text in responses.texts], dtype=torch.float64)
     return dr_grpo(lengths, responses.group_ids).unsqueeze(-1) / places(responses).cpu()
@@ -79,7 +79,7 @@ def provided(file: Path) -> None:
 def raises(file: Path) -> None:
     """A function that raises, on rank 1 alone, in the second rollout."""
 
-    def broken(responses: Responses) -> Tensor:
+    def broken(responses: Rollout) -> Tensor:
         if dist.get_rank() == 1 and int(responses.group_ids.min()) >= 4:
             raise ValueError("no advantages here")
         return fading(responses)
@@ -126,7 +126,7 @@ def trouble(file: Path) -> None:
     def weights() -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in seen[0].model.state_dict().items()}
 
-    def advantages(responses: Responses) -> Tensor:
+    def advantages(responses: Rollout) -> Tensor:
         now["rollout"] = int(responses.group_ids.min()) // run.rollout.prompts
         saved[now["rollout"]] = weights()
         return fading(responses)
@@ -162,7 +162,7 @@ def resumed(file: Path) -> None:
 def busy(file: Path) -> None:
     """The run; in the second rollout rank 0 is busy for minutes, and reaches no collective."""
 
-    def slow(responses: Responses) -> Tensor:
+    def slow(responses: Rollout) -> Tensor:
         if dist.get_rank() == 0 and int(responses.group_ids.min()) >= 4:
             time.sleep(300)
         return fading(responses)
@@ -211,7 +211,7 @@ def asked(file: Path) -> None:
     """The run, with advantages of its own; each process says of how many responses to each prompt, call by call."""
     calls = list[list[int]]()
 
-    def told(responses: Responses) -> Tensor:
+    def told(responses: Rollout) -> Tensor:
         calls.append(responses.group_ids.unique(return_counts=True)[1].tolist())
         return fading(responses)
 

@@ -14,7 +14,7 @@ from rlstab.core.stats import Settled
 from rlstab.errors import MissingSignal
 from rlstab.stages.blockwise import Blockwise
 from rlstab.tasks import Block, Chain, Countdown, Example
-from rlstab.train.blocks import block_evidence, require_blocks, token_blocks, told_blocks
+from rlstab.tasks.blocks import block_evidence, require_blocks, token_blocks, told_blocks
 from rlstab.train.policy import load_policy
 from tests.stages.estimating import batch
 

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.errors import ModelError
 from rlstab.train.decoding import require_decoding
 from rlstab.train.policy import Policy, load_policy

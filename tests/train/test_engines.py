@@ -94,7 +94,7 @@ def test_an_untied_head_and_an_adapter_train_as_in_one_process(
     kind: str, crew: Crew, untied: Path, tmp_path: Path
 ) -> None:
     if kind == "adapter":
-        pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+        pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
     model = {"model__name": str(untied)} if kind == "untied" else {"model__adapter": {"r": 4, "alpha": 8}}
     settings = {**SIX, **model, "tracking__checkpoint_every": 1}
     objective = [*STACK, {"name": "kl", "coefficient": 0.1}]
@@ -126,7 +126,7 @@ def test_with_the_default_eps_rounding_decides_little(lr: float, kind: str, crew
     del settings["optimisation__eps"]
     objective = STACK
     if kind == "adapter":
-        pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+        pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
         settings["model__adapter"], objective = {"r": 4, "alpha": 8}, [*STACK, {"name": "kl", "coefficient": 0.1}]
     others = [("auto", 1, size) for size in (2, 6)]
     others += [(engine, processes, 3) for engine in ("ddp", "fsdp2") for processes in (2, 3)]

@@ -14,7 +14,7 @@ from rlstab.errors import ConfigError
 from rlstab.tasks import Chain, Example
 from rlstab.tasks.own_task import require_task
 from rlstab.tasks.rewards import Reward, Rewards
-from rlstab.train.reward import Scores, without_lost
+from rlstab.tasks.scores import Scores, without_lost
 from tests.train.runs import go, small, without_times
 
 LITTERED = {"name": "chain", "terms": 5, "largest": 2, "modulus": 10, "junk_symbols": 1000, "fragile": 0.05}

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rlstab.train.engines.ddp import Ddp
+from rlstab.train.engines.fsdp2 import Fsdp2
+from rlstab.train.engines.module import PolicyModule, nothing
+from rlstab.train.engines.one_process import OneProcess
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -18,14 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 
 from rlstab.cli import main
 from rlstab.config import RunConfig, load_run
-from rlstab.config.runs import AdapterSettings
+from rlstab.config.settings import AdapterSettings
 from rlstab.core.comm import LocalComm
 from rlstab.errors import ConfigError
 from rlstab.train import lora
-from rlstab.train.engines.ddp import Ddp
-from rlstab.train.engines.fsdp2 import Fsdp2
-from rlstab.train.engines.module import PolicyModule, nothing
-from rlstab.train.engines.one_process import OneProcess
 from rlstab.train.footprint import BACKWARD, Engine, Footprint, Numbers, Shape, footprint, shape
 from rlstab.train.footprint_table import bytes_of, in_words
 from rlstab.train.policy import SHIPPED, load_policy
@@ -74,7 +74,7 @@ def test_activations_are_those_that_autograd_keeps(config: PretrainedConfig, tok
 
 
 def test_activations_beside_an_adapter_are_those_that_autograd_keeps() -> None:
-    pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+    pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
     adapter = AdapterSettings(r=4)
     assert shape(CONFIGS[0], 24, adapter=adapter).kept == pytest.approx(really_kept(CONFIGS[0], 24, adapter), rel=0.02)
 
@@ -157,7 +157,7 @@ def held(tensors: Iterable[Tensor | None]) -> int:
 @pytest.mark.parametrize("name", ["one process", "ddp", "fsdp2"])
 def test_an_engine_holds_what_is_said(name: Engine, adapter: AdapterSettings | None) -> None:
     if adapter is not None:
-        pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+        pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
     alike = partial(pytest.approx, rel=1e-3, abs=0)  # a shard of the embeddings is filled up to even rows
     with group(name):
         policy = load_policy("countdown-tiny", adapter=adapter)

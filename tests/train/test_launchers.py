@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from rlstab.config import load_run
-from rlstab.config.runs import EngineSettings
+from rlstab.config.settings import EngineSettings
 from rlstab.errors import ConfigError
 from rlstab.train import processes
 from rlstab.train.engines import engine_name, require_launcher

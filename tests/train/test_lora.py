@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from rlstab.train.padded_rows import Sequences
+from rlstab.train.sampler_weights import Sampler, rounded
 from safetensors.torch import load_file, save_file
 
 from rlstab.config import load_run
-from rlstab.config.runs import AdapterSettings
+from rlstab.config.settings import AdapterSettings
 from rlstab.errors import CheckpointError, ConfigError, MissingPackage, ModelError
 from rlstab.train import loop, lora
-from rlstab.train.padded_rows import Sequences
 from rlstab.train.policy import SHIPPED, Policy, load_policy
-from rlstab.train.sampler_weights import Sampler, rounded
 from tests.train.runs import go, largest_difference, sampler_gap, small, trained_alike, weights, without_times
 from tests.train.test_distributed import command, counted, file_of, ran
 
 if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where they have to be there, a skipped test would hide that they are not
     import peft
 else:
-    peft = pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+    peft = pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
 
 #: peft asks transformers by the old name.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -341,7 +341,8 @@ def test_peft_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackage) as caught:
         load_policy("countdown-tiny", adapter=settings(**NEW))
     assert str(caught.value) == (
-        'model.adapter needs the package peft, which is not installed. Run: pip install "rlstab[lora]"'
+        "model.adapter needs the extra `lora`: peft is not installed. In the folder of your clone of rlstab, run: "
+        "pip install -e '.[lora]'"
     )
 
 

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from rlstab import ClipHigher, LpReg, S2TMask, compose, load_objective, observe, within
 from rlstab.config import Document, dump_objective, dump_run, json_schema, load_run, objective_hash, run_hash
-from rlstab.core.docstring import summary
+from rlstab.core.metadata import summary
 from rlstab.errors import Conflict
 from rlstab.explain.page import page
-from rlstab.explain.table import check
-from rlstab.report.idle_methods import idle_parts
-from rlstab.report.model import objective_names
-from rlstab.report.records import load_runs
+from rlstab.explain.tables import check
+from rlstab.report.activity import idle_parts
+from rlstab.report.load import load_runs
+from rlstab.report.runs import objective_names
 from tests.train.runs import go, small, weights
 
 YAML = """

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.tasks import Countdown, Example, Message
 from rlstab.train.padded_rows import Sequences, position_ids

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlstab.errors import CheckpointError, ConfigError, NonFinite, ShapeError
 from rlstab.stages.advantages import grpo
 from rlstab.tasks import Example
-from rlstab.train import Responses, train
+from rlstab.train import Rollout, train
 from rlstab.train.providers import Providers
 from rlstab.zoo import METHODS
 from tests.train.ranks import fading, places, weighing
@@ -45,15 +45,15 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
     assert largest_difference(tmp_path / "given", tmp_path / "without") > 1e-6
 
 
-def by_length(responses: Responses) -> Tensor:
+def by_length(responses: Rollout) -> Tensor:
     return torch.tensor([len(text) % 5 / 4 for text in responses.texts], dtype=torch.float64)
 
 
 def test_advantages_of_a_response_are_those_of_its_tokens(tmp_path: Path) -> None:
-    def each(responses: Responses) -> Tensor:
+    def each(responses: Rollout) -> Tensor:
         return grpo(by_length(responses), responses.group_ids)
 
-    def token(responses: Responses) -> Tensor:
+    def token(responses: Rollout) -> Tensor:
         return each(responses).unsqueeze(-1).expand(responses.response_mask.shape).clone()
 
     traced = {**CUT, "tracking__trace_every": 1}
@@ -69,7 +69,7 @@ def test_advantages_of_a_response_are_those_of_its_tokens(tmp_path: Path) -> Non
 def test_the_estimator_as_a_function_trains_as_the_configured_one(tmp_path: Path) -> None:
     run = small(tmp_path / "function", optimisation__lr=1e-4)
 
-    def configured(responses: Responses) -> Tensor:
+    def configured(responses: Rollout) -> Tensor:
         return grpo(responses.rewards, responses.group_ids)
 
     train(run, console=quiet(), advantages=configured)
@@ -82,10 +82,10 @@ def test_advantages_by_token_pull_each_token_by_its_own(tmp_path: Path) -> None:
 
     seen: dict[str, float] = {}
 
-    def of_the_first_token(responses: Responses) -> Tensor:
+    def of_the_first_token(responses: Rollout) -> Tensor:
         return fading(responses)[:, 0]
 
-    def mean_place(responses: Responses) -> Tensor:
+    def mean_place(responses: Rollout) -> Tensor:
         mask = responses.response_mask
         seen["mean"] = float(places(responses)[mask].double().mean())
         return torch.where(mask, fading(responses), 0.0) * seen["mean"]
@@ -102,7 +102,7 @@ def test_advantages_by_token_pull_each_token_by_its_own(tmp_path: Path) -> None:
 
 
 def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Path) -> None:
-    def rude(responses: Responses) -> Tensor:
+    def rude(responses: Rollout) -> Tensor:
         found = places(responses)
         for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
             tensor.zero_()

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 import rlstab
-from rlstab.config import dump_run, load_run
-from rlstab.config.renamed import SETTINGS
+from rlstab.config import dump_run
 from rlstab.core.saved_state import dump_state
 from rlstab.train import checkpoint, durable
 from tests.train.runs import go, small, weights, without_times
@@ -147,72 +146,6 @@ def test_a_state_with_tensors_survives() -> None:
     for back in (dict(found.state), dict(found.standing or {})):
         assert torch.equal(back["a"].pop("w/x"), tensor)
         assert back == state
-
-
-def as_before(out: Path, *names: str) -> None:
-    """Give a run the names that it would have had: of these settings, of its records and of its checkpoints."""
-    text = (out / "config.yaml").read_text()
-    for name in names:
-        text = text.replace(f" {SETTINGS[name]}:", f" {name.rpartition('.')[2]}:")
-    (out / "config.yaml").write_text(text)
-    for file in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
-        old = (out / file).read_text().replace('"rollout":', '"step":').replace('"optimizer_steps/', '"steps/')
-        (out / file).write_text(old)
-    for folder in checkpoint.checkpoints(out / "checkpoints"):
-        record = folder / "trainer.json"
-        now = json.loads(record.read_text())
-        old = {"format": 1, "step": now["rollout"]} | {
-            key: now[key] for key in ("optimizer_steps", "objective", "state")
-        }
-        record.write_text(json.dumps(old))
-        folder.rename(folder.with_name(folder.name.replace("rollout-", "step-")))
-    about = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps({key: value for key, value in about.items() if key != "run_id"}))
-    (out / "manifest.json").unlink()
-
-
-def test_a_run_of_before_continues_once_its_settings_are_renamed(tmp_path: Path) -> None:
-    long: dict[str, Any] = {"optimisation__mini_batches": 2, "optimisation__lr": 1e-4, "tracking__trace_every": 1}
-    out, whole = tmp_path / "run", tmp_path / "whole"
-    go(small(whole, optimisation__rollouts=3, **long))
-    go(small(out, optimisation__rollouts=2, **long))
-    as_before(out, "optimisation.steps", "optimisation.warmup_steps")
-    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
-    config = out / "config.yaml"
-    with pytest.raises(
-        rlstab.errors.ConfigError, match=r"config\.yaml:\d+: optimisation\.steps: 'steps' is called 'rollouts'"
-    ):
-        load_run(config)
-    with pytest.raises(rlstab.errors.CheckpointError) as caught:
-        go(small(out, optimisation__rollouts=3, **long), resume=True)
-    assert str(caught.value) == (
-        f"{config} was written under older names: optimisation.steps is called 'rollouts' now, "
-        f"optimisation.warmup_steps is called 'warmup_optimizer_steps' now. Use the new names there to continue the "
-        f"run."
-    )
-    config.write_text(config.read_text().replace(" steps:", " rollouts:").replace(" warmup_s", " warmup_optimizer_s"))
-    result = go(small(out, optimisation__rollouts=3, **long), resume=True)
-    assert [one["rollout"] for one in result.records] == [1, 2, 3]
-    assert checkpoint.checkpoints(out / "checkpoints")[-1].name == "rollout-000003"
-    assert all(torch.equal(values, weights(whole)[name]) for name, values in weights(out).items())
-    for file in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
-        lines = (out / file).read_text().splitlines()
-        keys = [[key for key in ("step", "rollout") if key in json.loads(line)] for line in lines]
-        assert keys == sorted(keys, reverse=True)
-        assert (keys[0], keys[-1]) == (["step"], ["rollout"])
-
-
-def test_a_run_of_before_whose_objective_was_renamed_says_so(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run = small(out, ["clip_higher", "stare"], optimisation__rollouts=1, tracking__trace_every=1)
-    go(run)
-    as_before(out, "stare.step")
-    with pytest.raises(rlstab.errors.CheckpointError) as caught:
-        go(run, resume=True)
-    assert str(caught.value) == (
-        f"{out / 'config.yaml'} was written under older names: objective.1.step is called 'increment' now. Continue "
-        f"the run with the version of rlstab that wrote it, or start over in another tracking.out."
-    )
 
 
 def test_a_run_of_before_there_were_stages_continues_bit_for_bit(tmp_path: Path, uninterrupted: Path) -> None:

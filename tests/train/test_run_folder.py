@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rlstab.train.journal import cut_after, line, read
+from rlstab.train.manifest import Manifest, clear
+from rlstab.train.stopping import AGAIN, Stopped
 
 from rlstab.cli import main
 from rlstab.config import dump_run, run_hash
 from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError
-from rlstab.train import asking, card, checkpoint, durable, loop
-from rlstab.train.journal import cut_after, line, read
-from rlstab.train.manifest import Manifest, clear
+from rlstab.train import asking, checkpoint, durable, loop
 from rlstab.train.run_folder import RunFolder
-from rlstab.train.stopping import AGAIN, Stopped
 from tests.train.damages import BEFORE, ON, REFUSE, kinds, of_another_run
 from tests.train.kills import Graded, left, small
 from tests.train.runs import go
@@ -37,13 +37,12 @@ from tests.train.runs import go
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "draw", lambda records, path, title: path.write_bytes(b"picture"))
     monkeypatch.setattr(loop, "build_task", lambda settings: Graded())
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What is in a folder, less the model cards, which stand beside a checkpoint and say how it was made."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != card.NAME)
+    """What is in a folder."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
@@ -58,7 +57,6 @@ def opened(out: Path, **changes: Any) -> RunFolder:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loop, "draw", lambda records, path, title: None)
         patched.setattr(loop, "build_task", lambda settings: Graded())
         out = tmp_path_factory.mktemp("whole") / "run"
         go(small(out, optimisation__rollouts=4))
@@ -357,7 +355,6 @@ def test_an_overwrite_that_fails_later_says_where_the_run_is(tmp_path: Path, mon
     with pytest.raises(ConfigError, match="already holds a run"):
         go(small(out, seed=1))
     monkeypatch.undo()
-    monkeypatch.setattr(loop, "draw", lambda records, path, title: None)
     result = go(small(aside, optimisation__rollouts=3), resume=True)
     assert result.records[-1]["rollout"] == 3, "it can be continued where it is"
 
@@ -503,7 +500,7 @@ def test_a_start_that_was_killed_before_its_first_record_does_not_block_another(
     out = tmp_path / "run"
     go(small(out, optimisation__rollouts=1))
     shutil.rmtree(out / "checkpoints")
-    for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl", "curves.png"):
+    for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
         (out / name).unlink()
     go(small(out, optimisation__rollouts=1, seed=2))
     assert "seed: 2" in (out / "config.yaml").read_text()
@@ -601,7 +598,6 @@ def stopped(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, at, signalled)
-        patched.setattr(loop, "draw", lambda records, path, title: None)
         patched.setattr(loop, "build_task", lambda settings: Graded())
         if not save:
             patched.setattr(loop._Loop, "_save", lambda *_, **options: None)

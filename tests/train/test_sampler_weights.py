@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.tasks import Countdown
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.sampler_weights import LARGEST, Sampler, rounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlstab.config.runs import RolloutSettings
+from rlstab.config.settings import RolloutSettings
 from rlstab.tasks import Countdown
 from rlstab.train.policy import Policy, load_policy
 from rlstab.train.sampling import Sampled, _invert, grouped, sample

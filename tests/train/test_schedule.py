@@ -13,8 +13,7 @@ from transformers import get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from rlstab.config import load_run
-from rlstab.config.runs import CUTS
-from rlstab.config.schedule_settings import ENDING, FOLLOWING, OPTIONS
+from rlstab.config.settings import CUTS, ENDING, FOLLOWING, OPTIONS
 from rlstab.errors import ConfigError
 from rlstab.train.journal import read
 from rlstab.train.learning_rate import learning_rate

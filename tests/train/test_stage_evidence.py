@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
+from rlstab.train.stage_evidence import require_evidence
 from torch import Tensor
 
 from rlstab.errors import FitWarning, MissingSignal
 from rlstab.stages import STAGES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.stage import RewardShaper
-from rlstab.testing.stage_examples import STAGE_EXAMPLES
-from rlstab.train.stage_evidence import require_evidence
+from tests.examples import STAGE_EXAMPLES
 from tests.train.runs import go, small
 
 
@@ -45,12 +44,11 @@ def test_what_a_stage_was_published_with_is_told_where_it_is_missing(tmp_path: P
     ],
 )
 def test_what_is_not_there_is_told_before_anything_runs(read: str, says: str) -> None:
-    @dataclass(frozen=True)
     class Reads(RewardShaper):
         """Read something."""
 
-        name: ClassVar[str] = "reads"
-        needs = frozenset({read})
+        name = "reads"
+        needs = {read}
 
         def shape(self, responses: Any, stat: Any, state: Any) -> Tensor:
             return torch.zeros(len(responses))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -133,12 +132,10 @@ def test_with_several_mini_batches_the_refreshed_one_before_the_first_step_is_co
     assert record["sampler/largest_gap"] == pytest.approx(0.5, abs=sampler_gap(torch.float32))
 
 
-@final
-@dataclass(frozen=True)
 class HeldEntropies(TokenObjective):
     """Weighs the log-probs of the first three tokens of each response by their live entropies, held constant."""
 
-    name: ClassVar[str] = "held_entropies"
+    name = "held_entropies"
     writes: ClassVar[frozenset[str]] = frozenset({"penalties"})
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

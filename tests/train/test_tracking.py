@@ -33,7 +33,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     wandb.teardown()
 
 
-@pytest.mark.parametrize(("name", "package"), [("tensorboard", '"rlstab[tensorboard]"'), ("wandb", "wandb")])
+@pytest.mark.parametrize(("name", "package"), [("tensorboard", "-e '.[tensorboard]'"), ("wandb", "wandb")])
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

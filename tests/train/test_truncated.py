@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlstab import Terms, TokenObjective, TruncatedMask, compose
-from rlstab.train import Responses
+from rlstab.train import Rollout
 from rlstab.train.policy import load_policy
 from tests.train.runs import go, small, weights
 
@@ -24,20 +23,18 @@ CUT = {
 }
 
 
-@final
-@dataclass(frozen=True)
 class DropEndless(TokenObjective):
     """Drop responses without an end."""
 
-    name: ClassVar[str] = "drop_endless"
-    needs = frozenset({"endless"})
-    writes = frozenset({"keep"})
+    name = "drop_endless"
+    needs = {"endless"}
+    writes = {"keep"}
 
     def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
         return Terms(keep=batch.signal("endless") == 0)
 
 
-def endless(responses: Responses) -> Tensor:
+def endless(responses: Rollout) -> Tensor:
     ends = torch.tensor(sorted(load_policy("countdown-tiny").eos_ids))
     ended = (torch.isin(responses.response_ids, ends) & responses.response_mask).any(-1)
     return (~ended).float().unsqueeze(-1).expand(responses.response_mask.shape).clone()

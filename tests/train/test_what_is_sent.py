@@ -164,7 +164,7 @@ def test_weights_are_gathered_in_bfloat16_and_gradients_added_in_float32(crew: C
 def test_of_an_adapter_only_its_gradients_are_sent_and_fsdp2_shards_the_frozen_weights(
     crew: Crew, tmp_path: Path
 ) -> None:
-    pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+    pytest.importorskip("peft", reason='peft is not installed: pip install -e ".[lora]"')
     for engine in ("ddp", "fsdp2"):
         for one in told(crew, tmp_path / engine, 2, engine=engine, **ADAPTER):
             assert 0 < one["trainable"] < one["parameters"] / 10

@@ -50,7 +50,7 @@ def test_the_quantile_is_that_of_the_response_however_the_step_is_cut() -> None:
     expected = run_parts(compose(ASPO()), rows, [[0, 1, 2, 3]])[1]
     for parts in ([[0], [1], [2], [3]], [[3, 0], [], [2, 1]]):
         _, report = run_parts(compose(ASPO()), rows, parts)
-        for name in ("aspo/high_entropy", "ratio/pull", "ratio/stopped"):
+        for name in ("aspo/high_entropy", "ratio/surrogate", "ratio/stopped"):
             assert report[name].value == pytest.approx(expected[name].value, rel=1e-14), name
     assert expected["aspo/high_entropy"].total == 1 + 2 + 1  # above place 3.2, 4.8 and 4.0
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlstab import BlockMean, KLPenalty, SequenceMean, TokenObjective, compose, make_plan
-from rlstab.train.providers import Providers
+from rlstab.train.generate import require_provider_names
 from tests.core.methods import DropPunished
 from tests.core.steps import batch_of, gradients, live_of, random_rows, token
 
@@ -67,4 +67,4 @@ def test_blocks_are_the_users_to_tell() -> None:
     def halves(responses: object) -> torch.Tensor:
         return torch.zeros(0)
 
-    assert Providers({"block_ids": halves}).in_words()["signals"].keys() == {"block_ids"}
+    require_provider_names({"block_ids": halves})

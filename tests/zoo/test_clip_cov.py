@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlstab import ClipCov, ClipHigher, RandomMask, compose, make_plan
 from rlstab.errors import OutOfRange
-from rlstab.testing.outcome import joined, run_parts, run_ranks, run_whole
+from rlstab.testing.run import joined, run_parts, run_ranks, run_whole
 from rlstab.testing.steps import Step, make_step
 from tests.zoo.pulls import pulls
 

@@ -9,7 +9,7 @@ import pytest
 from rlstab import DPPO, GSPO, ClipHigher, TokenObjective, compose
 from rlstab.config import load_run
 from rlstab.errors import Conflict
-from rlstab.explain.idle import idle_in_run
+from rlstab.explain.notes import idle_in_run
 from tests.core.says import says
 from tests.core.steps import token
 from tests.zoo.coefficients import coefficients

@@ -11,17 +11,16 @@ import torch
 
 from rlstab import ClipHigher, ConstantLength, LpReg, S2TMask, SequenceMean, TopEntropyMask, compose, make_plan, within
 from rlstab.core.batch import TokenBatch
-from rlstab.core.facts import MASK, Interaction, Kind
+from rlstab.core.metadata import MASK, Interaction, Kind
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.errors import Conflict
-from rlstab.explain.exclusions import shipped
-from rlstab.testing.examples import EXAMPLES
-from tests.zoo.watch import evidence, examples, live
+from tests.examples import EXAMPLES
+from tests.zoo.watch import evidence, examples, live, shipped
 
 METHODS = {cls.name: cls for cls in shipped()}
-DECLARED = [(name, one) for name, cls in METHODS.items() for one in cls.interacts]
+DECLARED = [(name, one) for name, cls in METHODS.items() for one in cls.about.interacts]
 every_method = pytest.mark.parametrize("cls", [pytest.param(cls, id=name) for name, cls in METHODS.items()])
 every_interaction = pytest.mark.parametrize(
     ("name", "one"), [pytest.param(name, one, id=f"{name}: {one.others}") for name, one in DECLARED]
@@ -58,7 +57,7 @@ def test_no_pair_is_good_together_and_in_each_others_way() -> None:
     for name, one in DECLARED:
         for other in one.names:
             kinds.setdefault(frozenset({name, other}), set()).add(one.kind)
-    assert [pair for pair, found in kinds.items() if "good" in found and found & {"against", "redundant"}] == []
+    assert [pair for pair, found in kinds.items() if "good" in found and found & {"conflicts", "redundant"}] == []
 
 
 @every_interaction
@@ -107,7 +106,7 @@ def test_limits_are_the_identity_bit_for_bit(cls: type[TokenObjective], base: tu
     """Whatever the other settings are, alone and beside a clip."""
     without = losses(*base)
     for method in [*examples(cls), *EXAMPLES[cls.name]]:
-        for limit in cls.limits:
+        for limit in cls.about.no_op_at:
             if limit.settings is not None:
                 limited = limit.at(method)
                 assert limit.reached(limited)
@@ -118,19 +117,19 @@ def test_limits_are_the_identity_bit_for_bit(cls: type[TokenObjective], base: tu
 
 @every_method
 def test_a_method_says_where_it_is_the_identity(cls: type[TokenObjective]) -> None:
-    assert cls.limits
+    assert cls.about.no_op_at
     names = {one.name for one in settings_of(cls)}
-    for limit in cls.limits:
+    for limit in cls.about.no_op_at:
         assert limit.why.endswith(".")
         assert (limit.settings or {}).keys() <= names
         assert limit.why[0].isupper() == (not limit.settings)
 
 
 def test_a_limit_of_steps_is_reached_by_no_setting() -> None:
-    nowhere = [limit for cls in METHODS.values() for limit in cls.limits if limit.settings is None]
+    nowhere = [limit for cls in METHODS.values() for limit in cls.about.no_op_at if limit.settings is None]
     assert nowhere
     assert not any(limit.reached(one) for limit in nowhere for several in EXAMPLES.values() for one in several)
-    assert not within(S2TMask(), TopEntropyMask()).limits
+    assert not within(S2TMask(), TopEntropyMask()).about.no_op_at
 
 
 def test_sequence_mean_is_the_identity_on_equal_lengths() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from rlstab import M2PO, compose, make_plan
 from rlstab.config import load_run
-from rlstab.explain.idle import idle_in_run
+from rlstab.explain.notes import idle_in_run
 from tests.core.steps import batch_of, random_rows, run_parts, token
 from tests.zoo.coefficients import coefficients
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rlstab import available, compose, make_plan
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.testing.tolerances import REORDERED
 from rlstab.zoo import METHODS
 from tests.core.steps import batch_of, gradients, live_of, number, random_rows, token
@@ -233,8 +234,8 @@ def check(methods, rows, state=None, memories=None, live_ratio=False):
     for name, decision in decisions.items():
         method = objective.keyed[name]
         before = method.init_state() if state is None else state[name]
-        terms = method.terms(batch, *method.settle([batch], before, LocalComm()))
-        for field in ("keep", "exempt"):
+        terms = method.terms(batch, *measure_all(method, [batch], before, LocalComm()))
+        for field in ("keep", "unclipped"):
             if field in decision:
                 assert getattr(terms, field).tolist() == decision[field], (name, field)
         if "weight" in decision:

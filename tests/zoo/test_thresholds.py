@@ -48,7 +48,7 @@ def test_code_form_of_lp_reg_takes_the_floor_of_the_punished_and_never_one(share
         max_logprobs=now,
         log_kept_mass=torch.zeros(1, 5),
     )
-    assert found.exempt.tolist() == [*selected, False]
+    assert found.unclipped.tolist() == [*selected, False]
 
 
 def test_paper_form_of_lp_reg_may_take_one():

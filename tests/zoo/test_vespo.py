@@ -50,7 +50,7 @@ def test_where_the_live_policy_is_its_own_denominator_only_the_sampler_is_left()
     pulls = []
     for anchor in ("old", "rollout"):
         policy, _ = live_of(batch, rows)
-        pulls.append(compose(VESPO(anchor=anchor))(batch, policy).metrics()["ratio/pull"])
+        pulls.append(compose(VESPO(anchor=anchor))(batch, policy).metrics()["ratio/surrogate"])
     weight = 1.3 * math.exp(-0.5)
     assert pulls == pytest.approx([1.0, weight**2 * math.exp(3 - 3 * weight)], rel=1e-12)
 

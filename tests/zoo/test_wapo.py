@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlstab import WAPO, ClipHigher, KLPenalty, compose
-from rlstab.testing.outcome import joined, run_parts, run_ranks, run_whole
+from rlstab.testing.run import joined, run_parts, run_ranks, run_whole
 from rlstab.testing.steps import Step, make_step
 from tests.zoo.pulls import pulls
 

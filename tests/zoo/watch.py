@@ -1,44 +1,23 @@
-"""What a method reads and fills, seen by watching it, against what its class and its card say."""
+"""Settings, evidence and live outputs on which every method has something to do."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
-from typing import ClassVar
 
 import torch
 
-from rlstab.core.batch import SIGNALS, TokenBatch
-from rlstab.core.comm import LocalComm
+from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
-from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import Setting, settings_of
-from rlstab.core.stats import Settled, settle
 from rlstab.errors import OutOfRange
-from rlstab.explain.card_sections import BASICS, card
+from rlstab.zoo import METHODS
 
 
-class WatchedBatch(TokenBatch):
-    """Remembers which of its tensors were looked at."""
-
-    seen: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name: str) -> object:
-        if name in BASICS or name in SIGNALS:
-            WatchedBatch.seen.add(name)
-        return super().__getattribute__(name)
-
-
-class WatchedPolicy(PolicyOutputs):
-    """Remembers which of its tensors were looked at."""
-
-    seen: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name: str) -> object:
-        if name in ("logprobs", "entropies", "log_kept_mass"):
-            WatchedPolicy.seen.add(name)
-        return super().__getattribute__(name)
+def shipped() -> list[type[TokenObjective]]:
+    """The methods of rlstab itself, by name."""
+    return [cls for cls in map(METHODS.get, METHODS.names()) if cls.__module__.startswith("rlstab.zoo.")]
 
 
 def examples(cls: type[TokenObjective]) -> list[TokenObjective]:
@@ -92,73 +71,3 @@ def live(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "entropies": (tensors["entropies"] + 0.05).requires_grad_(),
         "log_kept_mass": (tensors["log_kept_mass"] - 0.05).requires_grad_(),
     }
-
-
-def differences(cls: type[TokenObjective]) -> list[str]:
-    """Where reading and filling differ from `needs`, `live_needs`, `writes`, `Penalty.reads` and the card."""
-    said = card(cls)
-    read, filled, keys, found = set(), set(), set(), []
-    for method in examples(cls):
-        seen, lively, wrote, wrong = watch(method)
-        found += [f"{method!r}: {one}" for one in wrong]
-        found += [
-            f"{method!r}: {one}"
-            for one in [
-                *compare(
-                    "reads '{}', which `needs` does not name", "`needs` names '{}'", seen & SIGNALS.keys(), method.needs
-                ),
-                *compare(
-                    "reads the live '{}', which `live_needs` does not name",
-                    "`live_needs` names '{}'",
-                    lively - {"logprobs"},
-                    method.live_needs,
-                ),
-                *compare("fills '{}', which `writes` does not name", "`writes` names '{}'", wrote, method.writes),
-            ]
-        ]
-        read |= seen | {f"live {name}" for name in lively}
-        filled |= wrote
-        keys |= method.init_state().keys()
-    for section, what in (("Reads", read), ("Writes", filled), ("State", keys)):
-        heads = said.heads(section)
-        where = f"the card's {section}"
-        found += compare(
-            f"{cls.__name__} has '{{}}', which {where} does not name", f"{where} names '{{}}'", what, set(heads)
-        )
-        if len(heads) != len(set(heads)):
-            found.append(f"{where} names something twice: {', '.join(heads)}.")
-    return found
-
-
-def compare(undeclared: str, surplus: str, done: set[str], declared: set[str] | frozenset[str]) -> list[str]:
-    """A line for what is done and not declared, and for what is declared and not done."""
-    return [f"{undeclared.format(name)}." for name in sorted(done - declared)] + [
-        f"{surplus.format(name)}, and nothing comes of it." for name in sorted(declared - done)
-    ]
-
-
-def watch(method: TokenObjective) -> tuple[set[str], set[str], set[str], list[str]]:
-    """What two steps read of the evidence and of the live policy, what they fill, and penalties that mislead."""
-    tensors = evidence()
-    batch = WatchedBatch.from_padded(**tensors)
-    policy = WatchedPolicy.from_padded(batch, **live(tensors))
-    anchor = WatchedPolicy.from_padded(batch, **live(tensors))
-    WatchedBatch.seen.clear()
-    state, lively, filled, wrong = method.init_state(), set(), set(), []
-    for _ in range(2):
-        # not by method.settle, which would refuse to measure a batch without tokens that lacks an undeclared signal
-        first = settle([method.measure(batch)], LocalComm())
-        stat = Settled({**first, **settle([method.measure_again(batch, first)], LocalComm())})
-        state = method.advance(state, stat)
-        terms = method.terms(batch, stat, state)
-        filled |= terms.filled()
-        for name, penalty in terms.penalties.items():
-            WatchedPolicy.seen.clear()
-            penalty.fn(policy, anchor)
-            beyond = WatchedPolicy.seen - {"logprobs"}
-            if beyond != penalty.reads:
-                wrong.append(
-                    f"the penalty '{name}' reads the live {sorted(beyond)}, its `reads` are {sorted(penalty.reads)}."
-                )
-            lively |= WatchedPolicy.seen
-    return set(WatchedBatch.seen), lively, filled, wrong

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from rlstab.errors import MissingPackage
+from rlstab.extras import require
 
-try:
-    import trl as _trl  # noqa: F401  # whether it is there
-except ImportError as error:
-    raise MissingPackage(
-        "rlstab.adapters.trl needs the package trl, which is not installed. Run: pip install 'rlstab[trl]'"
-    ) from error
+require("trl", "rlstab.adapters.trl")
 
-from rlstab.adapters.trl.release import check_release as check_host
-from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
-from rlstab.adapters.trl.watching import WatchCallback
+from rlstab.adapters.trl.release import check_release as check_host  # noqa: E402
+from rlstab.adapters.trl.trainer import RLStabGRPOTrainer  # noqa: E402
+from rlstab.adapters.trl.watching import WatchCallback  # noqa: E402
 
 __all__ = ["RLStabGRPOTrainer", "WatchCallback", "check_host"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
 from rlstab.errors import ConfigError
 
 #: What decides TRL's own loss, with what to write in the objective instead.
@@ -33,8 +33,9 @@ REPLACED: Mapping[str, str] = {
     "entropy_coef_delta": "adaptive_entropy",
     "entropy_target": "adaptive_entropy",
     "off_policy_mask_threshold": "off_policy_mask",
-    "use_bias_correction_kl": "the estimator of kl",
 }
+#: What TRL multiplies its KL term by the ratio with, and the estimator of ``kl`` that does so.
+BIAS_CORRECTION, UNBIASED = "use_bias_correction_kl", "k3_unbiased"
 #: Optimizers that step inside the backward pass, where no step can be refused.
 _STEPS_EARLY = ("lomo", "layerwise")
 
@@ -53,6 +54,7 @@ def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
                 f"{defaults[name]!r}, and write in the objective: {instead}."
             )
     _check_reference(config, objective)
+    _check_estimator(config, objective)
     _check_correction(config, objective)
     check_windows(config)
     _check_engine(config)
@@ -77,6 +79,23 @@ def _check_reference(config: GRPOConfig, objective: TokenObjective) -> None:
             raise ConfigError(
                 f"GRPOConfig.beta = {config.beta}, and the coefficient of 'kl' is {coefficient}: the objective's "
                 f"counts. Write beta={coefficient!r}, so that the two say the same."
+            )
+
+
+def _check_estimator(config: GRPOConfig, objective: TokenObjective) -> None:
+    """TRL's switch and the estimator of ``kl`` say the same, in runs of either trainer."""
+    corrects = getattr(config, BIAS_CORRECTION)
+    estimators = {str(getattr(leaf.method, "estimator", "")) for leaf in walk(objective) if leaf.method.name == "kl"}
+    if not estimators and not corrects:
+        raise ConfigError(
+            f"GRPOConfig.{BIAS_CORRECTION} = False has no effect: no method of the objective is 'kl'. Leave it at True."
+        )
+    for estimator in sorted(estimators):
+        if corrects != (estimator == UNBIASED):
+            other = f"estimator: {UNBIASED}" if corrects else "another estimator"
+            raise ConfigError(
+                f"GRPOConfig.{BIAS_CORRECTION} = {corrects}, and the estimator of 'kl' is '{estimator}': the "
+                f"objective's counts. Write {BIAS_CORRECTION}={not corrects}, or {other} in the objective."
             )
 
 

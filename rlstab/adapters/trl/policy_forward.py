@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlstab.adapters.trl.responses import Inputs, response_mask
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import BASICS, TokenBatch, layout_of, to_padded
 from rlstab.core.objective import TokenObjective, require_signals
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError, OutOfRange
-from rlstab.explain.hosts import adapted
+from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
 from rlstab.signals.vocabulary_head import find_head
 
@@ -109,13 +109,12 @@ class OwnForward:
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         rows = plan.live_rows(which)
         wanted = torch.stack(list(rows.values())).any(0)
-        where = which.to_padded(wanted)
+        where = to_padded(which, wanted)
         where[0, 0] |= ~wanted.any()  # every rank runs a forward and a backward, whatever it holds
         some = {name: one[wanted] for name, one in rows.items() if name != "logprobs"} if bool(wanted.any()) else None
         found = self._padded(model, inputs, where, rows.keys(), some)
-        assert which.index is not None
         still = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
-        packed = {name: values.reshape(-1)[which.index] for name, values in found.items()}
+        packed = {name: values.reshape(-1)[layout_of(which).index] for name, values in found.items()}
         nothing = sum(values.sum() * 0.0 for values in found.values())
         return (
             PolicyOutputs(**{name: torch.where(wanted, packed[name], still[name]) + nothing for name in rows}),
@@ -172,7 +171,7 @@ def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[s
     """
     if head not in ("auto", "trl", "rlstab"):
         raise OutOfRange(f"head = {head!r}, expected 'auto', 'trl' or 'rlstab'.")
-    needs, live = objective.needs - provided, objective.live_needs
+    needs, live = objective.needs - BASICS - provided, objective.live_needs
     if head == "auto":
         enough = needs <= TRLForward.gives and live <= TRLForward.live
         head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
@@ -182,7 +181,7 @@ def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[s
         provides=provided | chosen.gives,
         live=chosen.live,
         host=f"TRL with this GRPOConfig and head='{head}'",
-        otherwise={name: adapted("trl").cure(name) for name in objective.needs | objective.live_needs},
+        otherwise={name: adapted("trl").cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
     )
     if chosen is TRLForward:
         return TRLForward(trainer)

@@ -53,8 +53,8 @@ def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
     A method that reads no log-probs needs none, whatever TRL calls them; where the rollout makes one optimizer step,
     TRL keeps no old ones, and the live ratio needs none.
     """
-    found = set(objective.needs & SIGNAL_NAMES)
-    read = set(objective.reads_policies)
+    read = set(objective.needs)
+    found = read & SIGNAL_NAMES
     if "rollout_logprobs" in objective.needs:
         read.add("old_logprobs")  # a value that the sampler lost is replaced by it
     if "logprobs" in read or ("old_logprobs" in read and inputs.get("old_per_token_logps") is None):

@@ -31,8 +31,7 @@ from rlstab.adapters.window import Window
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.fit import check_complete
-from rlstab.core.objective import State, TokenObjective
+from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
@@ -220,7 +219,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
                     f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is "
                     f"{norm}. The optimizer step was refused; weights and state are those before it."
                 )
-        if window.refusal is not None or (window.plan is not None and window.plan.silent):
+        if window.refusal is not None or (window.plan is not None and window.plan.has_no_gradient):
             for one in parameters:
                 one.grad = None
         self._rlstab_rates = [group["lr"] for group in groups]

@@ -20,9 +20,8 @@ from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, Provi
 from rlstab.adapters.trl.trl_names import named, tallies
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.compose import compose
+from rlstab.core.compose import compose, observe
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.observe import observe
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean

@@ -6,14 +6,9 @@ verl itself.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from rlstab.extras import require
 
-from rlstab.errors import MissingPackage
-
-if find_spec("verl") is None:
-    raise MissingPackage(
-        "rlstab.adapters.verl needs the package verl, which is not installed. Run: pip install 'rlstab[verl]'"
-    )
+require("verl", "rlstab.adapters.verl")
 
 __all__ = ["check_host"]
 

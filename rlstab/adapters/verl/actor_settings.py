@@ -8,8 +8,8 @@ from typing import Any
 
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
-from rlstab.core.walk import walk
 from rlstab.errors import ConfigError
 
 #: Of ``actor_rollout_ref.actor``: what decides verl's own loss, with what to write in the objective instead.

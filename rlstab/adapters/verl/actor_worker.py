@@ -30,14 +30,13 @@ from rlstab.adapters.verl.verl_names import named, tallies
 from rlstab.adapters.verl.verl_release import check_release
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective, objective_hash
+from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.compose import Composition, compose
-from rlstab.core.fit import check_complete
-from rlstab.core.objective import State, require_signals
+from rlstab.core.compose import Composition, compose, walk
+from rlstab.core.objective import State, check_complete, require_signals
 from rlstab.core.plan import make_plan
-from rlstab.core.walk import walk
 from rlstab.errors import ConfigError, HostError, NonFinite, RlstabError
-from rlstab.explain.hosts import adapted
+from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.getLogger(__name__)
@@ -165,10 +164,10 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
     def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
         """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
         needs = self.objective.needs & SIGNAL_NAMES
-        if not needs and "logprobs" not in self.objective.reads_policies:
+        if not needs:
             return {}
         loss = self._rlstab_loss
-        loss.ask(data, frozenset(needs), live=False)
+        loss.ask(data, frozenset(needs - BASICS), live=False)
         offload = tu.get(data, key="disable_auto_offload", default=False)
         with self.engine.eval_mode(disable_auto_offload=offload):
             outputs = self.engine.infer_batch(data, loss_function=loss)["model_output"]
@@ -193,7 +192,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
                 f"weights and state are those before it."
             )
         plan = window.plan
-        if window.refusal is not None or plan is None or plan.silent:
+        if window.refusal is not None or plan is None or plan.has_no_gradient:
             self.engine.optimizer_zero_grad()
             return 0.0 if window.refusal is None else math.nan
         groups = self.engine.optimizer.param_groups
@@ -287,7 +286,7 @@ def require_from(config: Any, objective: Composition) -> None:
         provides=given,
         live=host.live & given,
         host="verl with these settings",
-        otherwise={name: host.cure(name) for name in objective.needs | objective.live_needs},
+        otherwise={name: host.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
     )
 
 

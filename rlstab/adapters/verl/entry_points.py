@@ -35,7 +35,7 @@ def check_plugin() -> None:
     if not own:
         raise HostError(
             f"no entry point '{NAME}' in the group '{GROUP}': verl does not know of the adapter. Install rlstab as a "
-            f"package (pip install rlstab, or pip install -e . in its folder), not by PYTHONPATH alone."
+            f"package (pip install -e . in its folder), not by PYTHONPATH alone."
         )
     for one, error in own.items():
         if error is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from rlstab.adapters.verl.mini_batch import ROW, MiniBatch, wide_as
 from rlstab.adapters.window import Window
+from rlstab.core.batch import layout_of
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
@@ -53,7 +54,7 @@ class PlannedLoss:
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
 
-    def ask(self, data: Any, needs: frozenset[str], *, live: bool) -> None:
+    def ask(self, data: Any, needs: Set[str], *, live: bool) -> None:
         """Tell the engine what to make of a batch.
 
         Args:
@@ -61,7 +62,7 @@ class PlannedLoss:
             needs: signals beyond the log-probs.
             live: with a gradient.
         """
-        self.needs = needs & FROM_LOGITS
+        self.needs = FROM_LOGITS & needs
         # without entropies verl's cross-entropy may write its gradient into the logits, from which ours is made later
         entropies = "entropies" in needs or (live and bool(self.needs))
         tu.assign_non_tensor(data, calculate_entropy=entropies, distillation_use_topk=bool(self.needs))
@@ -102,9 +103,9 @@ class PlannedLoss:
         self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]
     ) -> dict[str, Mean]:
         """What verl logs beside: how far the policy is from the old one, and its entropy where that was made."""
-        now = live["logprobs"].detach().reshape(-1)[batch.index]
+        now = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
         told = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
         if "tokens/entropy" not in report and "entropy" in model_output:
             entropies = self.found(model_output, data, frozenset({"entropies"}))["entropies"]
-            told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[batch.index])
+            told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])
         return told

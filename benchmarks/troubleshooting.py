@@ -1,0 +1,143 @@
+"""docs/troubleshooting.md: what the signs look like, what is behind them, which methods act on it, and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlstab.core.metadata import SOURCES
+from rlstab.diagnose.causes import CAUSES, TOGETHER
+from rlstab.diagnose.metric_aliases import ALIASES, SUMS
+from rlstab.diagnose.remedies import Remedy, remedies
+from rlstab.diagnose.signs import CLIPPED, CUT_OFF, DRIFT, DRIFT_GROWTH, MISMATCH, SIGNS
+from rlstab.report import collapse
+
+#: When a sign is there.
+DEFINITIONS: dict[str, str] = {
+    **{name: collapse.DEFINITIONS[name] for name in SIGNS if name in collapse.DEFINITIONS},
+    "refused_steps": "a gradient norm that is NaN or infinite, or an optimizer step refused for it",
+    "truncation": f"{collapse.DEFINITIONS['truncation']}; or more than {CUT_OFF} of them cut off in the first line",
+    "sampler_mismatch": "in the first line of the log, "
+    + ", or ".join(f"`{name}` above {most:g}" for name, most in MISMATCH.items()),
+    "sampler_drift": (
+        f"the same metric, over ten steps, above {DRIFT:g} x that threshold and {DRIFT_GROWTH:g} x its first value"
+    ),
+    "clipped": f"more than {CLIPPED} of the tokens clipped, over ten steps",
+}
+
+#: The beginning of the page. It is written by a command, like the pages of the methods.
+HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/diagnose/remedies.yaml and benchmarks/results. -->
+
+# Troubleshooting
+
+What a run that goes wrong looks like in its metrics, what is usually behind it, which methods act on that, and what was
+measured here. [`rlstab diagnose`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came
+first; this page is written from the same table. Figures are differences from the baseline of a bench, as means over
+seeds with 95 % intervals, on tasks for a model of 0.34M parameters. They say whether a method acts there, not how large
+the effect would be in your run. A method without a figure has not been measured here, which does not mean that it does
+not work.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, *_symptoms(), *(line for one in remedies().values() for line in _cause(one)), *_signs(), *_names()]
+    return "\n".join(parts) + "\n"
+
+
+def _symptoms() -> Iterator[str]:
+    yield "| what you see | first of all | section |"
+    yield "| --- | --- | --- |"
+    for one in remedies().values():
+        yield f"| {one.looks} | {one.first} | [{one.title}](#{_anchor(one.title)}) |"
+    yield ""
+
+
+def _cause(one: Remedy) -> Iterator[str]:
+    yield f"## {_capital(one.title)}"
+    yield ""
+    shows = [
+        f"{SIGNS[sign].title} ({_quoted(SIGNS[sign].reads)})" for sign, cause in CAUSES.items() if cause == one.cause
+    ]
+    yield f"{one.looks} Signs: {'; '.join(shows)}."
+    yield ""
+    yield f"Likely: {'; or '.join(one.likely)}."
+    yield ""
+    yield f"**First:** {one.first}"
+    yield ""
+    for host, names in one.settings.items():
+        yield f"- {host}: {_quoted(names)}"
+    yield ""
+    if one.sources:
+        told = "; ".join(f"*{source}*, {SOURCES[source]}" for source in one.sources)
+        yield f"Sources of instability: {told}."
+        yield ""
+    links = [f"[`{name}`](methods/{name}.md)" for name in one.methods]
+    links += [f"[`{name}`](stages/{name}.md)" for name in one.stages]
+    yield f"Against it: {', '.join(links)}."
+    yield ""
+    if one.evidence:
+        yield from _evidence(one)
+    else:
+        yield "No evidence here: none of these methods has been compared on a run of this kind."
+        yield ""
+
+
+def _evidence(one: Remedy) -> Iterator[str]:
+    yield "| method | against | seeds | measured | bench |"
+    yield "| --- | --- | --- | --- | --- |"
+    for method, figures in one.evidence:
+        first = figures[0]
+        where = f"{first.bench}, {first.setting}" if first.setting != "default" else first.bench
+        told = "; ".join(figure.told for figure in figures)
+        link = f"[{where}]({first.page.removeprefix('docs/')}#{_anchor(where)})"
+        yield f"| {method} | {first.baseline} | {first.seeds} | {told} | {link} |"
+    yield ""
+    commands = dict.fromkeys(figure.command for _, figures in one.evidence for figure in figures)
+    yield "Again:"
+    yield ""
+    yield "```sh"
+    yield from commands
+    yield "```"
+    yield ""
+
+
+def _signs() -> Iterator[str]:
+    yield "## When a sign is there"
+    yield ""
+    yield (
+        f"Over bins of ten steps, as in the report. What begins within {TOGETHER} steps of another sign begins "
+        f"together with it, and what explains the others comes first."
+    )
+    yield ""
+    yield "| sign | definition |"
+    yield "| --- | --- |"
+    for name in SIGNS:
+        yield f"| {SIGNS[name].title} | {DEFINITIONS[name]} |"
+    yield ""
+
+
+def _names() -> Iterator[str]:
+    yield "## What the metrics are called"
+    yield ""
+    yield "Prefixes such as `train/` do not matter."
+    yield ""
+    yield "| rlstab | elsewhere, the first that is there |"
+    yield "| --- | --- |"
+    for ours, foreign in ALIASES.items():
+        names = [f"1 - `{name}`" if turn(0.0) == 1 else f"`{name}`" for name, turn in foreign.items()]
+        own = f"`{ours}`" + (f" ({' + '.join(f'`{part}`' for part in SUMS[ours])})" if ours in SUMS else "")
+        yield f"| {own} | {', '.join(names)} |"
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes it: letters, digits, hyphens and underscores stay."""
+    kept = "".join(one for one in heading.lower().replace(" ", "-") if one.isalnum() or one in "-_")
+    return kept
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,93 @@
+"""Parts of documents put together, each value with the file and line from which it came; and what a stack makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rlstab.config.document import Document, Place
+from rlstab.errors import ConfigError
+
+
+def part(document: Document, place: Place) -> Document:
+    """The value at a place as a document of its own."""
+    data = document.data
+    for step in place:
+        data = data[step]
+    depth = len(place)
+    marks = {key[depth:]: mark for key, mark in document.marks.items() if key[:depth] == place}
+    return Document(data, document.name, marks)
+
+
+def placed(document: Document, path: str, value: Document) -> Document:
+    """The document with another value at a dotted path.
+
+    Raises:
+        ConfigError: there is no mapping to set it in.
+    """
+    place = tuple(path.split("."))
+    try:
+        replaced = document.replaced(path, value.data)
+    except ConfigError as error:
+        reason = str(error).removeprefix(f"--set {path}: ")
+        raise ConfigError(value.text((), f"{path}: {reason}")) from None
+    marks = {key: mark for key, mark in replaced.marks.items() if key[: len(place)] != place}
+    moved = {(*place, *key): mark for key, mark in value.marks.items()}
+    return Document(replaced.data, replaced.name, {**marks, **moved})
+
+
+def joined(parts: Sequence[Document]) -> Document:
+    """A list of the parts; a part that is a list gives its items."""
+    items: list[Document] = []
+    for document in parts:
+        several = isinstance(document.data, list | tuple)
+        items += [part(document, (index,)) for index in range(len(document.data))] if several else [document]
+    marks = {(index, *place): mark for index, item in enumerate(items) for place, mark in item.marks.items()}
+    return Document([item.data for item in items], "", marks)
+
+
+def ablations(
+    document: Document, base: Document | None, how: Literal["leave_one_out", "add_one_in", "both"]
+) -> dict[str, Document]:
+    """Objectives by name: ``base``, ``all``, ``base-plus-s2t``, ``all-minus-s2t``, ...
+
+    The base's objective is a part of all of them; without one there is no ``base``, and ``base-plus-s2t`` is s2t alone.
+    What would come twice comes once, under the name that stands first above: of a stack of two, ``all`` without one
+    is the base with the other.
+
+    Args:
+        document: a bench file; its ``stack`` is a list of methods.
+        base: the objective of the base run, or None.
+        how: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always beside ``base`` and
+            ``all``.
+
+    Raises:
+        ConfigError: two items have one name.
+    """
+    items: dict[str, Document] = {}
+    for index, item in enumerate(document.data["stack"]):
+        name, place = _label(item), ("stack", index)
+        if name in items:
+            raise document.error(place, f"two methods of the stack are called '{name}'. Remove one of them.")
+        items[name] = part(document, place)
+    every = frozenset(items)
+    chosen = {"base": frozenset[str](), "all": every}
+    if how in ("add_one_in", "both"):
+        chosen |= {f"base-plus-{name}": frozenset({name}) for name in items}
+    if how in ("leave_one_out", "both"):
+        chosen |= {f"all-minus-{name}": every - {name} for name in items}
+    objectives: dict[str, Document] = {}
+    seen: set[frozenset[str]] = set() if base else {frozenset()}
+    for label, names in chosen.items():
+        if names not in seen:
+            seen.add(names)
+            parts = [base] if base else []
+            objectives[label] = joined([*parts, *(item for name, item in items.items() if name in names)])
+    return objectives
+
+
+def _label(item: Any) -> str:
+    """What the parts of a name call an item of the stack; mistakes in it are found when it is loaded."""
+    if isinstance(item, Mapping):
+        item = item.get("preset", item.get("name"))
+    return str(item)

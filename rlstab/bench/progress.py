@@ -1,0 +1,129 @@
+"""What a person sees of a bench: bars on a terminal, a line per run elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from rlstab.bench.file import BenchRun
+from rlstab.bench.record import read_record
+
+#: Rollouts over which what is shown is averaged; one alone says little.
+WIDTH = 10
+#: Bytes at the end of ``metrics.jsonl`` that are read while a run goes on.
+TAIL = 200_000
+#: What is shown of a run: its name, the metric, and over how many records.
+_SHOWN = (("reward", "reward/mean", WIDTH), ("entropy", "tokens/entropy", WIDTH), ("held out", "eval/mean", 1))
+
+
+class Screen:
+    """Follows the runs of a bench.
+
+    Args:
+        console: where to show them.
+        runs: those that are asked for.
+        settled: how many of them are finished, or failed and are not run again.
+    """
+
+    def __init__(self, console: Console, runs: Sequence[BenchRun], settled: int) -> None:
+        self._console, self._total, self._ended, self._failed = console, len(runs), settled, 0
+        name = TextColumn("{task.description}", table_column=Column(overflow="fold"))  # names that are cut look alike
+        columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._all = self._progress.add_task("runs", total=self._total, completed=settled, now="")
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Screen:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks.values():  # what stays on the screen says nothing of workers that are gone
+            self._progress.remove_task(task)
+        self._progress.stop()
+
+    def look(self, running: Iterable[BenchRun]) -> None:
+        """Show how far the running runs are."""
+        if not self._console.is_terminal:
+            return
+        for run in running:
+            if run.name not in self._tasks:
+                total = run.config.optimisation.rollouts
+                self._tasks[run.name] = self._progress.add_task(escape(run.name), total=total, now="")
+            records = last_records(run.folder, TAIL)
+            rollout = records[-1]["rollout"] if records else 0
+            self._progress.update(self._tasks[run.name], completed=rollout, now=_measured(records))
+
+    def started(self, run: BenchRun, resumed: bool) -> None:
+        """A worker has begun."""
+        if not self._console.is_terminal:
+            word = "resume" if resumed else "start "
+            self._console.print(f"{word} {run.name}", highlight=False, markup=False, soft_wrap=True)
+
+    def ended(self, run: BenchRun) -> None:
+        """A worker is gone, and its record says how."""
+        self._ended += 1
+        record = read_record(run.folder)
+        finished = record.get("status") == "finished"
+        self._failed += not finished
+        if run.name in self._tasks:
+            self._progress.remove_task(self._tasks.pop(run.name))
+        failed = f"[red]{self._failed} failed[/]" if self._failed else ""
+        self._progress.update(self._all, completed=self._ended, now=failed)
+        if self._console.is_terminal:  # the reasons stand below at the end
+            return
+        spent = record.get("cpu_seconds")
+        cost = "CPU-seconds unknown" if spent is None else f"{spent:.0f} CPU-seconds"
+        reason = (str(record.get("error") or "").splitlines() or ["no reason given"])[-1]
+        count = escape(f"[{self._ended}/{self._total}]")
+        text = f"{count} {escape(run.name)}  {_measured(last_records(run.folder))}  {cost}"
+        text = text if finished else f"{count} [red]failed[/] {escape(run.name)}: {escape(reason)}"
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def last_records(folder: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """Records at the end of a run's metrics; what a kill cut off, or what is being written, is left out.
+
+    Args:
+        folder: of the run.
+        size: bytes that are read; None reads all of them.
+    """
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size) if size else 0)
+            lines = file.read().splitlines()
+    except OSError:  # the run has not begun to write
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("rollout"), int):
+            records.append(record)
+    return records
+
+
+def _measured(records: Sequence[dict[str, Any]]) -> str:
+    """``reward 0.512  entropy 0.250  held out 0.500``, as far as it was measured."""
+    shown = []
+    for name, metric, count in (
+        ("reward", "reward/mean", WIDTH),
+        ("entropy", "tokens/entropy", WIDTH),
+        ("held out", "eval/mean", 1),
+    ):
+        values = [record[metric] for record in records if isinstance(record.get(metric), int | float)][-count:]
+        shown += [f"{name} {sum(values) / len(values):.3f}"] if values else []
+    return "  ".join(shown)

@@ -1,0 +1,421 @@
+"""``rlstab bench``: what is finished is skipped, what was cut off goes on, what fails is recorded, the rest is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import filelock
+import torch
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import rlstab
+from rlstab.bench.file import Bench, BenchRun
+from rlstab.bench.progress import Screen
+from rlstab.bench.record import FILE, read_record, update_record, write_record
+from rlstab.bench.worker import last_lines
+from rlstab.config.document import dump
+from rlstab.console import Terminal
+from rlstab.errors import ConfigError
+
+#: Seconds between looks at the workers.
+POLL = 0.5
+
+#: Seconds that a worker has to leave by itself before it is killed.
+PATIENCE = 10.0
+
+#: Exit code after Ctrl-C.
+STOPPED = 130
+
+#: What an error lists of the runs of another file.
+SHOWN = 6
+
+#: What starts a worker, and what it prints into.
+COMMAND = [sys.executable, "-m", "rlstab.bench.worker"]
+LOG = "worker.log"
+
+#: One thread per run: two such runs side by side do more than one run on two threads.
+ONE_THREAD = {
+    f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "RAYON")
+} | {"TOKENIZERS_PARALLELISM": "false"}
+
+
+def run_bench(
+    bench: Bench,
+    *,
+    workers: int | None = None,
+    only: Sequence[str] = (),
+    overwrite: bool = False,
+    retry: bool = False,
+    console: Console | None = None,
+) -> int:
+    """Make the runs of a bench that are not finished.
+
+    Args:
+        bench: from :func:`rlstab.bench.file.load_bench`.
+        workers: runs at a time; None takes the bench's.
+        only: patterns of ``setting/method`` or ``setting/method/seed-0``; empty takes all.
+        overwrite: make finished runs whose settings have changed again.
+        retry: make failed runs again.
+        console: where to show the progress; None is the terminal.
+
+    Returns:
+        0, 1 if a run failed, 130 after Ctrl-C.
+
+    Raises:
+        ConfigError: finished runs have other settings than the file now, no run matches, another process runs it, its
+            folder cannot be written or holds another bench.
+    """
+    console = console or Terminal(stderr=True)
+    runs = chosen(bench, only)
+    try:
+        bench.out.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(bench.out / ".lock", timeout=0):
+            return _run(bench, runs, workers or bench.workers, overwrite, retry, console)
+    except filelock.Timeout:
+        text = f"{bench.out} is being run by another process. Wait for it, or give another folder with --out."
+        raise ConfigError(text) from None
+    except OSError as error:
+        text = f"{bench.out} cannot be written: {error}. Mend that, or give another folder with --out."
+        raise ConfigError(text) from error
+
+
+def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, retry: bool, console: Console) -> int:
+    owner = read_record(bench.out).get("name", bench.name)
+    if owner != bench.name:
+        raise ConfigError(
+            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.name}': their runs would "
+            f"be mixed. Give another folder with --out, or call this one '{owner}' too."
+        )
+    plan = plan_of(runs, overwrite=overwrite, retry=retry)
+    if plan["changed"]:
+        raise ConfigError(
+            f"{bench.out} holds {len(plan['changed'])} finished runs with other settings than {bench.source or 'this'} "
+            f"has now: {_some(plan['changed'])}. Make them again with --overwrite, or keep them and give another "
+            f"folder with --out."
+        )
+    _describe(bench, workers)
+    queue = [run for run in runs if run in plan["anew"] or run in plan["resumed"]]
+    try:
+        with Screen(console, runs, len(runs) - len(queue)) as screen:
+            _Workers(bench, plan["resumed"], workers, screen).make(queue)
+    except KeyboardInterrupt:
+        _say(console, f"stopped; {_summary(runs)}. Continue with: {command(bench)}")
+        return STOPPED
+    failed = [run for run in runs if read_record(run.folder).get("status") == "failed"]
+    for run in failed:
+        why = str(read_record(run.folder).get("error") or "no reason given").splitlines()[-1]
+        console.print(f"[red]failed[/] {escape(run.name)}: {escape(why)}", highlight=False, soft_wrap=True)
+    if failed:
+        reasons = f"The reasons in full are in {bench.out}/runs/.../{FILE}."
+        _say(console, f"{reasons} Run them again with: {command(bench)} --retry")
+    _say_unnamed(bench, console)
+    _say(console, f"{bench.out}: {_summary(runs)}")
+    return 1 if failed else 0
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _say_unnamed(bench: Bench, console: Console) -> None:
+    """Runs of a method, setting or seed that the file once had."""
+    known, folder = {run.name for run in bench.runs}, bench.out / "runs"
+    names = (path.parent.relative_to(folder).as_posix() for path in sorted(folder.glob(f"*/*/seed-*/{FILE}")))
+    if unnamed := [name for name in names if name not in known]:
+        _say(
+            console,
+            f"{bench.out} also holds runs that {bench.source or 'this bench'} does not name: {_some(unnamed)}. A "
+            f"report of the folder shows them too; remove them if that is not wanted.",
+        )
+
+
+def _some(runs: Sequence[BenchRun | str]) -> str:
+    names = [run if isinstance(run, str) else run.name for run in runs]
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _summary(runs: Sequence[BenchRun]) -> str:
+    states = [read_record(run.folder).get("status") for run in runs]
+    finished, failed = states.count("finished"), states.count("failed")
+    return f"{finished} of {len(runs)} runs finished" + (f", {failed} failed" if failed else "")
+
+
+# -- what to do --------------------------------------------------------------------------------------------------------
+
+
+def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
+    """The runs that match a pattern of ``--only``, in their order.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
+
+    def matches(run: BenchRun, pattern: str) -> bool:
+        return any(fnmatchcase(name, pattern) for name in (run.name, f"{run.setting}/{run.method}"))
+
+    for pattern in only:
+        if not any(matches(run, pattern) for run in bench.runs):
+            raise ConfigError(
+                f"--only {pattern}: no run matches. Give setting/method or setting/method/seed-0, with * for any. "
+                f"Settings: {', '.join(bench.settings)}. Methods: {', '.join(bench.methods)}."
+            )
+    return tuple(run for run in bench.runs if not only or any(matches(run, pattern) for pattern in only))
+
+
+def plan_of(runs: Sequence[BenchRun], *, overwrite: bool, retry: bool) -> dict[str, list[BenchRun]]:
+    """What is to be done with each run, by what its folder holds.
+
+    ``finished`` and ``failed`` stay, ``anew`` and ``resumed`` (from a checkpoint) are made, and ``changed`` finished
+    with other settings than the file has now.
+    """
+    plan: dict[str, list[BenchRun]] = {kind: [] for kind in ("finished", "failed", "anew", "resumed", "changed")}
+    for run in runs:
+        record = read_record(run.folder)
+        status, same = record.get("status"), record.get("run_hash") == run.hash
+        kind = "anew"
+        if status == "finished" and (same or not overwrite):
+            kind = "finished" if same else "changed"
+        elif status == "failed" and same and not retry:
+            kind = "failed"
+        elif status == "running" and same and any((run.folder / "checkpoints").glob("rollout-[0-9]*")):
+            kind = "resumed"
+        plan[kind].append(run)
+    return plan
+
+
+def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None = None) -> None:
+    """Print what a bench would do: runs, rollouts and optimizer steps, and how much of it is finished.
+
+    Raises:
+        ConfigError: no run matches.
+    """
+    console = console or Terminal()
+    runs = chosen(bench, only)
+    plan = plan_of(runs, overwrite=False, retry=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for column in ("setting", "method"):
+        table.add_column(column, overflow="fold")  # names that are cut look the same
+    for column in ("runs", "finished", "rollouts", "optimizer steps", "responses"):
+        width = max(map(len, column.split()))  # words, and the numbers below them, stay whole
+        table.add_column(column, justify="right", min_width=width)
+    totals = [0] * 5
+    for setting in bench.settings:
+        for method in bench.methods:
+            these = [run for run in runs if (run.setting, run.method) == (setting, method)]
+            if these:
+                rollouts = sum(run.config.optimisation.rollouts for run in these)
+                config = these[0].config
+                numbers = [
+                    len(these),
+                    sum(run in plan["finished"] for run in these),
+                    rollouts,
+                    rollouts * config.optimisation.optimizer_steps_per_rollout,
+                    rollouts * config.rollout.prompts * config.rollout.group,
+                ]
+                totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+                table.add_row(escape(setting), escape(method), *map(str, numbers))
+    table.add_section()
+    table.add_row("all", "", *map(str, totals))
+    console.print(table)
+    _say(console, f"folder: {bench.out}; baseline: {bench.baseline}; workers: {bench.workers}")
+    for kind, what in (
+        ("failed", "failed before, run again with --retry"),
+        ("resumed", "cut off, would go on from a checkpoint"),
+        ("changed", "finished with other settings, need --overwrite"),
+    ):
+        if plan[kind]:
+            _say(console, f"{what}: {', '.join(run.name for run in plan[kind])}")
+    _say_unnamed(bench, console)
+
+
+def command(bench: Bench, run: BenchRun | None = None) -> str:
+    """What to type to make a bench, or one run of it in another folder, again."""
+    parts = ["rlstab", "bench", bench.source or str(bench.out / "bench.yaml")]
+    if run:
+        parts += ["--only", run.name, "--out", f"runs/{bench.name}-again"]
+    elif bench.moved:
+        parts += ["--out", str(bench.out)]
+    return shlex.join(parts)
+
+
+def _describe(bench: Bench, workers: int) -> None:
+    """Write ``bench.yaml`` and ``bench.json``; a bench that goes on keeps the time at which it was started."""
+    (bench.out / "bench.yaml").write_text(dump(dict(bench.resolved)), encoding="utf-8")
+    before = read_record(bench.out)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {
+        "name": bench.name,
+        "about": bench.about,
+        "hash": bench.hash,
+        "baseline": bench.baseline,
+        "command": command(bench),
+        "started": before.get("started", now) if before.get("hash") == bench.hash else now,
+        "rlstab": rlstab.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "cpu": _processor(),
+        "workers": workers,
+        "threads": 1,
+    }
+    write_record(bench.out, about)
+
+
+def _processor() -> str:
+    """The processor's name and how many there are."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else name} x {os.cpu_count()}"
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+class _Workers:
+    """Processes that make the runs of a bench, so many at a time; each sees one GPU, where there are any.
+
+    Args:
+        bench: to which the runs belong.
+        resumed: runs that go on from a checkpoint.
+        workers: at a time.
+        screen: is told of what happens.
+    """
+
+    def __init__(self, bench: Bench, resumed: Sequence[BenchRun], workers: int, screen: Screen) -> None:
+        self._bench, self._resumed, self._count, self._screen = bench, resumed, workers, screen
+        self._running: dict[BenchRun, subprocess.Popen[bytes]] = {}
+        self._starting, self._stopping = threading.Lock(), False
+        self._gpus: SimpleQueue[str | None] = SimpleQueue()
+        names = gpus() or [None]
+        for place in range(workers):  # workers share the GPUs evenly
+            self._gpus.put(names[place % len(names)])
+
+    def make(self, runs: Sequence[BenchRun]) -> None:
+        """Make the runs in their order; however this ends, no worker is left."""
+        with ThreadPoolExecutor(self._count) as pool:
+            waiting = {pool.submit(self._make, run): run for run in runs}
+            try:
+                while waiting:
+                    done, _ = wait(waiting, POLL, FIRST_COMPLETED)
+                    self._screen.look(list(self._running))
+                    for future in done:
+                        future.result()
+                        self._screen.ended(waiting.pop(future))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._stop()
+
+    def _make(self, run: BenchRun) -> None:
+        gpu = self._gpus.get()
+        try:
+            with self._starting:
+                if self._stopping:
+                    return
+                process = self._running[run] = self._start(run, gpu)
+            code = process.wait()
+            _dismiss(process)
+            del self._running[run]
+            if not self._stopping and read_record(run.folder).get("status") not in ("finished", "failed"):
+                log = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
+                text = last_lines(f"{log.rstrip()}\nthe worker {_how(code)}")
+                update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
+        finally:
+            self._gpus.put(gpu)
+
+    def _start(self, run: BenchRun, gpu: str | None) -> subprocess.Popen[bytes]:
+        """Start a run, in place of the one that is there or from its checkpoint."""
+        resume = run in self._resumed
+        before = read_record(run.folder) if resume else {"seconds": 0.0, "cpu_seconds": 0.0}
+        run.folder.mkdir(parents=True, exist_ok=True)
+        record: dict[str, Any] = {
+            "bench": self._bench.name,
+            "setting": run.setting,
+            "method": run.method,
+            "seed": run.seed,
+            "status": "running",
+            "error": None,
+            "seconds": None,
+            "cpu_seconds": None,
+            "command": command(self._bench, run),
+            "run_hash": run.hash,
+        }
+        write_record(run.folder, record)
+        order = {
+            "run": run.config.model_dump(mode="json"),
+            "resume": resume,
+            "keep_checkpoints": self._bench.keep_checkpoints,
+            "spent": {name: before.get(name) for name in ("seconds", "cpu_seconds")},
+        }
+        seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        with (run.folder / LOG).open("ab" if resume else "wb") as log:
+            process = subprocess.Popen(
+                COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **ONE_THREAD, **seen}
+            )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+        except OSError:  # it died at once; how it ended says why
+            pass
+        self._screen.started(run, resume)
+        return process
+
+    def _stop(self) -> None:
+        """Ask all to leave, and kill those that do not."""
+        with self._starting:
+            self._stopping = True
+        processes = list(self._running.values())
+        for process in processes:
+            _dismiss(process)
+        for process in processes:
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _dismiss(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to leave: a worker goes when its standard input ends."""
+    assert process.stdin is not None
+    try:
+        process.stdin.close()
+    except OSError:  # what was not yet written has no reader
+        pass
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process sees, by the names that ``CUDA_VISIBLE_DEVICES`` takes."""
+    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if given is None else [name.strip() for name in given.split(",")]
+    return names[:count]

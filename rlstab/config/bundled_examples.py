@@ -1,0 +1,77 @@
+"""The YAML files of ``examples/`` by name: the same in a clone and in an installed package, which has them as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rlstab.config.document import Document
+from rlstab.errors import UnknownName, did_you_mean
+
+#: What a file describes.
+Kind: TypeAlias = Literal["run", "bench", "objective"]
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One file.
+
+    Attributes:
+        path: of the file.
+        kind: what it describes.
+        about: the first sentence of the comment at its top.
+        data: what it holds.
+    """
+
+    path: Path
+    kind: Kind
+    about: str
+    data: Mapping[str, Any]
+
+
+@cache
+def examples() -> Mapping[str, Example]:
+    """The examples that run anywhere: none that names a file beside it or a model to download."""
+    inside = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
+    folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
+    read = {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}
+    return {name: example for name, example in read.items() if not _needs_more(example.data)}
+
+
+def example(name: str, *kinds: Kind) -> Example:
+    """The example of a name.
+
+    Args:
+        name: of the file, without its ending.
+        kinds: of which it has to be one; any if none is given.
+
+    Raises:
+        UnknownName: with the nearest known name.
+    """
+    known = {key: value for key, value in examples().items() if not kinds or value.kind in kinds}
+    if name not in known:
+        what = f" ({' or '.join(kinds)})" if kinds else ""
+        raise UnknownName(f"no example{what} is called '{name}'. {did_you_mean(name, known)}")
+    return known[name]
+
+
+def _read(path: Path) -> Example:
+    data = Document.read(path).data
+    kind: Kind = "bench" if "base" in data else "run" if data.keys() & {"model", "task"} else "objective"
+    comment = path.read_text(encoding="utf-8").partition("\n\n")[0].replace("\n# ", " ").removeprefix("# ")
+    sentence = comment.partition("\n")[0].partition(". ")[0]
+    return Example(path, kind, sentence.strip().rstrip(".") + ".", data)
+
+
+def _needs_more(data: Any) -> bool:
+    """Whether some text names a file or a model of the hub; where a run is stored is not one of them."""
+    if isinstance(data, Mapping):
+        return any(_needs_more(value) for key, value in data.items() if key not in ("out", "tracking"))
+    if isinstance(data, list | tuple):
+        return any(map(_needs_more, data))
+    return isinstance(data, str) and "/" in data

@@ -1,0 +1,608 @@
+"""The parts of a run as pydantic models: unknown keys are errors, and values do not change once loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+
+from rlstab.config.document import misfit
+from rlstab.errors import did_you_mean
+
+#: More than any run has of anything that is counted.
+MOST = 10_000_000
+
+#: What other samplers cut or change the distribution by.
+CUTS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
+
+#: In peft, all linear layers but the vocabulary head.
+ALL_LINEAR = "all-linear"
+
+#: The reward that is the task's own scorer.
+TASK = "task"
+
+#: Entry points of other packages that are tasks.
+TASK_GROUP = "rlstab.tasks"
+
+#: Metrics `reward/...` that the trainer and the report write themselves.
+TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_std_groups"})
+
+#: What settings of TRL's GRPOConfig are called here.
+TRL_NAMES = {
+    "adam_epsilon": "optimisation.eps",
+    "beta": "objective: [{name: kl, beta: ...}]",
+    "epsilon": "objective: [{name: clip_higher, low: ...}]",
+    "epsilon_high": "objective: [{name: clip_higher, high: ...}]",
+    "eval_steps": "evaluation.every",
+    "generation_batch_size": "rollout.prompts",
+    "learning_rate": "optimisation.lr",
+    "loss_type": "objective, for example [token_mean]",
+    "lr_scheduler_type": "optimisation.schedule",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_steps": "optimisation.rollouts",
+    "model_name_or_path": "model.name",
+    "num_generations": "rollout.group",
+    "num_iterations": "optimisation.epochs",
+    "output_dir": "tracking.out",
+    "per_device_train_batch_size": "optimisation.micro_batch_size",
+    "report_to": "tracking.trackers",
+    "reward_funcs": "reward",
+    "save_steps": "tracking.checkpoint_every",
+    "save_total_limit": "tracking.keep_checkpoints",
+    "scale_rewards": "advantage: {std: ...}",
+    "steps_per_generation": "optimisation.mini_batches",
+    "warmup_steps": "optimisation.warmup_optimizer_steps",
+}
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+#: A count that may be 0, which mostly means never.
+Every = Annotated[int, Field(ge=0, le=MOST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+#: What torch.manual_seed takes, with room for what a run adds to it.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class Settings(BaseModel):
+    """A part of a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, given: Any) -> Any:
+        for key in given if isinstance(given, Mapping) else ():
+            if key not in cls.model_fields:
+                hint = did_you_mean(str(key), cls.model_fields)
+                if key in TRL_NAMES:
+                    hint = f"What GRPOConfig calls '{key}' is here: {TRL_NAMES[key]}."
+                raise misfit(f"unknown key '{key}'. {hint}", key)
+        return given
+
+
+# -- model -------------------------------------------------------------------------------------------------------------
+
+
+class AdapterSettings(Settings):
+    """A LoRA adapter: low-rank matrices are trained beside frozen weights. New, or one that is continued."""
+
+    path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
+    r: Count | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
+    alpha: Count | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
+    targets: tuple[str, ...] | None = Field(
+        None, strict=False, description="names of modules, or `all-linear`: all linear layers but the head, the default"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _new_or_continued(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if "dropout" in given:
+            raise misfit(
+                "a policy is trained without dropout, because the ratio compares two policies and not two dropout "
+                "masks. Remove it.",
+                "dropout",
+            )
+        if given.get("path") is not None:
+            for key in ("r", "alpha", "targets"):
+                if given.get(key) is not None:
+                    raise misfit(f"a continued adapter has its own {key}. Remove it, or remove the path.", key)
+            return given
+        targets = given.get("targets", ALL_LINEAR)
+        if targets == []:
+            raise misfit(f"no module is named. Write `{ALL_LINEAR}` for all of them.", "targets")
+        return {"r": 16, "alpha": 32, **given, "targets": [targets] if isinstance(targets, str) else targets}
+
+
+class ModelSettings(Settings):
+    """The policy, and the reference policy of a KL penalty."""
+
+    name: str = Field(
+        "countdown-tiny",
+        description="`countdown-tiny`, `chain-tiny` or `littered-tiny` (ship), a folder, or a hub name",
+    )
+    adapter: Annotated[
+        AdapterSettings | None,
+        BeforeValidator(
+            lambda given: {"path": given} if isinstance(given, str) else given,
+            json_schema_input_type=str | AdapterSettings | None,
+        ),
+    ] = Field(
+        None,
+        description="train a LoRA adapter and leave the weights as they are: its settings, or the folder of one to "
+        "continue; null trains all weights",
+    )
+    reference: str | None = Field(
+        None,
+        description="reference policy of `kl`; null takes the starting weights, and with an adapter those without it",
+    )
+
+
+# -- task --------------------------------------------------------------------------------------------------------------
+
+
+class CountdownSettings(Settings):
+    """Reach a target from a few numbers; own generator, exact checker."""
+
+    name: Literal["countdown"] = "countdown"
+    numbers: Annotated[int, Field(ge=2, le=6)] = Field(3, description="of which each is used once")
+    low: Count = Field(1, description="the least number")
+    high: Count = Field(9, description="the largest number")
+    seed: Seed = Field(0, description="of the problems")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CountdownSettings:
+        if self.low > self.high:
+            raise misfit(f"{self.low} is above task.high = {self.high}. Swap them.", "low")
+        return self
+
+
+class ChainSettings(Settings):
+    """Add and subtract a few digits, step by step; own generator, exact checker that skips junk characters."""
+
+    name: Literal["chain"] = "chain"
+    terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
+    seed: Seed = Field(0, description="of the problems")
+    largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
+    modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(
+        None, description="results are written as remainders by it; null writes them out"
+    )
+    junk_symbols: Annotated[int, Field(ge=1, le=4096)] = Field(5, description="different characters that mean nothing")
+    fragile: Share = Field(
+        0.0, description="share of the junk over which the reader stumbles: an answer with such junk scores 0"
+    )
+    flaky: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the scores that training loses; evaluation loses none"
+    )
+    needs_junk: bool = Field(False, description="an answer without any junk scores 0: the mirror of fragile")
+
+
+class WorkerSettings(Settings):
+    """A scorer that may hang on a completion."""
+
+    time_limit: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="seconds that a completion may take to score; then its reward is 0"
+    )
+    workers: Annotated[int, Field(ge=1, le=1024)] = Field(
+        2, description="processes that score, for each process that trains"
+    )
+
+
+class ReasoningGymSettings(WorkerSettings):
+    """Any data set of reasoning-gym by name, but those whose scorer executes completions."""
+
+    name: Literal["reasoning_gym"] = "reasoning_gym"
+    dataset: str = Field(description="name of a data set of reasoning-gym")
+    options: dict[str, JsonValue] = Field({}, description="passed to reasoning_gym.create_dataset")
+    prompt_template: str = Field("{question}", description="must contain {question}")
+    answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
+    threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
+    eval_size: Count = Field(256, description="held-out problems")
+    seed: Seed = Field(0, description="of the problems")
+
+
+class TextSettings(WorkerSettings):
+    """Prompts and answers that are texts, of a file or a data set."""
+
+    eval_size: Count = Field(64, description="examples at the end that are held out where no others are named")
+    prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
+    answer_field: str = Field("answer", description="holds the right answer")
+    scorer: Literal["exact", "math_verify"] = Field(
+        "exact", description="compares answers as text, or as mathematics (math_verify, of the extra `tasks`)"
+    )
+    answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
+    prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
+    system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
+
+
+class JsonlSettings(TextSettings):
+    """A file of prompts and answers, one JSON object per line."""
+
+    name: Literal["jsonl"] = "jsonl"
+    path: str = Field(description="file of one JSON object per line")
+    eval_path: str | None = Field(None, description="held-out file; null holds out the last eval_size lines")
+
+
+class DatasetSettings(TextSettings):
+    """A data set of the package datasets, by its name on the hub or from a folder; a field a.b is b of column a."""
+
+    name: Literal["dataset"] = "dataset"
+    path: str = Field(description="name on the hub, a folder of save_to_disk, or a folder of data files")
+    subset: str | None = Field(None, description="configuration of a data set that has several")
+    split: str = Field("train", description="rows to train on")
+    eval_split: str | None = Field(None, description="held-out rows; null holds out the last eval_size of split")
+    revision: str | None = Field(None, description="branch, tag or commit on the hub; null is the newest")
+    right_answer_pattern: str | None = Field(
+        None, description="regular expression whose group 1 is the right answer in the answer column"
+    )
+
+
+class UserTaskSettings(Settings):
+    """A user-defined class; `name: path/to/file.py:Name` is the short form, with the options beside it."""
+
+    name: Literal["own"] = "own"
+    code: str = Field(
+        description="`path/to/file.py:Name` of the class, or an installed entry point of the group rlstab.tasks"
+    )
+    options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
+
+
+TaskSettings = Annotated[
+    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings,
+    Field(discriminator="name"),
+]
+
+
+# -- reward ------------------------------------------------------------------------------------------------------------
+
+
+class RewardSettings(WorkerSettings):
+    """One reward. Their weighted sum is what is learnt from, and what an evaluation means by the reward."""
+
+    function: str = Field(
+        description="`path/to/file.py:function`, called with prompt, completion and answer; the name of an installed "
+        "entry point of the group rlstab.rewards; or `task` for the task's own scorer"
+    )
+    weight: float = Field(1.0, description="factor in the sum; 0 measures without learning from it")
+    name: str = Field("", description="in metrics, `reward/<name>`; that of the function where it is left out")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        given = {"function": given} if isinstance(given, str) else given
+        if isinstance(given, Mapping) and "name" not in given and isinstance(given.get("function"), str):
+            return {**given, "name": given["function"].rpartition(":")[2]}
+        return given
+
+    @model_validator(mode="after")
+    def _fit(self) -> RewardSettings:
+        file, colon, function = self.function.rpartition(":")
+        if (file if colon else function).endswith(".py") != bool(colon) or not function:
+            text = f"'{self.function}' names no function in a file. Write it as path/to/file.py:function."
+            raise misfit(text, "function")
+        if not re.fullmatch(r"[^\W\d][\w.-]*", self.name):
+            text = f"'{self.name}' cannot be part of a metric's name. Set a `name` of letters, digits and _."
+            raise misfit(text, "name")
+        if self.name in TAKEN:
+            raise misfit(f"the trainer writes 'reward/{self.name}' itself. Give the reward another `name`.", "name")
+        for setting in WorkerSettings.model_fields:
+            if self.function == TASK and getattr(self, setting) != WorkerSettings.model_fields[setting].default:
+                text = f"the task's own scorer does not read it. Set task.{setting}, where the task has one."
+                raise misfit(text, setting)
+        return self
+
+
+def _rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
+    names = [reward.name for reward in rewards]
+    if not rewards:
+        raise misfit(f"no reward is listed. Write `{TASK}`, or leave `reward` out, for the task's own scorer.")
+    if not any(reward.weight for reward in rewards):
+        raise misfit("every weight is 0, so that there is nothing to learn from. Give one of them another.")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise misfit(f"two rewards are called '{name}'. Give one of them another `name`.", index, "name")
+    return rewards
+
+
+#: The value of `reward` in a run: one function, or a list.
+Rewards: TypeAlias = Annotated[
+    tuple[RewardSettings, ...],
+    Field(strict=False),
+    BeforeValidator(
+        lambda given: [given] if isinstance(given, str | Mapping) else given,
+        json_schema_input_type=str | RewardSettings | Annotated[list[str | RewardSettings], Field(min_length=1)],
+    ),
+    AfterValidator(_rewards),
+]
+
+
+# -- rollout, optimisation ---------------------------------------------------------------------------------------------
+
+
+class RolloutSettings(Settings):
+    """How responses are sampled. No top-k and no top-p: log-probs are those of the whole distribution."""
+
+    prompts: Count = Field(16, description="prompts per rollout, over all ranks")
+    group: Count = Field(8, description="responses per prompt")
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        24, description="tokens after which a response is cut off"
+    )
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(
+        1.0, description="divides logits everywhere: sampling, loss, signals"
+    )
+    batch_size: Count = Field(128, description="responses sampled at a time on one rank")
+    staleness: Every = Field(
+        0, description="updates by which the sampler's weights are behind; the first rollouts are less stale"
+    )
+    precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(
+        None, description="to which the sampler's weights are rounded; null samples from the trainer's own"
+    )
+    stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
+    chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_distribution(cls, given: Any) -> Any:
+        for key in CUTS if isinstance(given, Mapping) else ():
+            if key in given:
+                raise misfit(
+                    "responses are drawn from the whole distribution. Cut off, it would have other log-probs than the "
+                    "policy that learns: the ratio and importance weights would divide by the wrong ones, and tokens "
+                    "that are never drawn would lose probability unseen. Remove it; for less random responses lower "
+                    "rollout.temperature, which acts on the loss as well.",
+                    key,
+                )
+        return given
+
+    @model_validator(mode="after")
+    def _stop(self) -> RolloutSettings:
+        if self.stop == "":
+            text = "an empty text is in every response, so each would end after its first token. Write null for none."
+            raise misfit(text, "stop")
+        return self
+
+
+OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
+Refresh: TypeAlias = Literal["rollout", "step"]
+ScheduleName: TypeAlias = Literal[
+    "constant",
+    "constant_with_warmup",
+    "cosine",
+    "cosine_warmup_with_min_lr",
+    "cosine_with_min_lr",
+    "cosine_with_restarts",
+    "inverse_sqrt",
+    "linear",
+    "polynomial",
+    "warmup_stable_decay",
+]
+Curve: TypeAlias = Literal["linear", "cosine", "1-sqrt"]
+
+#: What each schedule takes beside its name.
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "constant": (),
+    "constant_with_warmup": (),
+    "cosine": ("num_cycles",),
+    "cosine_warmup_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"),
+    "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
+    "cosine_with_restarts": ("num_cycles",),
+    "inverse_sqrt": ("timescale",),
+    "linear": (),
+    "polynomial": ("lr_end", "power"),
+    "warmup_stable_decay": tuple(
+        "num_decay_steps num_stable_steps warmup_type decay_type min_lr_ratio num_cycles".split()
+    ),
+}
+#: Those that take the length of the run for granted: a longer run has other learning rates from its beginning.
+ENDING = frozenset(OPTIONS) - {"constant", "constant_with_warmup", "inverse_sqrt"}
+
+#: Those of transformers that follow the loss.
+FOLLOWING = ("reduce_lr_on_plateau", "greedy")
+
+
+class ScheduleSettings(Settings):
+    """How the learning rate changes with the optimizer steps; options that are null are transformers' own."""
+
+    name: ScheduleName
+    num_cycles: Annotated[float, Field(gt=0)] | None = Field(None, description="of the cosine; a half is one descent")
+    min_lr: Share | None = Field(None, description="of cosine_*_min_lr: where it ends")
+    min_lr_rate: Share | None = Field(None, description="the same as a share of lr")
+    warmup_lr_rate: Share | None = Field(None, description="of cosine_warmup_with_min_lr: where it begins, by lr")
+    lr_end: Share | None = Field(None, description="of polynomial: where it ends")
+    power: Annotated[float, Field(gt=0)] | None = Field(None, description="of polynomial")
+    timescale: Count | None = Field(None, description="of inverse_sqrt, in optimizer steps")
+    num_decay_steps: Count | None = Field(None, description="of warmup_stable_decay: optimizer steps of the decay")
+    num_stable_steps: Count | None = Field(None, description="of warmup_stable_decay: before it")
+    warmup_type: Curve | None = Field(None, description="of warmup_stable_decay")
+    decay_type: Curve | None = Field(None, description="of warmup_stable_decay")
+    min_lr_ratio: Share | None = Field(None, description="of warmup_stable_decay: where it ends, as a share of lr")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is passed to transformers."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_by_loss(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("name") in FOLLOWING:
+            raise misfit(
+                f"'{given['name']}' follows a loss, and the loss of a policy gradient does not say how well a policy "
+                f"does. Use one of: {', '.join(sorted(OPTIONS))}."
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _fit(self) -> ScheduleSettings:
+        reads = OPTIONS[self.name]
+        for option in self.options:
+            if option not in reads:
+                known = ", ".join(f"`{name}`" for name in reads) or "nothing"
+                raise misfit(f"the schedule '{self.name}' does not read it; it reads {known}. Remove it.", option)
+        if "min_lr" in reads and (self.min_lr is None) == (self.min_lr_rate is None):
+            raise misfit(f"'{self.name}' ends at `min_lr` or at `min_lr_rate`. Set one of the two.")
+        if "num_decay_steps" in reads and self.num_decay_steps is None:
+            raise misfit(f"'{self.name}' needs `num_decay_steps`, the optimizer steps of the decay. Set it.")
+        if self.name == "cosine_with_restarts" and (self.num_cycles or 1) % 1:
+            raise misfit(f"'{self.name}' has whole cycles. Write a whole number.", "num_cycles")
+        return self
+
+
+class OptimisationSettings(Settings):
+    """AdamW on float32 weights; statistics and denominators over the whole optimizer step."""
+
+    rollouts: Count = Field(200, description="of the run; each gives epochs times mini_batches optimizer steps")
+    epochs: Count = Field(1, description="passes over a rollout")
+    mini_batches: Count = Field(1, description="optimizer steps per pass; divides the prompts")
+    micro_batch_size: Count = Field(128, description="responses in one forward and backward; does not change the loss")
+    lr: Share = Field(1e-6, description="learning rate")
+    warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
+    schedule: Annotated[
+        ScheduleSettings | None,
+        BeforeValidator(
+            lambda given: {"name": given} if isinstance(given, str) else given,
+            json_schema_input_type=ScheduleName | ScheduleSettings | None,
+        ),
+    ] = Field(
+        None, description="of transformers, by its name or {name: ..., options}; null is constant after the warm-up"
+    )
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), strict=False, description="of AdamW"
+    )
+    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="of AdamW")
+    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="of AdamW")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="longer gradients are scaled down to it")
+    old_logprobs: OldLogprobs | None = Field(
+        None,
+        description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
+        "null is recompute with a method that compares it with the sampler, else rollout with a stale or rounded "
+        "sampler, else live with one optimizer step per rollout, else recompute",
+    )
+    refresh: Refresh | None = Field(
+        None,
+        description="evidence of the policy of old_logprobs, or of one more forward per optimizer step; null is step "
+        "where a method compares the two and a rollout makes several optimizer steps, else rollout",
+    )
+    scope: Literal["step", "microbatch"] = Field(
+        "step", description="statistics over the optimizer step; microbatch only reproduces published code"
+    )
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
+    gradient_checkpointing: bool = Field(False, description="less memory for more computation")
+
+    @model_validator(mode="after")
+    def _fit(self) -> OptimisationSettings:
+        steps = self.optimizer_steps_per_rollout
+        if self.old_logprobs == "live" and steps > 1:
+            raise misfit(
+                f"live needs one optimizer step per rollout, and epochs x mini_batches is {steps}: the ratio would "
+                f"stay 1 while the policy moves. Use recompute or rollout.",
+                "old_logprobs",
+            )
+        if self.warmup_optimizer_steps > self.optimizer_steps:
+            raise misfit(
+                f"the warm-up of {self.warmup_optimizer_steps} optimizer steps is longer than the run, which has "
+                f"{self.optimizer_steps} (rollouts x epochs x mini_batches). Lower it.",
+                "warmup_optimizer_steps",
+            )
+        return self
+
+    @property
+    def optimizer_steps_per_rollout(self) -> int:
+        """Optimizer steps made from one rollout."""
+        return self.epochs * self.mini_batches
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the run; a schedule ends with them."""
+        return self.rollouts * self.optimizer_steps_per_rollout
+
+
+# -- engine, evaluation, tracking --------------------------------------------------------------------------------------
+
+
+class EngineSettings(Settings):
+    """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
+
+    name: Literal["auto", "ddp", "fsdp2"] = Field(
+        "auto",
+        description="ddp: all weights in each process; fsdp2: shards of weights, gradients and moments; auto is ddp "
+        "with several processes, unless the launcher asks for FSDP",
+    )
+    gather: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="fsdp2: dtype of gathered weights in a step; bf16 needs optimisation.precision: bf16",
+    )
+    offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
+
+    @model_validator(mode="after")
+    def _of_shards(self) -> EngineSettings:
+        for name in ("gather", "offload"):
+            if self.name != "fsdp2" and getattr(self, name) != EngineSettings.model_fields[name].default:
+                text = f"it is of shards alone, and engine.name is {self.name}. Set that to fsdp2, or leave this out."
+                raise misfit(text, name)
+        return self
+
+
+#: A name, or a name with settings.
+Engine: TypeAlias = Annotated[
+    EngineSettings,
+    BeforeValidator(
+        lambda given: {"name": given} if isinstance(given, str) else given,
+        json_schema_input_type=Literal["auto", "ddp", "fsdp2"] | EngineSettings,
+    ),
+]
+
+
+class EvaluationSettings(Settings):
+    """Held-out prompts: sampled mean, greedy, pass@k."""
+
+    every: Every = Field(50, description="rollouts between evaluations, the start and the end included; 0 is never")
+    prompts: Count = Field(256, description="held-out prompts")
+    samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
+    pass_at: tuple[Count, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")
+    greedy: bool = Field(True, description="also the greedy responses")
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> EvaluationSettings:
+        for index, k in enumerate(self.pass_at):
+            if k > self.samples:
+                raise misfit(
+                    f"pass@{k} needs at least {k} samples per prompt, and evaluation.samples is {self.samples}. Raise "
+                    f"it, or lower this.",
+                    "pass_at",
+                    index,
+                )
+        return self
+
+
+class TrackingSettings(Settings):
+    """Where a run is stored, and where its metrics go."""
+
+    out: str = Field("runs/run", min_length=1, description="folder of the run, `.` for the current one")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+        (), strict=False, description="metrics.jsonl is always written"
+    )
+    project: str = Field("rlstab", description="name for the trackers")
+    checkpoint_every: Every = Field(50, description="rollouts between checkpoints; the last is always kept; 0 is never")
+    keep_checkpoints: Count = Field(2, description="so many of the newest stay")
+    samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
+    trace_every: Every = Field(
+        0,
+        description="rollouts between those whose tokens are traced to tokens.jsonl, the first and the last included; "
+        "0 is never",
+    )
+    trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")
+
+
+# -- advantage ---------------------------------------------------------------------------------------------------------
+
+
+class AdvantageSettings(Settings):
+    """The advantage estimator, in the short way."""
+
+    estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    std: bool = Field(True, description="grpo: divide by the group's standard deviation")
+    epsilon: Annotated[float, Field(gt=0)] = Field(1e-4, description="grpo: added to it")
+    ddof: Literal[0, 1] = Field(1, description="grpo: 1 divides squares by n - 1")

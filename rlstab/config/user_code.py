@@ -1,0 +1,222 @@
+"""What a YAML file names beside itself: user-defined classes and functions, by ``path/to/file.py:Name``, and data.
+
+::
+
+    objective:
+      - {name: methods.py:SpareForks, share: 0.2}
+    stages:
+      - {name: stages.py:Thirds}
+    task: {name: jsonl, path: problems.jsonl}
+
+A relative path is looked up beside the YAML file, then in the current folder; in the resolved run it is absolute. To
+name a file of code is to run it, in the process that reads the YAML: :func:`load_class` is called for files that the
+user gave to a command, never for those of a run folder that a report or a viewer reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlstab.config.document import MAX_DEPTH, Document, Place
+from rlstab.core.method import Method
+from rlstab.core.registry import Registry
+from rlstab.errors import ConfigError, did_you_mean, kind_of
+from rlstab.files import checksum, exists, in_one_line, is_file, load_module
+
+Kind = TypeVar("Kind", bound=Method[Any])
+
+_IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+
+#: Settings that may be the path of a file or folder.
+_PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference)|adapter\.path|task\.(path|eval_path))")
+
+_files_of: dict[type, str] = {}
+
+
+def is_user_code(name: object) -> bool:
+    """Whether a text names something in a .py file."""
+    return isinstance(name, str) and _IN_FILE.fullmatch(name) is not None
+
+
+def _changed(data: Any, change: Callable[[str, Place], str], place: Place = ()) -> Any:
+    """The data with every text changed."""
+    if len(place) > MAX_DEPTH:  # refused by whoever reads it
+        return data
+    if isinstance(data, Mapping):
+        return {key: _changed(value, change, (*place, key)) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_changed(value, change, (*place, index)) for index, value in enumerate(data)]
+    return change(data, place) if isinstance(data, str) else data
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+def located(document: Document) -> Document:
+    """The document with an absolute path wherever it names a file or folder that is there."""
+
+    def change(text: str, place: Place) -> str:
+        if user := _IN_FILE.fullmatch(text):
+            path = _find(document, user["file"], place)
+            return text if path is None else f"{path}:{user['name']}"
+        is_path = _PATHS.fullmatch(".".join(map(str, place)))
+        path = _find(document, text, place) if is_path and text not in SHIPPED_MODELS else None
+        return text if path is None else str(path)
+
+    return Document(_changed(document.data, change), document.name, document.marks)
+
+
+#: Names of models that are no paths.
+SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny")
+
+
+def _find(document: Document, path: str, place: Place) -> Path | None:
+    return next((place for place in _candidates(document, path, place) if exists(place)), None)
+
+
+def _candidates(document: Document, path: str, place: Place) -> list[Path]:
+    """Where a path may lead: beside the YAML file first, then from the current folder."""
+    mark, _, line = document.where(place).rpartition(":")
+    given = Path(path).expanduser()
+    beside = [Path(mark).absolute().parent / given] if line.isdigit() else []
+    return list(dict.fromkeys(Path(*one.parts) for one in (*beside, given.absolute())))
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def load_class(document: Document, text: str, place: Place, wanted: str, fix: str) -> type:
+    """The class that a text names.
+
+    Args:
+        document: for the file and line of errors; its paths are :func:`located`.
+        text: ``path/to/file.py:Name``.
+        place: of the text.
+        wanted: what the class is to be, in errors: ``a method``.
+        fix: what to do where it is something else.
+
+    Raises:
+        ConfigError: no such file or name, the file cannot be loaded, or it is not a class.
+    """
+    parts = _IN_FILE.fullmatch(text)
+    assert parts is not None
+    name = parts["name"]
+    path = _find(document, parts["file"], place)
+    if path is None or not is_file(path):
+        looked = " or ".join(map(str, _candidates(document, parts["file"], place)))
+        raise document.error(place, f"there is no file {looked}. Correct the path, or create the file.")
+    try:
+        module = load_module(path)
+    except (Exception, SystemExit) as error:  # user code fails in every way
+        raise document.error(place, f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
+    cls: Any = module
+    for part in name.split("."):
+        if not hasattr(cls, part):
+            known = [key for key, value in vars(cls).items() if _is_defined(value, module) and not key.startswith("_")]
+            hint = did_you_mean(part, known) if known else f"Define it: {fix}"
+            raise document.error(place, f"{path} has no class '{name}'. {hint}")
+        cls = getattr(cls, part)
+    if not inspect.isclass(cls):
+        raise document.error(place, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
+    _files_of[cls] = f"{path}:{name}"
+    return cls
+
+
+def load_method(
+    document: Document, text: str, place: Place, registry: Registry[Kind], base: type[Kind], noun: str
+) -> type[Kind]:
+    """The method or stage that a text names.
+
+    Raises:
+        ConfigError: see :func:`load_class`; or the class is not one, or has the name of another.
+    """
+    parent = "rlstab.TokenObjective" if noun == "method" else "a kind of rlstab.stages.stage.Stage"
+    fix = f"Name a class that inherits from {parent}."
+    cls = load_class(document, text, place, f"a {noun}", fix)
+    where = f"'{cls.__qualname__}' in {_files_of[cls].rpartition(':')[0]}"
+    if not issubclass(cls, base):
+        raise document.error(place, f"{where} is not a {noun}. {fix}")
+    if inspect.isabstract(cls):
+        raise document.error(place, f"{where} lacks {', '.join(sorted(cls.__abstractmethods__))}. Define it there.")
+    if cls.name in registry.names() and registry.get(cls.name) is not cls:
+        text = f"{where} has the name '{cls.name}' of another {noun}. Give the class another `name`."
+        raise document.error(place, text)
+    return cls
+
+
+def classes(file: str) -> list[type]:
+    """The methods, stages and tasks that a file defines, in its order.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be loaded, or has none.
+    """
+    path = Path(file).expanduser().absolute()
+    if path.suffix != ".py" or not is_file(path):
+        raise ConfigError(f"there is no Python file {path}. Give the path of one with methods, stages or tasks.")
+    try:
+        module = load_module(path)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
+    defined = [value for value in vars(module).values() if _is_defined(value, module)]
+    usable = [cls for cls in defined if (issubclass(cls, Method) and not inspect.isabstract(cls)) or _is_task(cls)]
+    if not usable:
+        raise ConfigError(f"{path} defines no method, stage or task. Give a file that does.")
+    return usable
+
+
+def _is_defined(value: Any, module: Any) -> bool:
+    return inspect.isclass(value) and value.__module__ == module.__name__
+
+
+def _is_task(cls: type) -> bool:
+    return all(callable(getattr(cls, name, None)) for name in ("example", "score"))
+
+
+def name_in_yaml(method: Method[Any]) -> str:
+    """What YAML calls a method or a stage."""
+    return _files_of.get(type(method), method.name)
+
+
+# -- what a run says of them -------------------------------------------------------------------------------------------
+
+
+def checksums(run: Any) -> dict[str, str]:
+    """Checksums of the files that a resolved run names: code by ``file.py:Name``, data by their names.
+
+    A file that is gone has an empty one.
+    """
+    sums: dict[str, str] = {}
+
+    def look(text: str, place: Place) -> str:
+        user = _IN_FILE.fullmatch(text)
+        dotted = ".".join(map(str, place))
+        path = Path(user["file"]) if user else Path(text)
+        if user or (_PATHS.fullmatch(dotted) and dotted.startswith("task.") and is_file(path)):
+            sums[portable(text) if user else path.name] = checksum(path.read_bytes()) if is_file(path) else ""
+        return text
+
+    _changed(run, look)
+    return dict(sorted(sums.items()))
+
+
+def portable(data: Any) -> Any:
+    """Settings as they would be on another machine: code by the name of its file, other paths by their last two."""
+
+    def change(text: str, place: Place) -> str:
+        if user := _IN_FILE.fullmatch(text):
+            return f"{Path(user['file']).name}:{user['name']}"
+        is_path = _PATHS.fullmatch(".".join(map(str, place))) and Path(text).is_absolute()
+        return "/".join(Path(text).parts[-2:]) if is_path else text
+
+    return _changed(data, change)
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """What to say of files that are not as they were when a run was started."""
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            yield f"{name} has changed since the run was last started"

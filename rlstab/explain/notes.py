@@ -1,0 +1,145 @@
+"""What a user would want to be told: what does nothing, what is unsafe, and what methods do to each other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import get_args
+
+from rlstab.config import RunConfig
+from rlstab.config.runs import why_idle
+from rlstab.core.compose import Composition, walk
+from rlstab.core.metadata import Kind
+from rlstab.core.objective import TokenObjective, active_methods, unmet
+from rlstab.explain import stages
+from rlstab.explain.costs import in_backticks
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.pipeline import unmet as stages_unmet
+
+#: What a kind of interaction is called.
+TITLES: Mapping[Kind, str] = {
+    "conflicts": "Against each other",
+    "redundant": "Little left to do",
+    "note": "Good to know",
+    "good": "Good together",
+}
+#: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
+_REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
+
+
+def notes(objective: Composition, run: RunConfig | None) -> list[str]:
+    """For ``rlstab check``: methods that cannot act, and pairs that pull against each other."""
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
+    pulling = [text.replace("`", "") for kind, text in interactions(objective) if kind in ("conflicts", "redundant")]
+    return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None) + pulling
+
+
+def idle(objective: Composition, run: RunConfig | None) -> list[str]:
+    """For ``rlstab explain``: methods that do nothing at their settings or in the run, and what makes it unsafe."""
+    warnings = unsafe(objective, run) + stages.lacking(run.pipeline) if run else []
+    lines = [f"**Warning:** {text}" for text in warnings]
+    lines += idle_in_run(objective, run) if run else _with_several_steps(objective)
+    lines += repeated(objective)
+    for leaf in walk(objective):
+        reached = [limit for limit in leaf.method.about.no_op_at if limit.settings and limit.reached(leaf.method)]
+        lines += [f"{leaf.method!r} does nothing: {limit.why}" for limit in reached[:1]]
+    return [f"- {line}" for line in lines] or ["Nothing is known to be idle or unsafe."]
+
+
+def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
+    """What the methods do to each other, as their classes declare it: kind and sentence, what matters most first."""
+    leaves = list(walk(objective))
+    declared = {
+        (fact.kind, fact.says(own.name, other.name)): None
+        for own in leaves
+        for fact in own.method.about.interacts
+        for other in leaves
+        if other is not own and fact.holds(own.method, other.method) and (fact.nested or not own.nested(other))
+    }
+    return sorted(declared, key=lambda fact: get_args(Kind).index(fact[0]))
+
+
+def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]:
+    """The same as lines of Markdown, and what the stages of a run say of methods and of each other."""
+    missing = (re.sub(r"'(\w+)'", r"`\1`", text) for text in _not_as_published(objective, pipeline))
+    lines = [f"- **Not as published:** {text}" for text in missing]
+    for stage in pipeline or ():
+        for why in dict.fromkeys(stage.excludes.values()):
+            others = in_backticks(sorted(name for name, reason in stage.excludes.items() if reason == why))
+            lines.append(f"- **Excluded:** `{stage.name}` cannot act beside {others}: {why}")
+    lines += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]
+    return lines or ["Nothing is known."]
+
+
+def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list[str]:
+    return unmet(objective) + (
+        stages_unmet(pipeline, [one.name for one in active_methods(objective)]) if pipeline else []
+    )
+
+
+def repeated(objective: Composition) -> list[str]:
+    """Methods that are listed several times beside each other, each with what that means."""
+    lines = []
+    for name, count in Counter(method.name for method in objective.members).items():
+        if count > 1 and name != "within":
+            first, *others = [method for method in objective.members if method.name == name]
+            same = "with the same settings" if all(one == first for one in others) else "with different settings"
+            lines.append(f"{name} is listed {count} times {same}, and each acts. Remove one if that is not meant.")
+    return lines
+
+
+def _with_several_steps(objective: Composition) -> list[str]:
+    """Of an objective without a run: what only compares the live policy with the old one."""
+    names = [_compares(f"`{key}`", one) for key, one in objective.keyed.items() if "live" in one.reads_drift]
+    return [f"Only with several optimizer steps per rollout, for else the ratio is 1: {', '.join(names)}."] * bool(
+        names
+    )
+
+
+def _compares(name: str, method: TokenObjective) -> str:
+    """A method that compares the live policy with the old one, or only its trust region, where it writes more."""
+    return f"the trust region of {name}" if method.writes - _REGION and method.writes & _REGION else name
+
+
+def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
+    """Methods and settings that cannot act in a run, each with the reason."""
+    optimisation = run.optimisation
+    lines = [
+        f"{_compares(key, method) if drift == 'live' else key} cannot act: {why}"
+        for key, method in objective.keyed.items()
+        for drift in sorted(method.reads_drift)
+        if (why := why_idle(drift, optimisation)) is not None
+    ]
+    one_step = optimisation.optimizer_steps_per_rollout == 1
+    if one_step and optimisation.refresh == "step" and optimisation.old_logprobs != "rollout":
+        lines.append(
+            "optimisation.refresh = step: with one optimizer step per rollout the policy has not moved, and one more "
+            "forward makes the same evidence again."
+        )
+    estimator = run.pipeline.estimator
+    if isinstance(estimator, GRPO) and not estimator.std:
+        lines += [
+            f"grpo.{name}: nothing is divided by a standard deviation, so it is not read."
+            for name in ("epsilon", "ddof")
+            if getattr(estimator, name) != getattr(GRPO(), name)
+        ]
+    return lines
+
+
+def unsafe(objective: Composition, run: RunConfig) -> list[str]:
+    """What makes a run unsafe, each with the reason."""
+    optimisation, lines = run.optimisation, []
+    steps = optimisation.optimizer_steps_per_rollout
+    bound = any(
+        one.writes & _REGION - {"ratio"} or "trust region" in one.about.addresses for one in active_methods(objective)
+    )
+    if steps > 1 and not bound:
+        lines.append(
+            f"{steps} optimizer steps per rollout and no method with bounds, surrogate or gates: nothing stops a token "
+            f"whose ratio has run away. Add clip_higher."
+        )
+    if optimisation.scope == "microbatch":
+        lines.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")
+    return lines

@@ -1,0 +1,99 @@
+"""What acts outside the loss, in words and in the order of a rollout: what it does, needs, keeps and expects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlstab.config import RunConfig
+from rlstab.core.batch import SIGNALS
+from rlstab.explain.costs import COSTS, in_backticks
+from rlstab.signals import SIGNAL_NAMES
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.in_order import InOrder
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.response_batch import EVIDENCE
+from rlstab.stages.stage import AdvantageEstimator, PromptSelector, RewardShaper, RolloutExpander, Stage
+
+#: The kinds in the order in which a rollout runs through them: what happens there, and the question that it answers.
+KINDS: Mapping[type[Stage], tuple[str, str]] = {
+    PromptSelector: ("Prompts", "which prompts"),
+    RewardShaper: ("Rewards", "what a response earns"),
+    RolloutExpander: ("Rollout", "what else to sample, and what to drop"),
+    AdvantageEstimator: ("Advantages", "what a response is worth"),
+}
+#: What only one kind of stage can read, as it is known when that kind acts.
+_ALONE: Mapping[str, tuple[type[Stage], str]] = {
+    "logprobs": (AdvantageEstimator, "estimators"),
+    "squared_gradient": (AdvantageEstimator, "estimators"),
+    "prompt_features": (PromptSelector, "selectors"),
+}
+#: Evidence of stages that is neither a signal nor in :data:`rlstab.stages.response_batch.EVIDENCE`.
+_OTHERS = {
+    "logprobs": "log-prob of the token under the policy that learns, nats",
+    "prompt_features": "mean input embedding of the tokens of each prompt",
+}
+#: What evidence costs in the trainer that ships, beyond the signals that its sampler makes.
+_EVIDENCE_COSTS: Mapping[str, str] = {
+    "raw_rewards": "free: the scorer gave them",
+    "logprobs": "one more forward of each rollout by the policy that learns",
+    "squared_gradient": "one backward for each response, before the rollout is learnt",
+    "prompt_features": "the input embeddings of the prompts that it looks at",
+    "rollout_logprobs": COSTS["rollout_logprobs"],
+    **dict.fromkeys(("block_rewards", "block_outcomes", "block_ids"), "the task's, where it knows blocks"),
+}
+_LACKS = "the trainer does not have it"
+
+
+def rollout(pipeline: Pipeline, run: RunConfig | None) -> list[str]:
+    """One numbered line for each thing that happens in a rollout, in order."""
+    lines = [_line(pipeline.selector)]
+    lines += [f"**Responses.** {_sampling(run)}"] if run else []
+    lines += [_line(stage) for stage in (*pipeline.shapers, *pipeline.expanders, pipeline.estimator)]
+    return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+
+
+def head_of(cls: type[Stage]) -> tuple[str, str]:
+    """What :data:`KINDS` says of the kind of a stage."""
+    return next(head for kind, head in KINDS.items() if issubclass(cls, kind))
+
+
+def _line(stage: Stage) -> str:
+    default = ", the default" if stage in (InOrder(), GRPO()) else ""
+    return f"**{head_of(type(stage))[0]}.** `{stage.name}`{default}: {stage.in_words().rstrip('.')}."
+
+
+def _sampling(run: RunConfig) -> str:
+    settings = run.rollout
+    words = f"{settings.group} to each of {settings.prompts} prompts, of at most {settings.max_new_tokens} tokens"
+    if settings.staleness:
+        words += f", by weights that are {settings.staleness} update{'s' * (settings.staleness > 1)} old"
+    if settings.precision is not None:
+        words += f", by weights rounded to {settings.precision}"
+    return f"{words}; the task `{run.task.name}` scores them."
+
+
+def needs(pipeline: Pipeline) -> list[str]:
+    """Evidence that stages read, where it comes from, and the states that they keep, as items of a list."""
+    lines = []
+    for name in sorted(pipeline.needs):
+        readers = [stage for stage in pipeline if name in stage.needs]
+        what = SIGNALS.get(name) or EVIDENCE.get(name, (0, _OTHERS.get(name, "a user-defined signal")))[1]
+        told = "; ".join(dict.fromkeys(cost(stage, name) for stage in readers))
+        names = in_backticks(stage.name for stage in readers)
+        lines.append(f"- `{name}`, for the stage{'s' * (len(readers) > 1)} {names}: {what}. {told.capitalize()}.")
+    states = [f"`{stage.name}` ({', '.join(keys)})" for stage in pipeline if (keys := stage.init_state())]
+    return lines + ([f"- State of stages, saved with the checkpoint: {'; '.join(states)}."] if states else [])
+
+
+def cost(stage: Stage, name: str) -> str:
+    """At what cost the trainer that ships has some evidence for a stage, or that it does not have it."""
+    kind, told = _ALONE.get(name, (Stage, ""))
+    if not isinstance(stage, kind):
+        return f"{_LACKS} for a stage of this kind, only for {told}"
+    return _EVIDENCE_COSTS.get(name) or (COSTS.get(name) if name in SIGNAL_NAMES else None) or _LACKS
+
+
+def lacking(pipeline: Pipeline) -> list[str]:
+    """Evidence that stages need and the trainer does not have, so that it refuses the run."""
+    needed = [(stage.name, name, cost(stage, name)) for stage in pipeline for name in sorted(stage.needs)]
+    return [f"the stage {stage} needs {name}: {told}." for stage, name, told in needed if told.startswith(_LACKS)]

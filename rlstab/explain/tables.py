@@ -1,0 +1,165 @@
+"""``rlstab check``: what each method of a file does, needs and costs, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
+from rlstab.config.runs import RunConfig
+from rlstab.console import Terminal
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.compose import Composition, Observe, walk
+from rlstab.core.metadata import summary
+from rlstab.core.objective import TokenObjective
+from rlstab.explain import stages
+from rlstab.explain.costs import COSTS
+from rlstab.explain.notes import notes
+from rlstab.hosts import Host, adapted, measures, refusal
+from rlstab.signals import SIGNAL_NAMES
+from rlstab.stages.pipeline import Pipeline
+
+
+def check(path: str, overrides: Mapping[str, Any], console: Console | None = None, *, host: str | None = None) -> None:
+    """Print what a file means, for rlstab's own trainer or a host; what cannot run raises what the trainer would raise.
+
+    Raises:
+        ConfigError, Conflict: see :func:`rlstab.config.load_run`.
+        UnknownName: no adapter ships for the host.
+        MissingSignal: the host cannot give what a method reads.
+        ConfigError: the host's own loss stays, and no mask and no advantages can say what a method asks for.
+    """
+    console = console or Terminal()
+    objective, run = read(path, overrides)
+    if host is not None:
+        console.print(host_table(objective, adapted(host)))
+        adapted(host).require(objective)
+        verb = "train" if adapted(host).package else "express"
+        console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can {verb} it")
+        return
+    console.print(describe(objective))
+    if run is not None:
+        console.print(describe_stages(run.pipeline))
+        optimisation = run.optimisation
+        console.print(
+            f"advantage: {run.pipeline.estimator.name}; ratio against: {optimisation.old_logprobs}; "
+            f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) per rollout of {run.rollout.prompts} x "
+            f"{run.rollout.group} responses"
+        )
+    for note in notes(objective, run):
+        console.print(f"[yellow]note:[/] {escape(note)}")
+    console.print(
+        f"objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else "") + ": no conflict"
+    )
+
+
+def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
+    """What a file holds: a run and its objective, or an objective alone.
+
+    Raises:
+        ConfigError, Conflict: see :func:`rlstab.config.load_run`.
+    """
+    data = Document.read(path).data
+    is_run = isinstance(data, Mapping) and data.keys() != {"objective"} and not data.keys() & {"name", "preset"}
+    run = load_run(path, overrides) if is_run or overrides else None
+    return (run.composition if run else load_objective(path)), run
+
+
+def describe(objective: Composition) -> RenderableType:
+    """A table: one row per method, with its effect, settings, what it reads and what that costs."""
+    table = Table(show_lines=True)
+    for column in ("method", "what it does to tokens", "settings", "reads", "writes"):
+        table.add_column(column, overflow="fold")
+    for key, method in objective.keyed.items():
+        table.add_row(key, *map(escape, (_effect(method), _settings(method), _reads(method), _writes(method))))
+    signals = sorted(objective.needs - BASICS)
+    lines = [
+        f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, 'yours to provide')}"
+        for name in signals
+    ]
+    lines += [f"differentiates {name} of the live policy" for name in sorted(objective.live_needs)]
+    return Group(table, *lines)
+
+
+def describe_stages(pipeline: Pipeline) -> RenderableType:
+    """A table: one row per stage in the order of a rollout, with what it does and needs; then whose that is."""
+    table = Table(show_lines=True)
+    for column in ("stage", "acts on", "what it does", "needs", "keeps"):
+        table.add_column(column, overflow="fold")
+    for one in pipeline:
+        cells = (one.kind, one.in_words(), ", ".join(sorted(one.needs)) or "basics only", ", ".join(one.init_state()))
+        table.add_row(one.name, *map(escape, cells))
+    lines = [
+        f"needs {name}, for {one.name}: {escape(stages.cost(one, name))}"
+        for one in pipeline
+        for name in sorted(one.needs)
+    ]
+    return Group(table, *lines)
+
+
+def _effect(method: TokenObjective) -> str:
+    only = "Only observed: " if isinstance(method, Observe) else ""
+    leaves = walk(method, observed=True)
+    told = (("Among the tokens left: " if leaf.around else "") + summary(type(leaf.method)) for leaf in leaves)
+    return only + " ".join(told)
+
+
+def _settings(method: TokenObjective) -> str:
+    return repr(method).partition("(")[2].removesuffix(")") or "none"
+
+
+def _reads(method: TokenObjective) -> str:
+    return ", ".join(sorted((method.needs - BASICS) | {f"live {name}" for name in method.live_needs})) or "basics only"
+
+
+def _writes(method: TokenObjective) -> str:
+    return ", ".join(sorted(method.writes))
+
+
+def host_table(objective: Composition, host: Host) -> RenderableType:
+    """One row per method: what it reads, and where the host gets that from."""
+    table = Table(show_lines=True, title=f"{host.titled}, through {host.adapter}")
+    for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
+        table.add_column(column, overflow="fold")
+    for key, method in objective.keyed.items():
+        whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
+        row = (", ".join(reads(method)) or "the ratio alone", "yes" if whole else "no", _from(method, host))
+        table.add_row(escape(key), *map(escape, row))
+    return Group(table, *map(escape, _forwards(objective, host)))
+
+
+def reads(method: TokenObjective) -> list[str]:
+    """The evidence and the live outputs that a method reads beyond the ratio."""
+    live = [f"live {name}" for name in sorted(method.live_needs)]
+    return [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
+
+
+def _from(method: TokenObjective, host: Host) -> str:
+    asks = refusal(method) if host.data_level else None
+    if asks is not None:
+        return f"refused: {asks}"
+    found = []
+    for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:
+        if name not in host.gives | host.live:
+            found.append(f"{name}: missing; {host.cure(name)}")
+        elif name in host.how:
+            found.append(f"{name}: {host.how[name]}")
+    return "; ".join(dict.fromkeys(found)) or "all of it"
+
+
+def _forwards(objective: Composition, host: Host) -> list[str]:
+    """What the host shows, and whether evidence costs a forward of its own."""
+    if host.data_level:
+        return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
+    wanted = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
+    told = (
+        f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}"
+        + (f"; none {host.spared}" if host.spared else "")
+        if wanted
+        else "evidence: no forward of its own"
+    )
+    return ["sees: the whole optimizer step, before its first backward pass", told]

@@ -1,0 +1,89 @@
+"""Files that a user names: whether they are there, whether they may be replaced, and code in them.
+
+Those checks of :class:`pathlib.Path` raise where a name is too long or a folder may not be searched, up to Python 3.13.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from rlstab.errors import RlstabError
+
+
+def exists(path: str | Path) -> bool:
+    """Whether something is there that can be reached."""
+    return os.path.exists(path)  # noqa: PTH110  # see above
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether an ordinary file is there that can be reached."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_dir(path: str | Path) -> bool:
+    """Whether a folder is there that can be reached."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_foreign(path: str | Path, *marks: bytes) -> bool:
+    """Whether an ordinary file is there that has something in it and none of the marks: not one of ours to replace.
+
+    Args:
+        path: to which something is about to be written.
+        marks: of what the same command writes; one of them is in its first 4096 bytes.
+    """
+    if not is_file(path):
+        return False
+    with Path(path).open("rb") as file:
+        head = file.read(4096)
+    return bool(head) and not any(mark in head for mark in marks)
+
+
+def checksum(content: bytes) -> str:
+    """Twelve hexadecimal digits of the SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+_modules: dict[tuple[Path, str], ModuleType] = {}
+
+
+def load_module(path: Path) -> ModuleType:
+    """The module of a .py file, loaded once for as long as it does not change. Raises whatever the file raises."""
+    content = path.read_bytes()
+    key = path, checksum(content)
+    if key not in _modules:
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # it may import what lies beside it; at the end, so that it hides nothing
+        spec = importlib.util.spec_from_file_location(f"user_{path.stem}_{checksum(str(path).encode())}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[spec.name]
+            raise
+        _modules[key] = module
+    return _modules[key]
+
+
+def in_one_line(error: BaseException, path: Path | None = None) -> str:
+    """An error of user code, with the last line of the file that it came from."""
+    if isinstance(error, RlstabError):
+        return str(error).rstrip(".")
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines = [error.lineno]
+    where = f" ({path.name}, line {lines[-1]})" if path is not None and lines else ""
+    try:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+    except (Exception, SystemExit):  # its text is user code too
+        text = "without a text"
+    return f"{type(error).__name__}: {' '.join(text.split())}{where}"

@@ -1,0 +1,205 @@
+"""What other trainers hand to a loss that is not theirs, as the adapters that ship find it: facts.
+
+The adapters check themselves against them when a trainer is made; ``rlstab check --host``, ``rlstab explain`` and
+``rlstab doctor`` read the same facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.comm import LocalComm
+from rlstab.core.compose import Composition, Observe, walk
+from rlstab.core.method import measure_all
+from rlstab.core.objective import TokenObjective, require_signals, terms_of
+from rlstab.core.terms import Bounds
+from rlstab.errors import ConfigError, UnknownName, did_you_mean
+from rlstab.signals import SIGNAL_NAMES
+
+#: What no mask and no advantages can say, by the field of Terms that a method fills with it.
+REFUSED: Mapping[str, str] = {
+    "penalties": "a penalty, a term of the loss with a gradient of its own",
+    "gates": "a trust region other than one clip of the ratio",
+    "surrogate": "a replacement for the ratio",
+    "ratio": "another ratio",
+    "unclipped": "tokens without a trust region",
+    "lr_scale": "another learning rate",
+}
+PER_TOKEN = "a separate clip for each token"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A trainer for which an adapter ships.
+
+    Attributes:
+        key: by which ``rlstab check --host`` knows it.
+        name: of the trainer.
+        adapter: what a user imports.
+        gives: signals of the evidence beyond log-probs, their old values and advantages.
+        live: outputs of the live policy that can be differentiated beyond the log-probs.
+        package: what the adapter needs, as pip names it; empty where it needs nothing.
+        oldest: the first release of it that the adapter takes.
+        later: it takes later ones too.
+        how: signals that it gives only where something is set, with what to set.
+        otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
+        spared: where the evidence of a step costs no forward though a method reads it.
+        data_level: its own loss stays, and an objective reaches it through a mask and advantages.
+    """
+
+    key: str
+    name: str
+    adapter: str
+    gives: frozenset[str]
+    live: frozenset[str] = frozenset()
+    package: str = ""
+    oldest: str = ""
+    later: bool = True
+    how: Mapping[str, str] = field(default_factory=dict)
+    otherwise: str = "use a host that provides it"
+    spared: str = ""
+    data_level: bool = False
+
+    @property
+    def titled(self) -> str:
+        """Its name, and the releases that the adapter takes."""
+        return f"{self.name} {self.oldest}{' or later' * self.later}" if self.oldest else self.name
+
+    def cure(self, name: str) -> str:
+        """What to do about a signal that it lacks, other than to remove the method."""
+        return self.how.get(name, self.otherwise.format(name=name))
+
+    def lacks(self, objective: TokenObjective) -> list[str]:
+        """What an objective needs and this host cannot give; empty where nothing is missing."""
+        missing = [f"`{name}`" for name in sorted(objective.needs - self.gives - BASICS)]
+        missing += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
+        if self.data_level:
+            asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
+            missing += [f"a place for what `{name}` asks for: {what}" for what, name in asks.items()]
+        return missing
+
+    def require(self, objective: Composition) -> None:
+        """Refuse what the host cannot give.
+
+        Raises:
+            MissingSignal: names the method, what it reads, and what to change.
+            ConfigError: see :func:`require_data_level`.
+        """
+        if self.data_level:
+            require_data_level(objective)
+        require_signals(
+            objective,
+            provides=self.gives,
+            live=self.live,
+            host=f"{self.name} {self.oldest}".strip(),
+            otherwise={name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
+        )
+
+
+_GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated"}
+_LIVE = frozenset({"entropies", "log_kept_mass"})
+_LOGITS = ("max_logprobs", "log_kept_mass", "sum_p_sq")
+
+#: A response is truncated where its last token, which TRL and verl hand over, is no EOS.
+HOSTS: Mapping[str, Host] = {
+    host.key: host
+    for host in (
+        Host(
+            "trl",
+            "TRL",
+            "rlstab.adapters.trl",
+            _GIVEN,
+            _LIVE,
+            package="trl",
+            oldest="1.16",
+            how={
+                "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
+                "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
+                **dict.fromkeys(_LOGITS, "write head='rlstab'"),
+            },
+            otherwise="give the trainer signals={{'{name}': function}}, (B, T) values from its batch",
+            spared="where an optimizer step is one micro-batch",
+        ),
+        Host(
+            "verl",
+            "verl",
+            "rlstab.adapters.verl",
+            _GIVEN,
+            _LIVE,
+            package="verl",
+            oldest="0.9.1",
+            later=False,
+            how={
+                "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
+                "rollout_logprobs": "set actor_rollout_ref.rollout.calculate_log_probs=true",
+                **dict.fromkeys(
+                    _LOGITS,
+                    "leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
+                ),
+            },
+        ),
+        Host("data", "the data level", "rlstab.adapters.data", frozenset(SIGNALS), data_level=True),
+    )
+}
+
+
+def adapted(key: str) -> Host:
+    """The host that an adapter ships for.
+
+    Raises:
+        UnknownName: there is none of this name.
+    """
+    if key not in HOSTS:
+        raise UnknownName(f"no adapter is called '{key}'. {did_you_mean(key, HOSTS)}")
+    return HOSTS[key]
+
+
+def measures(method: TokenObjective) -> bool:
+    """Whether it decides by statistics of the whole optimizer step."""
+    if isinstance(method, Observe):
+        return any(measures(leaf.method) for leaf in walk(method, observed=True))
+    return type(method).measure is not TokenObjective.measure
+
+
+def refusal(method: TokenObjective) -> str | None:
+    """What a method asks for that a mask and advantages cannot say; None where they can say all of it."""
+    for leaf in walk(method):
+        if isinstance(leaf.method, Observe):
+            continue
+        for name, what in REFUSED.items():
+            if name in leaf.method.writes:
+                return what
+        bounds = own_bounds(leaf.method)
+        if bounds is not None and (isinstance(bounds.low, Tensor) or isinstance(bounds.high, Tensor)):
+            return PER_TOKEN
+    return None
+
+
+def require_data_level(objective: Composition) -> None:
+    """Refuse what no mask and no advantages can say.
+
+    Raises:
+        ConfigError: names the method, what it asks for, and what to change.
+    """
+    for key, method in objective.keyed.items():
+        what = refusal(method)
+        if what is not None:
+            raise ConfigError(
+                f"'{key}' asks for {what}: a loss mask and advantages cannot say it. Remove '{key}', or train where "
+                f"the loss itself can be changed, such as with rlstab.adapters.trl."
+            )
+
+
+def own_bounds(objective: TokenObjective) -> Bounds | None:
+    """The trust region that an objective asks for, from a part without tokens."""
+    if "bounds" not in objective.writes:
+        return None
+    empty = objective._empty_part()
+    with torch.no_grad():
+        stat, state = measure_all(objective, [empty], objective.init_state(), LocalComm())
+        return terms_of(objective, empty, stat, state).bounds

@@ -1,0 +1,160 @@
+"""Numbers and names for readers: decimals, minus signs, intervals, lists, and what metrics are called on axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: Stands where there is no number, and before one below zero.
+NOTHING, MINUS = "\u2013", "\u2212"
+
+
+def setting(value: float) -> str:
+    """A value that somebody chose, as they may have written it: ``1.5e-4``, ``0.02``, ``16``."""
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        mantissa, _, exponent = f"{value:e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:g}"
+
+
+def decimals(value: float | None, places: int, signed: bool = False) -> str:
+    """A number of a column: as many decimals as its neighbours."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    text = f"{abs(value):.{places}f}"
+    zero = float(text) == 0
+    return ("" if zero else MINUS if value < 0 else "+" if signed else "") + text
+
+
+def places(values: list[float]) -> int:
+    """Decimals for a column: three, fewer for large numbers, more where all are small; at most six."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if largest >= 10:
+        return 1
+    return 3 if largest == 0 or largest >= 0.01 else min(6, 1 - math.floor(math.log10(largest)))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in short: ``0-4, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def estimate(value: float | None, low: float | None, high: float | None) -> str:
+    """A number with its interval, if it has one."""
+    digits = places([number for number in (value, low, high) if number is not None])
+    inside = "" if low is None or high is None else f" [{decimals(low, digits)}, {decimals(high, digits)}]"
+    return decimals(value, digits) + inside
+
+
+def listed(names: Iterable[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *most, last = list(names)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a text that YAML may have broken into lines."""
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+
+
+_TITLES = {
+    "reward/mean": "training reward",
+    "reward/true": "training reward before the flaky grader",
+    "reward/zero_std_groups": "share of zero-variance groups",
+    "eval/mean": "held-out reward",
+    "eval/greedy": "held-out reward, greedy",
+    "eval/entropy": "held-out entropy, nats per token",
+    "eval/length": "held-out response length, tokens",
+    "eval/ended": "held-out share of responses that ended",
+    "tokens/entropy": "entropy, nats per token",
+    "tokens/kept": "share of tokens kept",
+    "tokens/live": "share of live tokens",
+    "response/length": "response length, tokens",
+    "response/ended": "share of responses that ended",
+    "response/tokens": "tokens sampled per rollout",
+    "gradient/norm": "gradient norm, mean",
+    "gradient/largest_norm": "gradient norm, largest",
+    "ratio/mean": "ratio, mean",
+    "ratio/clipped_high": "share of tokens clipped above",
+    "ratio/clipped_low": "share of tokens clipped below",
+    "ratio/clipped_dual": "share of tokens clipped by the dual bound",
+    "sampler/gap": "sampler-trainer gap, mean over all tokens, nats",
+    "sampler/largest_gap": "sampler-trainer gap, largest over all tokens, nats",
+    "sampler/gap_live": "sampler-trainer gap, mean over live tokens, nats",
+    "sampler/largest_gap_live": "sampler-trainer gap, largest over live tokens, nats",
+    "lr": "learning rate",
+}
+#: Axes that do not begin at zero: what has no natural zero, or stays near another value.
+_FREE = ("ratio/mean", "loss", "length", "threshold", "value", "coefficient", "boost", "kept")
+#: In the order in which a reader looks for them; others follow by name.
+_FIRST = (
+    "reward/mean",
+    "eval/mean",
+    "eval/greedy",
+    "eval/pass@",
+    "tokens/entropy",
+    "eval/entropy",
+    "response/length",
+    "eval/length",
+    "response/ended",
+    "eval/ended",
+    "reward/zero_std_groups",
+    "tokens/live",
+    "tokens/kept",
+    "gradient/norm",
+    "gradient/largest_norm",
+)
+#: Of what methods log, by its last part.
+_OWN = {
+    "threshold": "nats",
+    "gate": "share of optimizer steps open",
+    **dict.fromkeys(("candidates", "dropped", "selected", "boosted", "damped"), "share of tokens"),
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How a metric is shown: its title, and whether its axis begins at zero."""
+
+    title: str
+    zero: bool
+
+
+def axis(metric: str) -> Axis:
+    """The axis of any metric; unknown ones are called by their own name."""
+    last = metric.rpartition("/")[2]
+    title = f"held-out {last}" if last.startswith("pass@") else metric
+    return Axis(_TITLES.get(metric, title), metric not in _FREE and last not in _FREE)
+
+
+def own_title(metric: str, method: str = "") -> str:
+    """What a method logs, with its unit where that is known; without the method, which may stand above it."""
+    last = metric.rpartition("/")[2]
+    unit, name = _OWN.get(last), metric.removeprefix(f"{method}/")
+    if last == "share":
+        return f"{name} of tokens"
+    return f"{name}, {unit}" if unit else name
+
+
+def in_order(metrics: set[str]) -> list[str]:
+    """Those a reader looks for first come first; ``pass@4`` before ``pass@16``."""
+
+    def place(name: str) -> tuple[int, int, str]:
+        stem, at, _ = name.partition("@")
+        number = name.rpartition("@")[2]
+        first = _FIRST.index(stem + at) if stem + at in _FIRST else len(_FIRST)
+        return first, int(number) if number.isdecimal() else 0, name
+
+    return sorted(metrics, key=place)

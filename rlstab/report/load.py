@@ -1,0 +1,524 @@
+"""Find and read runs: bench folders, run folders, folders of them, results files; whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstab.config.document import Document
+from rlstab.errors import ReportError
+from rlstab.files import is_dir, is_file
+from rlstab.report.formatting import counted, setting
+from rlstab.report.results_file import read_results
+from rlstab.report.runs import (
+    EMPTY,
+    MOST_ROLLOUTS,
+    Curve,
+    LeftOut,
+    Loaded,
+    RunRecord,
+    Status,
+    highest,
+    objective_names,
+    rounded,
+    running_total,
+    setting_of,
+)
+from rlstab.report.safe_read import first_line, plain, read_bytes, read_json, read_text, readable
+
+#: Any of them makes a folder a run folder.
+FILES = ("metrics.jsonl", "config.yaml", "run.json")
+
+#: Folders below a path in which runs are looked for: OUT/runs/<setting>/<method>/seed-<k> and one around it.
+DEPTH = 6
+
+#: No bench names more: beyond it its file is damaged.
+MOST_RUNS = 100_000
+
+#: Entries of run.json that should be the same in runs that are compared.
+MUST_AGREE = {
+    "rlstab": "Versions of rlstab",
+    "torch": "Versions of torch",
+    "transformers": "Versions of transformers",
+    "device": "Devices",
+    "machine": "Machines",
+}
+
+
+@dataclass
+class _Search:
+    """What lies under some paths.
+
+    Attributes:
+        runs: with the path under which each was found.
+        left_out: what could not be used.
+        planned: by bench, how many of its runs are not there, and how many it names.
+    """
+
+    runs: list[tuple[RunRecord, str]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    planned: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def load_runs(*paths: str | Path) -> Loaded:
+    """Everything usable under some paths; what is not says why.
+
+    Args:
+        paths: bench folders, run folders, folders of such, and results files (``.jsonl``).
+
+    Raises:
+        ReportError: a path does not exist, or nothing usable is there at all.
+    """
+    search = _search(paths)
+    runs, copies = _without_copies(search.runs)
+    behind = [
+        f"{name}: {missing} of the {counted(total, 'run')} that its bench.yaml names "
+        f"{'has' if missing == 1 else 'have'} not begun."
+        for name, (missing, total) in search.planned.items()
+    ]
+    not_begun = sum(missing for missing, _ in search.planned.values())
+    return Loaded(runs, [*search.left_out, *copies], [*behind, *_notes(runs)], not_begun)
+
+
+def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
+    """Every run under some paths as it lies there, by path and under its own name, and what is left out.
+
+    Raises:
+        ReportError: see :func:`load_runs`.
+    """
+    search = _search(paths)
+    return sorted({run.path: run for run, _ in search.runs}.values(), key=_natural), search.left_out
+
+
+def _search(paths: Sequence[str | Path]) -> _Search:
+    if not paths:
+        raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
+    search = _Search()
+    for path in map(Path, paths):
+        if is_dir(path):
+            records = list(_walk(path, search.planned)) or [
+                LeftOut(str(path), "holds no run: no metrics.jsonl, config.yaml or run.json below it")
+            ]
+        elif is_file(path):
+            records = read_results(path)
+        else:
+            raise ReportError(f"{path}: no such file or folder. Give bench folders, run folders or results files.")
+        search.runs += [(record, str(path)) for record in records if isinstance(record, RunRecord)]
+        search.left_out += [record for record in records if isinstance(record, LeftOut)]
+    if not search.runs:
+        reasons = "\n".join(f"  {item.path}: {item.why}" for item in search.left_out)
+        raise ReportError(f"no usable run.\n{reasons}\nGive folders written by `rlstab train` or `rlstab bench`.")
+    return search
+
+
+def _walk(
+    folder: Path, planned: dict[str, tuple[int, int]], bench: Mapping[str, Any] | None = None, depth: int = DEPTH
+) -> Iterator[RunRecord | LeftOut]:
+    if is_run(folder):
+        yield read_folder(folder, bench)
+        return
+    own = read_json(folder / "bench.json")[0]
+    if own:
+        named = _named(folder)
+        if missing := sum(not is_run(run) for run in named):
+            planned[str(own.get("name") or folder)] = (missing, len(named))
+    if depth:
+        for inside in sorted(folder.iterdir()):
+            if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
+                yield from _walk(inside, planned, own or bench, depth - 1)
+
+
+def _named(folder: Path) -> list[Path]:
+    """Folders of all runs that the file of a bench names; none where it is not there or damaged."""
+    try:
+        data = Document.parse(read_text(folder / "bench.yaml"), "bench.yaml").data
+        settings, methods, seeds = (list(data[key]) for key in ("settings", "methods", "seeds"))
+        if len(settings) * len(methods) * len(seeds) > MOST_RUNS:
+            return []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    names = product(settings, methods, seeds)
+    return [folder / "runs" / str(setting) / str(method) / f"seed-{seed}" for setting, method, seed in names]
+
+
+def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunRecord], list[LeftOut]]:
+    """Of what was read of one run from several places the first by path stays; those of one source are told together.
+
+    Runs that only have one name are several runs, and their names are made different.
+    """
+    kept: dict[tuple[object, ...], RunRecord] = {}
+    copies: dict[str, list[tuple[RunRecord, RunRecord]]] = defaultdict(list)
+    for run, source in sorted(runs, key=lambda pair: _natural(pair[0])):
+        id = (run.bench, run.seed, str(run.about["run_id"])) if "run_id" in run.about else (run.path,)
+        first = kept.setdefault(id, run)
+        if first.path != run.path:
+            copies[source].append((run, first))
+    unique = sorted(told_apart(list(kept.values())), key=lambda run: (run.bench or "", *_name(run)[1:]))
+    return unique, [_copies(source, pairs) for source, pairs in copies.items()]
+
+
+def _copies(source: str, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> LeftOut:
+    run, first = pairs[0]
+    if len(pairs) == 1:
+        return LeftOut(run.path, f"this run ({run.title}) is also in {first.path}; the first by path is kept")
+    why = f"{len(pairs)} runs are also elsewhere, such as {run.title} in {first.path}; the first by path are kept"
+    return LeftOut(source, why)
+
+
+def _natural(run: RunRecord) -> list[str | int]:
+    """Line 2 before line 10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", run.path)]
+
+
+def _notes(runs: Sequence[RunRecord]) -> list[str]:
+    notes = []
+    for run in runs:
+        if run.status == "unfinished":
+            planned = "an unknown number of" if run.planned is None else run.planned
+            notes.append(f"{run.title}: unfinished, {run.rollouts} of {planned} rollouts.")
+        elif run.status == "failed":
+            last = (run.error or "no reason was recorded").strip().splitlines()[-1]
+            notes.append(f"{run.title}: failed after {run.rollouts} rollouts: {last}")
+        notes += [f"{run.title}: {remark}." for remark in run.remarks]
+    for what, plural in MUST_AGREE.items():
+        counts = Counter(str(run.about[what]) for run in runs if what in run.about)
+        if len(counts) > 1:
+            values = ", ".join(f"{value} ({counted(count, 'run')})" for value, count in sorted(counts.items()))
+            notes.append(f"{plural} are mixed: {values}.")
+    return notes
+
+
+# -- one folder --------------------------------------------------------------------------------------------------------
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds one run: by its own files, or by what a bench wrote about a run that never began."""
+    return any((folder / name).is_file() for name in FILES) or "seed" in (read_json(folder / "bench.json")[0] or {})
+
+
+def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunRecord | LeftOut:
+    """One run.
+
+    Args:
+        folder: of the run.
+        bench: ``bench.json`` of the bench that it belongs to.
+    """
+    bench = bench or {}
+    remarks: list[str] = []
+    config = _config(folder / "config.yaml", remarks)
+    about = _json(folder / "run.json", remarks)
+    place = _json(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
+    records = _records(folder / "metrics.jsonl", remarks)
+    method = place["method"] if isinstance(place.get("method"), str) else "+".join(objective_names(config))
+    if not method:
+        return LeftOut(str(folder), "neither config.yaml nor bench.json says what was trained: " + "; ".join(remarks))
+    failed = place.get("status") == "failed"
+    if not records and not failed:
+        return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
+    metrics, evaluations, seconds = _split(records)
+    took = metrics.pop("seconds/rollout", EMPTY)
+    rollouts = max((int(curve[0][-1]) for curve in metrics.values()), default=0)
+    spent = {
+        "seconds": running_total(took, rollouts),
+        "tokens": running_total(metrics.get("response/tokens", EMPTY), rollouts),
+    }
+    planned = setting_of(config, "optimisation.rollouts")
+    status: Status = "failed" if failed else "finished"
+    if not failed and (not isinstance(planned, int) or rollouts < planned):
+        status = "unfinished"
+    seed = next((value for value in (place.get("seed"), config.get("seed")) if isinstance(value, int)), None)
+    if seed is None:
+        remarks.append("no file says its seed; taken for seed 0")
+    return RunRecord(
+        bench=_text(place.get("bench")) or _text(bench.get("name")),
+        setting=_text(place.get("setting")) or "default",
+        method=method,
+        seed=seed or 0,
+        status=status,
+        error=_text(place.get("error")),
+        path=str(folder),
+        config=config,
+        about={**({"cpu": bench["cpu"]} if "cpu" in bench else {}), **about},
+        command=_text(place.get("command")) or _text(about.get("command")),
+        cpu_seconds=_number(place.get("cpu_seconds")),
+        seconds=_number(place.get("seconds")),
+        evaluations=evaluations,
+        metrics=metrics,
+        largest={
+            name: highest(curve, rollouts)
+            for name, curve in metrics.items()
+            if name.rpartition("/")[2].startswith("largest")
+        },
+        spent={unit: curve for unit, curve in spent.items() if curve is not None},
+        seconds_by_phase=seconds,
+        baseline=_text(bench.get("baseline")),
+        bench_command=_text(bench.get("command")),
+        bench_about=_text(bench.get("about")) or "",
+        remarks=tuple(remarks),
+    )
+
+
+def _json(path: Path, remarks: list[str]) -> dict[str, Any]:
+    data, why = read_json(path)
+    if data is None:
+        remarks.append(why)
+    return data or {}
+
+
+def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
+    try:
+        # without aliases that contain themselves or unfold without end
+        data = plain(Document.parse(read_text(path), path.name).data)
+    except FileNotFoundError:
+        remarks.append(f"{path.name} is missing")
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        remarks.append(f"{path.name} cannot be read: {first_line(error)}")
+        return {}
+    if not isinstance(data, dict):
+        remarks.append(f"{path.name} is not a mapping")
+        return {}
+    objective = data.get("objective", [])
+    if not isinstance(objective, list) or not all(isinstance(item, Mapping) for item in objective):
+        remarks.append(f"objective in {path.name} is not a list of methods")
+        return {}
+    return data
+
+
+def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
+    """Records by rollout. A run that was continued may have written one twice; the later one counts."""
+    try:
+        text = read_bytes(path).decode("utf-8", errors="replace")
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        remarks.append(f"{path.name} is missing" if missing else f"{path.name} cannot be read: {first_line(error)}")
+        return {}
+    *lines, rest = text.split("\n")
+    if rest.strip():
+        remarks.append(f"the last line of {path.name} is cut off")
+    records: dict[int, dict[str, Any]] = defaultdict(dict)
+    damaged = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        rollout = record.get("rollout") if isinstance(record, dict) else None
+        if isinstance(rollout, int) and not isinstance(rollout, bool) and 0 <= rollout <= MOST_ROLLOUTS:
+            records[rollout] |= {readable(name): value for name, value in record.items()}
+        else:
+            damaged += 1
+    if damaged:
+        remarks.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name}")
+    return dict(sorted(records.items()))
+
+
+def _split(
+    records: Mapping[int, Mapping[str, Any]],
+) -> tuple[dict[str, Curve], list[dict[str, float]], dict[str, float]]:
+    """Curves (the seconds of each rollout among them), evaluations, and mean seconds by phase."""
+    # a count is written only where there was something to count
+    counts = {name: 0 for record in records.values() for name in record if name.startswith("optimizer_steps/")}
+    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    evaluations: list[dict[str, float]] = []
+    for rollout, record in records.items():
+        values = {name: _number(value) for name, value in {**counts, **record}.items() if name != "rollout"}
+        numbers = {name: value for name, value in values.items() if value is not None}
+        evaluation = {name: rounded(value) for name, value in numbers.items() if name.startswith("eval/")}
+        if evaluation:
+            evaluations.append({"rollout": rollout, **evaluation})
+        for name, value in numbers.items():
+            if name.startswith("seconds/"):
+                seconds[name].append(value)
+            if rollout and (name == "seconds/rollout" or not name.startswith(("eval/", "seconds/"))):
+                points[name].append((rollout, value))
+    phases = {name: rounded(math.fsum(values) / len(values)) for name, values in seconds.items()}
+    return {name: _curve(pairs) for name, pairs in points.items()}, evaluations, phases
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> Curve:
+    rollouts, values = zip(*points, strict=True)
+    return np.array(rollouts, np.int64), np.array(values, np.float64)
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if isinstance(value, float) or abs(value) < 10**300 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+#: Say how a run was made or how long, not what it is; they name runs that nothing else tells apart.
+MINOR = (
+    "evaluation",
+    "optimisation.rollouts",
+    "optimisation.micro_batch_size",
+    "rollout.batch_size",
+    "task.time_limit",
+    "task.workers",
+)
+#: Never part of a name.
+APART = ("seed", "tracking")
+#: Parts of a run that belong to its method.
+OF_METHOD = ("objective", "stages")
+#: Values that a name shows; where they do not tell the runs apart, all are shown.
+SHOWN = 3
+
+
+def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The same runs, in the same order, no two of one bench, setting, method and seed.
+
+    Benches of one name are told apart by their folders. Runs of ``rlstab train`` are called after their methods alone:
+    a setting in which they differ goes into their setting, one of a method into their method, and what is left is told
+    by the folder.
+    """
+    named = list(runs)
+    for bench, places in _groups(named, range(len(named)), lambda run: run.bench or "").items():
+        if bench and _clashing(named, places):
+            _name_benches(named, places)
+    alone = [place for place, run in enumerate(named) if not run.bench]
+    for places in _groups(named, alone, lambda run: (run.setting, run.method)).values():
+        _name_by_settings(named, places, lambda path: not _within(path, (*MINOR, *APART)))
+    for places in _clashing(named, range(len(named))):
+        _name_by_settings(named, places, lambda path: _within(path, MINOR))
+    for places in _clashing(named, range(len(named))):
+        for place, tail in zip(places, _tails([named[place].path for place in places]), strict=True):
+            named[place] = replace(named[place], setting=_joined(named[place].setting, tail))
+    return named
+
+
+def _name(run: RunRecord) -> tuple[str, str, str, int]:
+    return run.bench or "", run.setting, run.method, run.seed
+
+
+def _groups(runs: Sequence[RunRecord], places: Iterable[int], key: Callable[[RunRecord], Any]) -> dict[Any, list[int]]:
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for place in places:
+        groups[key(runs[place])].append(place)
+    return groups
+
+
+def _clashing(runs: Sequence[RunRecord], places: Iterable[int]) -> list[list[int]]:
+    return [group for group in _groups(runs, places, _name).values() if len(group) > 1]
+
+
+def _name_benches(named: list[RunRecord], places: Sequence[int]) -> None:
+    roots = {place: _root(named[place].path) for place in places}
+    distinct = list(dict.fromkeys(roots.values()))
+    if len(distinct) > 1:
+        tails = dict(zip(distinct, _tails(distinct), strict=True))
+        for place, root in roots.items():
+            named[place] = replace(named[place], bench=f"{named[place].bench} ({tails[root]})")
+
+
+def _root(path: str) -> str:
+    """The results file of a run, or the folder of its bench."""
+    if file := re.fullmatch(r"(.*):\d+", path):
+        return file[1]
+    parts = Path(path).parts
+    return str(Path(path).parents[3]) if len(parts) > 4 and parts[-4] == "runs" else path
+
+
+def _name_by_settings(named: list[RunRecord], places: Sequence[int], wanted: Callable[[str], bool]) -> None:
+    """By the settings in which the runs differ, of those that all of them have."""
+    values = {place: _flat_run(named[place].config) for place in places}
+    shared = [path for path in values[places[0]] if wanted(path) and all(path in own for own in values.values())]
+    stages = [_stage_names(named[place].config) for place in places]
+    differ = [path for path in shared if len({repr(own[path]) for own in values.values()}) > 1]
+    if "stages" in differ:  # only the stages that not all of them have tell anything
+        everywhere = set.intersection(*map(set, stages))
+        for own, names in zip(values.values(), stages, strict=True):
+            own["stages"] = " + ".join(name for name in names if name not in everywhere) or "none"
+    of_method = [path for path in differ if _within(path, OF_METHOD)]
+    of_run = [path for path in differ if path not in of_method]
+    for place, label in _labels(values, of_method).items():
+        named[place] = replace(named[place], method=f"{named[place].method} ({label})")
+    for place, label in _labels(values, of_run).items():
+        named[place] = replace(named[place], setting=_joined(named[place].setting, label))
+
+
+def _stage_names(config: Mapping[str, Any]) -> list[str]:
+    stages = config.get("stages")
+    if not isinstance(stages, list):
+        return []
+    return [str(stage["name"]) for stage in stages if isinstance(stage, Mapping) and "name" in stage]
+
+
+def _flat_run(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted path; stages by their names, which may stand at any place in the list."""
+    rest = {key: value for key, value in config.items() if key != "stages"}
+    if names := _stage_names(config):
+        stages = (stage for stage in config["stages"] if isinstance(stage, Mapping))
+        rest |= {"stages": " + ".join(names)} | {f"stages.{stage.get('name')}": stage for stage in stages}
+    return dict(_flat(rest))
+
+
+def _flat(data: Any, place: str = "") -> Iterable[tuple[str, Any]]:
+    """Values by dotted path; a method in a list is called by its number in it."""
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from _flat(value, f"{place}{key}.")
+    elif isinstance(data, list) and any(isinstance(item, Mapping) for item in data):
+        for index, item in enumerate(data):
+            yield from _flat(item, f"{place}{index}.")
+    else:
+        yield place.rstrip("."), str(data) if isinstance(data, list | dict) else data
+
+
+def _labels(values: Mapping[int, Mapping[str, Any]], paths: Sequence[str]) -> dict[int, str]:
+    """``lr=1e-4, epochs=2`` by run; nothing where nothing differs."""
+    if not paths:
+        return {}
+    last = [path.rpartition(".")[2] for path in paths]
+    names = [name if last.count(name) == 1 else path for name, path in zip(last, paths, strict=True)]
+
+    def labels(count: int) -> dict[int, str]:
+        pairs = list(zip(names, paths, strict=True))[:count]
+        return {
+            place: ", ".join(f"{name}={_shown(own[path])}" for name, path in pairs) for place, own in values.items()
+        }
+
+    distinct = len({repr([own[path] for path in paths]) for own in values.values()})
+    few = labels(SHOWN)
+    return few if len(set(few.values())) == distinct else labels(len(paths))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return setting(value)
+    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+
+
+def _joined(name: str, label: str) -> str:
+    return label if name == "default" else f"{name}, {label}"
+
+
+def _within(path: str, parts: Sequence[str]) -> bool:
+    return any(path == part or path.startswith(f"{part}.") for part in parts)
+
+
+def _tails(paths: Sequence[str]) -> list[str]:
+    """The shortest ends, in whole names, that tell paths apart."""
+    parts = [Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(names[-count:]) for names in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    return list(map(str, paths))

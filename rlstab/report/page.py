@@ -1,0 +1,518 @@
+"""The report as one HTML file: it holds everything it needs, asks for nothing, and runs nothing that a run wrote."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+from plotly.offline import get_plotlyjs
+
+from rlstab.errors import ReportError
+from rlstab.report.collapse import DEFINITIONS, TITLES, Sweep
+from rlstab.report.comparison import Cell, Comparison, Outcome, Table
+from rlstab.report.curves import (
+    DARK,
+    LIGHT,
+    Look,
+    curve_data,
+    curve_of,
+    lead_curve,
+    lead_sweep,
+    looks_of,
+    panels_of,
+)
+from rlstab.report.figures import Saved
+from rlstab.report.findings import findings
+from rlstab.report.formatting import axis, counted, decimals, listed, own_title, places, setting
+from rlstab.report.runs import WIDTH, RunRecord
+from rlstab.report.samples import MOST_SAMPLED, samples_of
+from rlstab.report.statistics import Estimate
+from rlstab.visible import visible
+
+#: How a page of ours begins, before its title.
+MARK = b'<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n<meta name="rlstab-runs" content="'
+
+#: Settings whose figures the page holds as images: with all of them, a page of many settings would double.
+MOST_STILLS = 12
+#: Panels of learning curves below the opening picture.
+LEARNING = 4
+#: Units of :attr:`RunRecord.spent` as axes.
+SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
+#: Characters that could end a script element, open a comment in it, or end a line in older scripts.
+_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def write(
+    comparison: Comparison, out: Path, command: str = "", figures: Sequence[Saved] = (), *, source: str = ""
+) -> Path:
+    """Write ``out/report.html`` and return its path.
+
+    Args:
+        comparison: what it shows.
+        out: folder.
+        command: what makes it again.
+        figures: shown to a reader without JavaScript.
+        source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
+
+    Raises:
+        ReportError: it cannot be written.
+    """
+    path = out / "report.html"
+    context = contents(comparison, command, out) | {"stills": _stills(comparison, figures), "source": source}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_text(render(context, data(comparison)), encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --out another folder.") from error
+    return path
+
+
+def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
+    """The page.
+
+    Args:
+        context: what ``page.html`` shows as text; every string in it is escaped.
+        numbers: what ``page.js`` draws.
+    """
+    folder = resources.files("rlstab.report")
+    style, script, plain = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "without_script.css")
+    )
+    plotly = get_plotlyjs()
+    # scripts run by their digest alone: one that came in with the data has none. Plotly writes styles as it draws.
+    policy = (
+        f"default-src 'none'; script-src '{digest(plotly)}' '{digest(script)}'; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    colours = "\n".join(
+        f"{where} {{ {' '.join(f'--m{index}: {colour};' for index, colour in enumerate(theme))} }}"
+        for where, theme in ((":root", LIGHT), (':root[data-theme="dark"]', DARK))
+    )
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
+    environment.globals |= {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
+    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
+    return template.render(
+        **context,
+        policy=Markup(policy),
+        style=Markup(f"{colours}\n{style}"),
+        without_script=Markup(plain),
+        script=Markup(script),
+        plotly=Markup(plotly),
+        data=Markup(safe_json(numbers)),
+    )
+
+
+def digest(text: str) -> str:
+    """What a content policy calls a script or a style."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def safe_json(numbers: Any) -> str:
+    """JSON for the inside of a ``<script>`` element: nothing in it can end the element. NaN and Inf become null."""
+    text = json.dumps(_finite(numbers), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.translate(_UNSAFE)
+
+
+def _finite(numbers: Any) -> Any:
+    if isinstance(numbers, Mapping):
+        return {str(key): _finite(value) for key, value in numbers.items()}
+    if isinstance(numbers, list | tuple):
+        return [_finite(value) for value in numbers]
+    return None if isinstance(numbers, float) and not math.isfinite(numbers) else numbers
+
+
+def _visible(value: Any) -> Any:
+    """Characters of data that would steer the page or hide in it are shown; the page's own parts are Markup."""
+    return visible(value, spaces=False) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _stills(comparison: Comparison, figures: Sequence[Saved]) -> Mapping[str, Sequence[Mapping[str, str]]]:
+    """The figures as images, by section: the page stays one file, and a script in them could not run."""
+    first = ["", *(table.title for table in comparison.tables[:MOST_STILLS])]
+    stills: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for figure in figures:
+        if figure.path.suffix == ".svg" and (figure.setting in first or figure.section in ("sweep", "overlap")):
+            image = f"data:image/svg+xml;base64,{base64.b64encode(figure.path.read_bytes()).decode()}"
+            stills[figure.section].append({"alt": f"{figure.section} {figure.setting}".strip(), "src": image})
+    return stills
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def contents(comparison: Comparison, command: str = "", folder: Path | None = None) -> dict[str, Any]:
+    """The context of ``page.html``.
+
+    Args:
+        comparison: what it tells.
+        command: makes the report again.
+        folder: of the page, from which its links go; None is the working directory.
+    """
+    runs, looks, tables = comparison.loaded.runs, looks_of(comparison), _tables(comparison)
+    key_of = {(table.bench, table.setting): key for key, table in tables.items()}
+    names = _setting_names(tables)
+    panels, lead = panels_of(runs), lead_curve(comparison)
+    learning = [name for name in panels.learning if name != lead][:LEARNING]
+    samples = samples_of(runs)
+    samples.sort(key=lambda sample: _order(sample.run, key_of, tables))
+    first, *others = findings(comparison)
+    shown = {
+        "curves": "Learning curves" if learning else "",
+        "trajectory": "Entropy against reward" if panels.trajectory else "",
+        "gradients": "Gradient norms" if panels.gradients else "",
+        "sweep": "Sweep" if comparison.sweeps else "",
+        "touched": "What each method touched",
+        "overlap": "Overlap" if comparison.overlaps else "",
+        "collapse": "Collapse",
+        "samples": "Samples" if samples else "",
+        "left-out": "Left out, notes" if comparison.loaded.left_out or comparison.notes else "",
+        "again": "How to reproduce it",
+    }
+    return {
+        "title": _title(comparison, looks),
+        "what": _what(comparison, len(looks)),
+        "lead": first,
+        "findings": others,
+        "first_sweep": lead_sweep(comparison),
+        "first_metric": lead,
+        "spent": {unit: name for unit, name in SPENT.items() if any(unit in run.spent for run in runs)},
+        "spent_everywhere": all(run.spent.keys() == runs[0].spent.keys() for run in runs),
+        "settings": names,
+        "still_settings": MOST_STILLS,
+        "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
+        "looks": looks,
+        "outcomes": comparison.outcomes,
+        "tables": [
+            (key, result_table(table, outcome, alone=len(tables) == 1))
+            for key, table in tables.items()
+            for outcome in comparison.outcomes
+        ],
+        "width": WIDTH,
+        "same": {key: text for key, table in tables.items() if (text := _same(table))},
+        "panels": panels,
+        "learning": learning,
+        "samples": [(key_of[sample.run.bench, sample.run.setting], sample) for sample in samples],
+        "folder": folder or Path(),
+        "runs": runs,
+        "several": len({run.bench for run in runs}) > 1,
+        "most_sampled": MOST_SAMPLED,
+        "idle": _idle(comparison, key_of),
+        "sweeps": comparison.sweeps,
+        "overlaps": [(key_of[overlap.bench, overlap.setting], overlap) for overlap in comparison.overlaps],
+        "by_setting": tables,
+        "titles": TITLES,
+        "definitions": DEFINITIONS,
+        "left_out": comparison.loaded.left_out,
+        "notes": comparison.notes,
+        "about": _about(runs),
+        "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
+        "command": command,
+        "configs": {key: [_config(table, name) for name in table.methods] for key, table in tables.items()},
+        "contents": {id: name for id, name in shown.items() if name},
+    }
+
+
+def _tables(comparison: Comparison) -> dict[str, Table]:
+    """The settings by their key on the page; those of a sweep in the order of its values."""
+    values = {(sweep.bench, point.setting): point.value for sweep in comparison.sweeps for point in sweep.points}
+    benches = list(dict.fromkeys(table.bench for table in comparison.tables))
+    ordered = sorted(
+        comparison.tables,
+        key=lambda table: (benches.index(table.bench), values.get((table.bench or "", table.setting), 0.0)),
+    )
+    return {f"s{index}": table for index, table in enumerate(ordered)}
+
+
+def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
+    alone = len({table.bench for table in tables.values()}) == 1
+    return {key: (table.setting if alone else table.title) or "all runs" for key, table in tables.items()}
+
+
+def _order(run: RunRecord, key_of: Mapping[Any, str], tables: Mapping[str, Table]) -> tuple[int, int, int]:
+    key = key_of[run.bench, run.setting]
+    return list(tables).index(key), tables[key].methods.index(run.method), run.seed
+
+
+def _title(comparison: Comparison, looks: Mapping[str, Look]) -> str:
+    benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
+    head = f"{listed(benches)}: " if benches else ""
+    baselines = {table.baseline for table in comparison.tables}
+    others = [name for name in looks if name not in baselines]
+    if len(baselines) > 1:  # none of them is the baseline of all
+        return head + (listed(looks) if len(looks) <= 3 else counted(len(looks), "method"))
+    if not others or None in baselines:
+        return head + listed(looks)
+    return f"{head}{listed(others) if len(others) <= 3 else f'{len(others)} methods'} against {baselines.pop()}"
+
+
+def _what(comparison: Comparison, methods: int) -> str:
+    runs = comparison.loaded.runs
+    counts = [
+        f"{count} {status}"
+        for status in ("finished", "unfinished", "failed")
+        if (count := sum(run.status == status for run in runs))
+    ]
+    if comparison.loaded.not_begun:
+        counts.append(f"{comparison.loaded.not_begun} not begun")
+    benches = len({run.bench for run in runs})
+    rollouts = {run.planned or run.rollouts for run in runs}
+    length = f"{min(rollouts)} to {max(rollouts)}" if len(rollouts) > 1 else f"{min(rollouts)}"
+    parts = [
+        counted(methods, "method"),
+        *([f"{benches} benches"] if benches > 1 else []),
+        counted(len(comparison.tables), "setting"),
+        counted(len({run.seed for run in runs}), "seed"),
+        f"{counted(len(runs), 'run')} ({', '.join(counts)})",
+        f"{length} rollouts per run",
+    ]
+    return " · ".join(parts)
+
+
+def _same(table: Table) -> str:
+    """Which methods gave the very runs of the baseline: their curves lie on its curve and cannot be seen."""
+    verdicts: dict[str, set[str]] = defaultdict(set)
+    for (name, _), cell in table.cells.items():
+        verdicts[name].add(cell.paired.verdict if cell.paired else "baseline")
+    names = [name for name in table.methods if verdicts[name] == {"identical"}]
+    verb = "gives" if len(names) == 1 else "give"
+    return f"{listed(names)} {verb} exactly the values of {table.baseline}, so their curves coincide." if names else ""
+
+
+def _idle(comparison: Comparison, key_of: Mapping[Any, str]) -> list[dict[str, str]]:
+    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for idle in comparison.idle:
+        some = "" if len(idle.seeds) == idle.runs else f" ({len(idle.seeds)} of {idle.runs} runs)"
+        groups[key_of[idle.bench, idle.setting], idle.part, idle.why].append(idle.method + some)
+    return [
+        {"setting": key, "part": part, "methods": listed(methods), "why": why}
+        for (key, part, why), methods in groups.items()
+    ]
+
+
+def _about(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Versions, machines and time over all runs; several values are all named."""
+    titles = {"python": "Python", "cpu": "processor", "processes": "processes per run", "threads": "threads per run"}
+    about = {}
+    for key in ("rlstab", "torch", "transformers", "python", "machine", "cpu", "device", "processes", "threads"):
+        if values := dict.fromkeys(str(run.about[key]) for run in runs if key in run.about):
+            about[titles.get(key, key)] = ", ".join(values)
+    for title, spent in (
+        ("wall-clock time", [run.seconds for run in runs if run.seconds is not None]),
+        ("processor time", [run.cpu_seconds for run in runs if run.cpu_seconds is not None]),
+    ):
+        if spent:
+            about[title] = f"{sum(spent) / 60:.1f} minutes, the sum over {counted(len(spent), 'run')}"
+    return about
+
+
+# -- configurations ----------------------------------------------------------------------------------------------------
+
+
+def _config(table: Table, name: str) -> dict[str, Any]:
+    """The configuration of a method, its lines marked by what the baseline's has."""
+    config, baseline = (
+        next((run.config for run in table.runs.get(method or "", ()) if run.config), None)
+        for method in (name, table.baseline)
+    )
+    hashes = dict.fromkeys(
+        str(run.about["objective_hash"]) for run in table.runs[name] if "objective_hash" in run.about
+    )
+    about = [f"objective {', '.join(hashes)}"] if hashes else []
+    lines = [] if config is None else list(marked_lines(config, config if baseline is None else baseline))
+    changed = sum(kind != "same" for kind, _ in lines)
+    if config is None:
+        about.append("its configuration was not found")
+    elif name == table.baseline:
+        about.append("the baseline")
+    elif baseline is not None:
+        about.append(f"{counted(changed, 'line')} differ{'s' * (changed == 1)} from {table.baseline}")
+    return {"name": name, "about": "; ".join(about), "lines": lines}
+
+
+def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
+    here, there = _yaml(config).splitlines(), _yaml(baseline).splitlines()
+    for tag, i, j, k, m in difflib.SequenceMatcher(None, there, here, autojunk=False).get_opcodes():
+        yield from (("gone", line) for line in there[i:j] if tag != "equal")
+        yield from (("same" if tag == "equal" else "new", line) for line in here[k:m])
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    """Without what names the run alone: its seed and its folder."""
+    shown = {key: value for key, value in config.items() if key != "seed"}
+    if isinstance(tracking := shown.get("tracking"), Mapping):
+        shown["tracking"] = {key: value for key, value in tracking.items() if key != "out"}
+    return yaml.safe_dump(_finite(shown), sort_keys=False, allow_unicode=True, width=100)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+#: Of the drawing of one difference, in its own units.
+FOREST, MARGIN = 150.0, 7.0
+#: Width of a character of a tick's label, and the least gap between two labels, likewise.
+CHARACTER, GAP = 6.2, 3.0
+
+
+def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, Any]:
+    """One outcome in one setting, which is named unless it is ``alone``."""
+    cells = {method: table.cells[method, outcome.name] for method in table.methods}
+    value_places = places(list(_numbers(cell.summary for cell in cells.values())))
+    differences = [cell.paired.difference for cell in cells.values() if cell.paired]
+    difference_places = places(list(_numbers(differences)))
+    scale = Scale([0.0, *_numbers(differences)])
+    where = f"{table.title}. " if table.title and not alone else ""
+    rows = []
+    for method, cell in cells.items():
+        row: dict[str, Any] = {"method": method, "seeds": len(cell.values)}
+        row |= {"value": _texts(cell.summary, value_places), "collapse": table.collapses[method]}
+        row |= {"difference": None, "forest": None, "wins": None, "verdict": ""}
+        if cell.paired:
+            row["difference"] = _texts(cell.paired.difference, difference_places, signed=True)
+            row |= {"forest": scale.drawn(cell.paired.difference), "wins": _texts(cell.paired.wins, 2)}
+            row["verdict"] = cell.paired.verdict
+        elif method == table.baseline:
+            row["verdict"] = "the baseline"
+        rows.append(row)
+    return {
+        "outcome": outcome.name,
+        "baseline": table.baseline,
+        "caption": f"{where}{outcome.title}: {outcome.text}{f', in {outcome.unit}' if outcome.unit else ''}.",
+        "axis": scale.ticks() if differences else None,
+        "rows": rows,
+        "remarks": _remarks(cells),
+    }
+
+
+def _texts(estimate: Estimate, digits: int, signed: bool = False) -> dict[str, str | None]:
+    bounds = (estimate.low, estimate.high) if estimate.low is not None and estimate.high is not None else None
+    low, high = (decimals(bound, digits, signed) for bound in bounds) if bounds else (None, None)
+    return {"value": decimals(estimate.value, digits, signed), "low": low, "high": high}
+
+
+def _numbers(estimates: Iterable[Estimate]) -> Iterable[float]:
+    return (number for one in estimates for number in (one.value, one.low, one.high) if number is not None)
+
+
+def _remarks(cells: Mapping[str, Cell]) -> list[str]:
+    remarks: dict[str, list[str]] = defaultdict(list)
+    for method, cell in cells.items():
+        if cell.paired and cell.paired.remark:
+            remarks[cell.paired.remark].append(method)
+        elif cell.summary.low is None:
+            remarks[cell.summary.how].append(method)
+    return [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()]
+
+
+class Scale:
+    """Differences to places in the drawing; all rows of a table share it."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.low, self.high = min(values), max(values)
+
+    def at(self, value: float) -> float:
+        """From the left edge."""
+        span = self.high - self.low
+        share = (value - self.low) / span if span > 0 else 0.5
+        return round(MARGIN + share * (FOREST - 2 * MARGIN), 1)
+
+    def drawn(self, estimate: Estimate) -> dict[str, float | None] | None:
+        """Point and interval of one row."""
+        if estimate.value is None:
+            return None
+        low, high = (None if bound is None else self.at(bound) for bound in (estimate.low, estimate.high))
+        return {"zero": self.at(0.0), "value": self.at(estimate.value), "low": low, "high": high}
+
+    def ticks(self) -> list[dict[str, Any]]:
+        """Zero, and round numbers to its sides, as many as have room."""
+        ticks: list[dict[str, Any]] = [{"at": self.at(0.0), "text": "0"}]
+        if self.high <= self.low:
+            return ticks
+        for count in (6, 5, 4, 3, 2, 1):
+            values = MaxNLocator(count, steps=[1, 2, 5, 10]).tick_values(self.low, self.high)
+            step = values[1] - values[0]
+            digits = max(0, -math.floor(math.log10(step) + 1e-9))
+            inside = [round(value / step) * step for value in values if self.low <= value <= self.high]
+            if len(inside) < 2 <= len(ticks):  # better a little tight than nothing beside zero
+                break
+            ticks = [
+                {"at": self.at(value), "text": "0" if value == 0 else decimals(value, digits, signed=True)}
+                for value in inside
+            ]
+            widest = max((len(tick["text"]) for tick in ticks), default=0) * CHARACTER + GAP
+            if all(later["at"] - tick["at"] >= widest for tick, later in itertools.pairwise(ticks)):
+                break
+        return ticks
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def data(comparison: Comparison) -> dict[str, Any]:
+    """What ``page.js`` draws."""
+    looks, tables = looks_of(comparison), _tables(comparison)
+    keys = {name: f"m{index}" for index, name in enumerate(looks)}
+    panels = panels_of(comparison.loaded.runs)
+    groups = {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
+    curves = {outcome.name: curve_of(comparison, outcome.name) for outcome in comparison.outcomes}
+    used = [*panels.choices, *(name for names in panels.own.values() for name in names), *curves.values()]
+    return {
+        "methods": [
+            {
+                "key": keys[name],
+                "name": name,
+                "baseline": look.colour == 0,
+                "colour": look.colour,
+                "dash": look.dash,
+                "mark": look.marker,
+            }
+            for name, look in looks.items()
+        ],
+        "settings": [{"key": key, "name": name} for key, name in _setting_names(tables).items()],
+        "outcomes": {
+            outcome.name: {"title": outcome.title, "curve": curves[outcome.name]} for outcome in comparison.outcomes
+        },
+        "metrics": {name: {"title": axis(name).title, "zero": axis(name).zero} for name in used},
+        "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
+        **curve_data(groups),
+    }
+
+
+def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -> dict[str, Any]:
+    tables = {(table.bench or "", table.setting): table for table in comparison.tables}
+    methods: dict[str, Any] = {}
+    for name, highest in sweep.highest.items():
+        points = [point for point in sweep.points if point.method == name]
+        outcomes: dict[str, list[list[float | None]]] = defaultdict(list)
+        for point, outcome in itertools.product(points, comparison.outcomes):
+            summary = tables[sweep.bench, point.setting].cells[name, outcome.name].summary
+            outcomes[outcome.name].append([summary.value, summary.low, summary.high])
+        methods[keys[name]] = {
+            "x": [point.value for point in points],
+            "stable": [point.stable for point in points],
+            "collapsed": [f"{point.collapsed} of {point.runs}" for point in points],
+            "highest": highest,
+            "outcomes": outcomes,
+        }
+    low, high = sweep.values[0], sweep.values[-1]
+    return {
+        "key": sweep.key,
+        "values": sweep.values,
+        "labels": list(map(setting, sweep.values)),
+        # a range of more than a factor of four: rates are tried by factors
+        "log": low > 0 and high / low >= 4,
+        "span": high - low,
+        "methods": methods,
+    }

@@ -1,0 +1,215 @@
+"""What is known about a run: the records on which everything in ``report`` works, and their curves in bins.
+
+Bins of ten rollouts are smooth enough to read, and the same from a run folder and from a results file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlstab.config.user_code import portable
+
+#: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
+WIDTH = 10
+
+#: No run is so long: a rollout beyond it is damage, and would not fit into an array either.
+MOST_ROLLOUTS = 10**9
+
+#: Rollouts (int64) and values (float64), of equal length.
+Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+Status: TypeAlias = Literal["finished", "unfinished", "failed"]
+
+EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """One run.
+
+    Attributes:
+        bench: name of its bench; None for a run made by ``rlstab train``.
+        setting: name of its setting, ``default`` where there is none.
+        method: name of what is compared.
+        seed: pairs runs across methods.
+        status: ``finished``, ``unfinished`` (fewer rollouts than ``optimisation.rollouts``) or ``failed``.
+        error: last lines of what a failed run raised.
+        path: of its folder, or ``FILE:LINE`` of a results file.
+        config: the resolved run; empty if its file is missing or damaged.
+        about: ``run.json``: hashes, versions, machine; empty likewise.
+        command: makes the run again.
+        cpu_seconds: of its process.
+        seconds: wall time.
+        evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
+        metrics: curves by name, without ``eval/*`` and ``seconds/*``.
+        bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
+        largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
+        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
+            of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
+            sampled. A unit that some rollout did not record is left out.
+        seconds_by_phase: mean wall seconds per rollout.
+        baseline: method that the bench compares with.
+        bench_command: makes the whole bench again.
+        bench_about: what the bench asks and what to know beside its figures, or empty.
+        remarks: what of this run could not be read, and why.
+    """
+
+    bench: str | None
+    setting: str
+    method: str
+    seed: int
+    status: Status
+    error: str | None
+    path: str
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    command: str | None
+    cpu_seconds: float | None
+    seconds: float | None
+    evaluations: list[dict[str, float]]
+    metrics: dict[str, Curve]
+    bin_width: int = 1
+    largest: dict[str, Curve] = field(default_factory=dict)
+    spent: dict[str, Curve] = field(default_factory=dict)
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
+    baseline: str | None = None
+    bench_command: str | None = None
+    bench_about: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def objective(self) -> list[str]:
+        """Names of the methods; one that occurs several times is numbered, as in its metrics."""
+        return objective_names(self.config)
+
+    @property
+    def rollouts(self) -> int:
+        """Last rollout with metrics; 0 without any."""
+        return max((int(rollouts[-1]) for rollouts, _ in self.metrics.values() if len(rollouts)), default=0)
+
+    @property
+    def planned(self) -> int | None:
+        """Rollouts that the configuration asks for."""
+        planned = setting_of(self.config, "optimisation.rollouts")
+        return planned if isinstance(planned, int) else None
+
+    @property
+    def title(self) -> str:
+        """Bench, setting, method and seed, for texts."""
+        return " ".join([*([self.bench] if self.bench else []), self.setting, self.method, f"seed {self.seed}"])
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something at ``path`` that cannot be used, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """All that was read.
+
+    Attributes:
+        runs: by bench, setting, method, seed.
+        left_out: what could not be used.
+        notes: what to know about the rest: unfinished or damaged runs, mixed versions, runs that have not begun.
+        not_begun: runs that the benches name and that have no folder yet.
+    """
+
+    runs: list[RunRecord]
+    left_out: list[LeftOut]
+    notes: list[str]
+    not_begun: int = 0
+
+
+def objective_names(config: Mapping[str, Any]) -> list[str]:
+    """Names of the methods of a resolved run, numbered where one occurs several times."""
+    items = config.get("objective")
+    if not isinstance(items, list):
+        return []
+    names = [_label(item) for item in items if isinstance(item, Mapping) and "name" in item]
+    total, seen = Counter(names), Counter[str]()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(f"{name}_{seen[name]}" if total[name] > 1 else name)
+    return numbered
+
+
+def _label(item: Mapping[str, Any]) -> str:
+    """As in metrics: what is only observed is called after what it observes. A class in a file is not loaded for it."""
+    inside = item.get("method")
+    if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
+        return f"observe_{portable(inside['name'])}"
+    return str(portable(item["name"]))
+
+
+def setting_of(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of a resolved run; None where there is none."""
+    value: Any = config
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value
+
+
+def rounded(value: float) -> float:
+    """To the 6 significant digits of a results file."""
+    return float(f"{value:.6g}")
+
+
+def binned(record: RunRecord, name: str) -> Curve:
+    """Means of a metric over bins of rollouts; a bin without a finite value is left out.
+
+    Returns:
+        ends: last rollout of each bin that the run reached.
+        values: means over the rollouts of the bin that have the metric, of 6 significant digits.
+    """
+    rollouts, values = record.metrics.get(name, EMPTY)
+    if record.bin_width > 1:
+        finite = np.isfinite(values)
+        return rollouts[finite], values[finite]
+    return in_bins((rollouts, values), record.rollouts, lambda some: math.fsum(some.tolist()) / len(some))
+
+
+def bin_weights(record: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
+    width = record.bin_width if record.bin_width > 1 else WIDTH
+    return ((ends - 1) % width + 1).astype(np.float64)
+
+
+def highest(curve: Curve, last: int) -> Curve:
+    """The largest value of each bin."""
+    return in_bins(curve, last, lambda values: float(values.max()))
+
+
+def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], float]) -> Curve:
+    """One value per bin of ``WIDTH`` rollouts, ``last`` ending the run, over finite values; empty bins are left out."""
+    rollouts, values = curve
+    finite = np.isfinite(values)
+    rollouts, values = rollouts[finite], values[finite]
+    places = (rollouts - 1) // WIDTH
+    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
+    kept, starts = np.unique(places[order], return_index=True)
+    ends = np.minimum((kept + 1) * WIDTH, last)
+    summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
+    return ends.astype(np.int64), np.array(summaries, dtype=np.float64)
+
+
+def running_total(curve: Curve, last: int) -> Curve | None:
+    """The sum of a metric up to the end of each bin; None unless each rollout from 1 to ``last`` has a value."""
+    rollouts, values = curve
+    if not last or len(rollouts) != last or not np.isfinite(values).all():
+        return None
+    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last))
+    return ends.astype(np.int64), np.array([rounded(total) for total in np.cumsum(values)[ends - 1]], dtype=np.float64)

@@ -1,0 +1,61 @@
+"""Read files that somebody else wrote: ordinary files alone, and data without surprises for the code that reads on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of an ordinary file.
+
+    Raises:
+        OSError: there is none; a device or a pipe might never end.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path.name} is not an ordinary file")
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """The text of an ordinary file in UTF-8; see :func:`read_bytes`."""
+    return read_bytes(path).decode("utf-8")
+
+
+def read_json(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The mapping in a JSON file, or None with the reason."""
+    try:
+        data = plain(json.loads(read_text(path)))
+    except FileNotFoundError:
+        return None, f"{path.name} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{path.name} cannot be read: {first_line(error)}"
+    return (data, "") if isinstance(data, dict) else (None, f"{path.name} is not a mapping")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, its class where it has no text."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def plain(data: Any) -> Any:
+    """The same without what files cannot hold: text gets a mark in place of each lone surrogate, NaN and Inf are None.
+
+    Args:
+        data: mappings, lists and scalars, without circles.
+    """
+    if isinstance(data, Mapping):
+        return {plain(key): plain(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [plain(value) for value in data]
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    return readable(data) if isinstance(data, str) else data
+
+
+def readable(text: str) -> str:
+    """A text with a mark in place of each lone surrogate, which no file can hold."""
+    return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")

@@ -1,0 +1,541 @@
+"""Makes rollouts: choose prompts, sample, score, shape the rewards, sample more or drop. Then they can be learnt from.
+
+Nothing here changes what the generator holds: a rollout comes with the progress after it, and the loop keeps that once
+the rollout counts. All randomness is by identity: a response's number comes from the place of its prompt in the
+rollout, a branch's from its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import RolloutSettings
+from rlstab.core.batch import BASICS
+from rlstab.core.comm import Comm
+from rlstab.core.method import State, measure_all
+from rlstab.core.stats import Settled
+from rlstab.errors import ConfigError, MethodError, MissingSignal, ModelError, NonFinite, ShapeError, did_you_mean
+from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, PromptSelector, RolloutExpander, Stage
+from rlstab.tasks import Example, Task
+from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
+from rlstab.tasks.flaky import flaky_share
+from rlstab.tasks.rewards import Rewards
+from rlstab.tasks.scores import Scores, score, without_lost
+from rlstab.train.policy import Policy
+from rlstab.train.rollout import BRANCHES, Progress, Rollout
+from rlstab.train.sampling import sample
+from rlstab.train.tracking import Metrics
+
+#: The evidence that holds rewards from before a flaky grader lost some of them.
+TRUE_REWARD = "reward/true"
+
+#: ``(R, T)`` float values of a signal. A pure function of the rollout, or a resumed run would differ.
+SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
+#: ``(R,)`` or ``(R, T)`` float advantages, in place of the configured estimator. Pure as well.
+AdvantageProvider: TypeAlias = Callable[[Rollout], Tensor]
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Makes the rollouts of one rank.
+
+    Args:
+        run: the configuration.
+        policy: that samples, asked for before each rollout.
+        task: where prompts come from, and rewards where there are no others.
+        rewards: what is measured and learnt from.
+        comm: over all ranks.
+        rank, world: of this process, and how many there are.
+        signals: of the user, by name.
+        reference: makes the log-probs of the reference policy, where the objective reads them.
+        say: tells the user something.
+        leaving: set once nobody waits for scores any more.
+        beside: a thread that draws problems and scores answers. There is only one: a task's generator and scorer are
+            foreign code and need not be safe for several threads.
+    """
+
+    run: RunConfig
+    policy: Callable[[], Policy]
+    task: Task
+    rewards: Rewards
+    comm: Comm
+    rank: int
+    world: int
+    signals: Mapping[str, SignalProvider]
+    reference: Callable[[Rollout], Tensor] | None
+    say: Callable[[str, str], None]
+    leaving: Event
+    beside: ThreadPoolExecutor
+
+    @property
+    def stages(self) -> Pipeline:
+        """What acts outside the loss."""
+        return self.run.pipeline
+
+    @property
+    def slots(self) -> int:
+        """Group ids that a rollout has for prompts: refills have some of their own."""
+        return self.run.rollout.prompts * max([1, *(expander.rounds for expander in self.stages.expanders)])
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the task is asked for blocks; a method alone may have them from a provider."""
+        by_method = "block_ids" in self.run.composition.needs and "block_ids" not in self.signals
+        return bool(self.stages.needs & BLOCKS) or by_method
+
+    def require_blocks(self) -> None:
+        """See that the task knows the blocks that are read.
+
+        Raises:
+            MissingSignal: it says nothing of blocks.
+            ConfigError: it is flaky, which loses no block.
+        """
+        if not self.blocks:
+            return
+        who = next((f"the stage '{stage.name}'" for stage in self.stages if stage.needs & BLOCKS), None)
+        require_blocks(self.task, who or "the method that reads 'block_ids'")
+        if who and flaky_share(self.task):
+            raise ConfigError(
+                f"{who} reads the rewards of blocks, and the task '{self.task.name}' is flaky, which loses scores of "
+                f"whole answers: nothing would be lost. Set task.flaky to 0, or take another advantage estimator."
+            )
+
+    def start(self) -> Progress:
+        """Where a run begins."""
+        return Progress(0, 0, 0, 0, self.run.composition.init_state(), self.stages.init_state())
+
+    # -- a rollout ---------------------------------------------------------------------------------------------------
+
+    def make(self, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
+        """The next rollout, and the progress with it; its queue is left to the loop.
+
+        Raises:
+            MethodError: a stage returned something other than the interface asks for.
+        """
+        policy, drawn = self.policy(), self.run.rollout.prompts
+        parts = [self._answers(policy, progress, 0, drawn, metrics)]
+        kept = parts[0].responses  # what is learnt from so far
+        if not self._count_bad(kept.rewards):
+            for expander in self.stages.expanders:
+                kept, drawn = self._expand(expander, policy, progress, parts, kept, drawn, metrics)
+        whole = Rollout.joined(parts, policy.pad_id)
+        refused, states = self._count_bad(whole.rewards), dict(progress.stages)
+        if not refused:
+            for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
+                states[stage.name] = advance(stage, whole.seen_by(stage.needs), states[stage.name], self.comm, metrics)[
+                    1
+                ]
+        self._observe(metrics, whole, kept)
+        rows = torch.isin(whole.sequence_ids, kept.sequence_ids).nonzero().squeeze(-1)
+        rollout = replace(whole.rows(rows[whole.sequence_ids[rows].argsort()]), refused=refused)
+        rollout = self._with_signals(rollout, metrics)
+        return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
+
+    def _count_bad(self, rewards: Tensor) -> int:
+        """How many rewards of all ranks are NaN or Inf."""
+        return int(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
+
+    # -- prompts -----------------------------------------------------------------------------------------------------
+
+    def _select(self, policy: Policy, progress: Progress, first: int, count: int) -> Tensor:
+        selector, size = self.stages.selector, self.task.size["train"]
+        offer = Offer(
+            progress.made,
+            first,
+            count,
+            progress.drawn + first,
+            size,
+            self.run.seed,
+            lambda numbers: self._features(policy, numbers),
+        )
+        chosen = selector.select(offer, progress.stages[selector.name])
+        fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.shape == (count,)
+        if not fits or (count and (int(chosen.min()) < 0 or (size is not None and int(chosen.max()) >= size))):
+            what = f"{chosen.dtype} of {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
+            limit = f" below {size}" if size is not None else ""
+            raise MethodError(
+                f"'{selector.name}': select returned {what}, expected ({count},) int64 numbers of prompts from 0"
+                f"{limit}. Change its function."
+            )
+        return chosen
+
+    @torch.no_grad()
+    def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
+        """``(n, width)`` float64 mean input embedding of each prompt."""
+        prompts = [example.asked for example in self._draw(numbers.tolist())]
+        ids, mask = policy.encode(prompts, self.run.rollout.max_new_tokens, chat=self.run.rollout.chat)
+        hidden = policy.model.get_input_embeddings()(ids).double() * mask.unsqueeze(-1)
+        mean: Tensor = hidden.sum(1) / mask.sum(1, keepdim=True)
+        return mean.cpu()
+
+    def _draw(self, numbers: Sequence[int]) -> list[Example]:
+        return [self.task.example("train", number) for number in numbers]
+
+    # -- sampling and scoring ----------------------------------------------------------------------------------------
+
+    def _answers(self, policy: Policy, progress: Progress, first: int, count: int, metrics: Metrics) -> Rollout:
+        """Answers to the next ``count`` prompts, as many as this rank has of them, with shaped rewards."""
+        group, chosen = self.run.rollout.group, self._select(policy, progress, first, count)
+        places = torch.arange(count)[(first + torch.arange(count)) % self.world == self.rank]
+        repeats = torch.arange(len(places)).repeat_interleave(group)
+        group_ids = (progress.made * self.slots + first + places)[repeats]
+        examples = self._draw(chosen[places].tolist())
+        rollout = self._sample(
+            policy,
+            [examples[place] for place in repeats.tolist()],
+            metrics,
+            sequence_ids=group_ids * group + torch.arange(group).repeat(len(places)),
+            group_ids=group_ids,
+            prompt_ids=chosen[places][repeats],
+            given=None,
+            pivot=torch.zeros(len(repeats), dtype=torch.float64),
+        )
+        return self._shape(rollout, progress)
+
+    def _branches(
+        self, policy: Policy, progress: Progress, whole: Rollout, kept: ResponseBatch, more: Expansion, metrics: Metrics
+    ) -> Rollout:
+        """What goes on from the pivots of some responses of this rank."""
+        none, branches = torch.zeros(0, dtype=torch.int64), more.branches
+        parents = none if more.parents is None else more.parents
+        pivots = none if more.pivots is None else more.pivots
+        place = {sequence: row for row, sequence in enumerate(whole.sequence_ids.tolist())}
+        rows = [place[sequence] for sequence in kept.sequence_ids[parents].tolist()]
+        examples, given = [], []
+        for row, pivot in zip(rows, pivots.tolist(), strict=True):
+            tokens = whole.response_ids[row][whole.response_mask[row]].tolist()
+            examples += [whole.examples[row]] * branches
+            given += [tokens[:pivot]] * branches
+        parent_ids = kept.sequence_ids[parents].repeat_interleave(branches)
+        rollout = self._sample(
+            policy,
+            examples,
+            metrics,
+            sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
+            group_ids=BRANCHES + parent_ids,
+            prompt_ids=kept.prompt_ids[parents].repeat_interleave(branches),
+            given=given,
+            pivot=(pivots.double() / kept.lengths[parents]).repeat_interleave(branches),
+        )
+        return self._shape(rollout, progress)
+
+    def _sample(
+        self,
+        policy: Policy,
+        examples: list[Example],
+        metrics: Metrics,
+        *,
+        sequence_ids: Tensor,
+        group_ids: Tensor,
+        prompt_ids: Tensor,
+        given: list[list[int]] | None,
+        pivot: Tensor,
+    ) -> Rollout:
+        """Sample a response to each example, and score it while the next ones are sampled.
+
+        Args:
+            policy: that samples.
+            examples: one for each response.
+            metrics: of the rollout.
+            sequence_ids: ``(R,)`` int64, identities of the responses.
+            group_ids: ``(R,)`` int64, of their groups.
+            prompt_ids: ``(R,)`` int64, numbers of their prompts in the task.
+            given: for each, the tokens that its answer begins with; None where no answer has any.
+            pivot: ``(R,)`` float64, their number as a share of the answer that they come from.
+        """
+        run, scoring = self.run, list[Future[Scores]]()
+
+        def score_beside(start: int, texts: list[str]) -> None:
+            chunk = examples[start : start + len(texts)]
+            job = self.beside.submit(score, self.task, chunk, texts, rewards=self.rewards, stop=self.leaving)
+            scoring.append(job)
+
+        with metrics.phase("sample"):
+            rollout = sample(
+                policy,
+                [example.asked for example in examples],
+                sequence_ids,
+                run.rollout,
+                given=given,
+                seed=run.seed,
+                needs={"entropies"} | ((run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS),
+                options=run.composition.signal_options,
+                skip_special_tokens=not self.task.keeps_special_tokens,
+                on_texts=score_beside,
+            )
+        with metrics.phase("score"):
+            scores = Scores.joined([job.result() for job in scoring], self.rewards.names)
+        self._report_scorer(scores, rollout.texts, metrics)
+        signals = dict(rollout.signals)
+        signals["rollout_logprobs"] = signals.pop("logprobs")
+        extra, flaky = {}, flaky_share(self.task)
+        if flaky:
+            extra[TRUE_REWARD] = scores.rewards
+            scores = without_lost(scores, self.rewards, flaky, run.seed, sequence_ids)
+        extra |= {"raw_rewards": scores.rewards, **{f"reward/{name}": part for name, part in scores.parts.items()}}
+        if self.blocks:
+            extra |= self._block_evidence(policy, examples, rollout, given, metrics)
+        timed_out = torch.zeros(len(examples), dtype=torch.bool)
+        timed_out[scores.timed_out] = True
+        count = [len(tokens) for tokens in given] if given is not None else [0] * len(examples)
+        responses = ResponseBatch(
+            rewards=scores.rewards,
+            lengths=rollout.response_mask.sum(-1).double().cpu(),
+            ended=rollout.ended,
+            prompt_ids=prompt_ids,
+            group_ids=group_ids,
+            sequence_ids=sequence_ids,
+            given=torch.tensor(count, dtype=torch.int64),
+            pivot=pivot,
+            limit=run.rollout.max_new_tokens,
+            extra=extra,
+        )
+        return replace(rollout, signals=signals, examples=examples, responses=responses, timed_out=timed_out)
+
+    def _block_evidence(
+        self,
+        policy: Policy,
+        examples: Sequence[Example],
+        rollout: Rollout,
+        given: list[list[int]] | None,
+        metrics: Metrics,
+    ) -> dict[str, Tensor]:
+        """What the task says of the blocks of some responses."""
+        special = not self.task.keeps_special_tokens
+        blocks, errors = told_blocks(self.task, examples, rollout.texts)
+        metrics.add("blocks/errors", len(errors))
+        if errors:
+            self.say("blocks raised, none for the response", errors[0])
+        begun = given or [[]] * len(examples)
+        rows = zip(begun, rollout.response_ids.cpu(), rollout.response_mask.cpu(), strict=True)
+        evidence = block_evidence(
+            blocks,
+            rollout.texts,
+            [[*first, *ids[mask].tolist()] for first, ids, mask in rows],
+            [len(first) for first in begun],
+            rollout.response_ids.shape[1],
+            lambda ids: policy.decode(ids, skip_special_tokens=special),
+        )
+        return {"block_ids": evidence.ids, "block_rewards": evidence.rewards, "block_outcomes": evidence.outcomes}
+
+    def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
+        metrics.add("scorer/errors", len(scores.errors))
+        metrics.add("scorer/timeouts", len(scores.timed_out))
+        where = f" on rank {self.rank}" if self.world > 1 else ""
+        if scores.timed_out:
+            first = texts[scores.timed_out[0]]
+            self.say(f"scorer timed out{where}, reward 0", f"{len(scores.timed_out)} times, first on {first[:80]!r}")
+        if scores.errors:
+            self.say(f"scorer raised{where}, reward 0", scores.errors[0])
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    def _shape(self, rollout: Rollout, progress: Progress) -> Rollout:
+        """The same with what the shapers add to the rewards; those of the scorer are what each of them sees."""
+        rewards = rollout.rewards
+        if self.stages.shapers and not self._count_bad(rewards):
+            for shaper in self.stages.shapers:
+                seen, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
+                stat, _ = measure_all(shaper, [seen], state, self.comm)
+                rewards = rewards + stage_output(shaper, "shape", shaper.shape(seen, stat, state), len(seen))
+        return replace(rollout, responses=rollout.responses.reshaped(rewards))
+
+    def _expand(
+        self,
+        expander: RolloutExpander,
+        policy: Policy,
+        progress: Progress,
+        parts: list[Rollout],
+        kept: ResponseBatch,
+        drawn: int,
+        metrics: Metrics,
+    ) -> tuple[ResponseBatch, int]:
+        """Ask an expander as often as it asks for fresh prompts: what is learnt from then, and prompts chosen."""
+        state = progress.stages[expander.name]
+        for number in range(expander.rounds):
+            whole = Rollout.joined(parts, policy.pad_id)
+            seen = whole.seen_by(expander.needs).select(torch.isin(whole.sequence_ids, kept.sequence_ids))
+            stat, _ = measure_all(expander, [seen], state, self.comm)
+            more = expander.expand(seen, stat, state, self.run.seed)
+            more.require(expander.name, seen)
+            kept = seen if more.drop is None else seen.select(~more.drop)
+            fresh: list[Rollout] = []
+            branching = torch.tensor([float(0 if more.parents is None else len(more.parents))], dtype=torch.float64)
+            if float(self.comm.sum(branching)):  # every rank samples where any does: they join the same collectives
+                fresh.append(self._branches(policy, progress, whole, seen, more, metrics))
+            if more.fresh and number + 1 < expander.rounds:
+                fresh.append(self._answers(policy, progress, drawn, more.fresh, metrics))
+                drawn += more.fresh
+            parts += fresh
+            kept = ResponseBatch.joined([kept, *(part.responses for part in fresh)]) if fresh else kept
+            if not more.fresh:
+                break
+        return kept, drawn
+
+    # -- what comes of it --------------------------------------------------------------------------------------------
+
+    def _observe(self, metrics: Metrics, whole: Rollout, kept: ResponseBatch) -> None:
+        """Of answers to prompts as they were scored; of groups that are learnt from, whether they teach anything."""
+        answers = whole.responses.select(whole.responses.given == 0)
+        count = len(answers)
+        metrics.mean("reward/mean", float(answers.evidence("raw_rewards").sum()), count)
+        if TRUE_REWARD in answers.extra:
+            metrics.mean(TRUE_REWARD, float(answers.evidence(TRUE_REWARD).sum()), count)
+        for name in self.rewards.names:
+            metrics.mean(f"reward/{name}", float(answers.evidence(f"reward/{name}").sum()), count)
+        if self.stages.shapers:
+            metrics.mean("reward/shaped_mean", float(answers.rewards.sum()), count)
+        metrics.mean("response/length", float(answers.lengths.sum()), count)
+        metrics.mean("response/ended", float(answers.ended.sum()), count)
+        metrics.add("response/tokens", float(whole.response_mask.sum()))
+        prompted = kept.select(kept.given == 0)
+        metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
+
+    def _with_signals(self, rollout: Rollout, metrics: Metrics) -> Rollout:
+        """With all signals that are known once it is chosen what is learnt from."""
+        needs, responses, mask = self.run.composition.needs, rollout.responses, rollout.response_mask
+        signals = dict(rollout.signals)
+        rows = {"truncated": ~responses.ended, "branch": responses.given > 0}
+        for name in rows.keys() & needs:
+            signals[name] = (mask & rows[name].to(mask.device).unsqueeze(-1)).float()
+        if self.blocks and "block_ids" in needs:
+            signals["block_ids"] = responses.evidence("block_ids").to(mask.device).float()
+        if self.reference is not None:
+            with metrics.phase("reference"):
+                signals["ref_logprobs"] = self.reference(rollout)
+        rollout = replace(rollout, signals=signals)
+        if self.signals and not rollout.refused:
+            with metrics.phase("provide"):
+                provided = {name: self._provided(name, rollout) for name in sorted(self.signals.keys() & needs)}
+            rollout = replace(rollout, signals=signals | provided)
+        return rollout
+
+    def _provided(self, name: str, rollout: Rollout) -> Tensor:
+        mask = rollout.response_mask
+        if not len(rollout):  # a rank without responses has nothing to ask about
+            return torch.zeros(mask.shape, device=mask.device)
+        return provider_output(self.signals[name](rollout.copy()), f"signals['{name}']", rollout, per_token=True)
+
+
+# -- what stages and providers return --------------------------------------------------------------------------------
+
+
+def advance(
+    stage: Stage, responses: ResponseBatch, state: State, comm: Comm, metrics: Metrics
+) -> tuple[Settled, State]:
+    """The statistics of a stage over all responses of the rollout and its next state; its metrics are logged."""
+    stat, after = measure_all(stage, [responses], state, comm)
+    metrics.report({f"{stage.name}/{name}": mean for name, mean in stage.report(responses, stat, state).items()})
+    return stat, after
+
+
+def stage_output(stage: Stage, method: str, values: object, count: int, *, tokens: int | None = None) -> Tensor:
+    """What a stage returned for ``count`` responses, in float64: ``(count,)``, or ``(count, tokens)`` where allowed.
+
+    Raises:
+        MethodError: it is not such a tensor.
+    """
+    allowed = [(count,), *([(count, tokens)] if tokens is not None else [])]
+    if not isinstance(values, Tensor) or not values.is_floating_point() or tuple(values.shape) not in allowed:
+        raise MethodError(f"'{stage.name}': {method} returned {_unexpected(values, allowed)}")
+    return values.detach().double()
+
+
+def provider_output(values: object, name: str, rollout: Rollout, *, per_token: bool) -> Tensor:
+    """What a user-defined function returned: detached, on the device, and 0 where there is no token.
+
+    Raises:
+        ShapeError: it is not a floating point tensor of the right shape.
+        NonFinite: it holds NaN or Inf on response tokens.
+    """
+    mask = rollout.response_mask
+    allowed = [tuple(mask.shape)] if per_token else [tuple(mask.shape[:1]), tuple(mask.shape)]
+    if not isinstance(values, Tensor) or not values.is_floating_point() or tuple(values.shape) not in allowed:
+        raise ShapeError(f"{name} returned {_unexpected(values, allowed)}")
+    values = values.detach().to(mask.device)
+    if values.ndim == 2:
+        values = torch.where(mask, values, 0.0)
+    bad = int((~torch.isfinite(values)).sum())
+    if bad:
+        raise NonFinite(f"{name} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
+    return values
+
+
+def _unexpected(values: object, allowed: Sequence[tuple[int, ...]]) -> str:
+    what = f"{values.dtype} of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+    return f"{what}, expected a floating point tensor of {' or '.join(map(str, allowed))}. Change its function."
+
+
+# -- what is refused before anything is sampled ----------------------------------------------------------------------
+
+#: Evidence that a task gives, where it knows blocks.
+BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
+
+#: What is known once responses are sampled and scored.
+SAMPLED = (SIGNAL_NAMES - {"logprobs"}) | BLOCKS | {"raw_rewards", "rollout_logprobs"}
+
+#: What only the policy that learns can tell, just before it learns.
+LEARNING = frozenset({"logprobs", "squared_gradient"})
+
+
+def given_to(stage: Stage) -> frozenset[str]:
+    """The evidence that the trainer has for a stage of this kind."""
+    if isinstance(stage, AdvantageEstimator):
+        return SAMPLED | LEARNING
+    return SAMPLED | {"prompt_features"} if isinstance(stage, PromptSelector) else SAMPLED
+
+
+def require_evidence(pipeline: Pipeline) -> None:
+    """Refuse a stage that reads what the trainer does not have.
+
+    Raises:
+        MissingSignal: names the stage and the evidence.
+    """
+    for stage in pipeline:
+        given = given_to(stage)
+        for name in sorted(stage.needs - given):
+            why = (
+                "is known only when a rollout is learnt, and only an advantage estimator can read it. Remove the stage."
+                if name in LEARNING
+                else f"the trainer does not have. {did_you_mean(name, given)}"
+            )
+            raise MissingSignal(f"the stage '{stage.name}' reads '{name}', which {why}")
+
+
+def require_provider_names(signals: Mapping[str, Any]) -> None:
+    """Raises ConfigError: a user-defined signal has the name of a signal that the trainer makes."""
+    for name in sorted(signals.keys() & (TRAINER_SIGNALS | {"old_logprobs", "advantages"})):
+        raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")
+
+
+def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> None:
+    """Encode the first prompt of each split.
+
+    Raises:
+        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false.
+        ModelError: ``rollout.chat`` is true, and the tokenizer has no chat template.
+        DataError: a prompt cannot be written in tokens, or leaves no room for the response.
+    """
+    examples = [task.example(split, 0) for split, size in task.size.items() if size != 0]
+    if not rollout.chat and any(example.messages for example in examples):
+        raise ConfigError(
+            f"the prompts of the task '{task.name}' are lists of messages, which only a chat template can write as "
+            f"tokens. Set rollout.chat to true, or make the prompts text and leave `system` out."
+        )
+    if rollout.chat and policy.tokenizer.chat_template is None:
+        raise ModelError(
+            f"rollout.chat is true, and the tokenizer of '{policy.tokenizer.name_or_path}' has no chat template. Take "
+            f"a model that was trained on chats, or make the prompts text and set rollout.chat to false."
+        )
+    policy.encode([example.asked for example in examples], rollout.max_new_tokens, chat=rollout.chat)

@@ -1,0 +1,322 @@
+"""Methods, stages and tasks of the user's own by `file.py:Name`: found, loaded, hashed, refused with a reason."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlstab.bench.file import load_bench
+from rlstab.cli import main
+from rlstab.config import dump_run, json_schema, load_objective, load_run, objective_hash, run_hash
+from rlstab.config.user_code import changed_files, checksums, classes, is_user_code
+from rlstab.errors import ConfigError
+from rlstab.report.load import load_runs
+from rlstab.tasks.from_settings import build_task, require_settings
+from tests.train.runs import go, small
+
+METHOD = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+    import rlstab
+
+    class Unfinished(rlstab.TokenObjective):
+        name = "unfinished"
+
+    class Halve(rlstab.TokenObjective):
+        \"\"\"Scale the weight of every token.\"\"\"
+
+        name = "halve"
+        writes = {"weight"}
+        factor: float = 0.5
+
+        def terms(self, batch, stat, state):
+            return rlstab.Terms(weight=batch.old_logprobs.new_full(batch.old_logprobs.shape, self.factor))
+
+    @dataclass(frozen=True)
+    class Taken(Halve):
+        name = "s2t"
+
+    CONSTANT = 5
+"""
+STAGE = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+    import torch
+    from rlstab.stages.stage import AdvantageEstimator
+
+    class Plain(AdvantageEstimator):
+        \"\"\"Take the reward itself.\"\"\"
+
+        name = "plain"
+
+        def advantages(self, responses, stat, state):
+            return responses.rewards
+"""
+TASK = """
+    from rlstab.tasks import Example
+
+    class Doubling:
+        \"\"\"Prompts like `7+7=`.\"\"\"
+
+        name = "doubling"
+        keeps_special_tokens = True
+        workers = None
+
+        def __init__(self, most=9):
+            self.size = {"train": most, "eval": most}
+
+        def example(self, split, index):
+            number = index % self.size[split] + 1
+            return Example(f"{number}+{number}=", number)
+
+        def score(self, example, completion):
+            return float(completion == f"{2 * example.answer}$")
+"""
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a file into a folder beside the current one."""
+    folder, here = tmp_path / "project", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+
+    def wrote(name: str, content: Any) -> Path:
+        text = textwrap.dedent(content) if isinstance(content, str) else yaml.safe_dump(content)
+        (folder / name).write_text(text)
+        return folder / name
+
+    return wrote
+
+
+def run_of(write: Write, **parts: Any) -> Path:
+    return write("run.yaml", {"objective": ["clip_higher"], **parts})
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        act()
+    return str(caught.value)
+
+
+def test_what_names_something_in_a_file() -> None:
+    assert all(map(is_user_code, ["methods.py:Halve", "/a b/methods.py:Outer.Inner", "../m.py:X"]))
+    assert not any(
+        map(is_user_code, ["s2t", "methods.py", "methods.py:", "methods:Halve", ".py:Halve", "m.py:5", 5, None])
+    )
+
+
+def test_a_method_beside_the_yaml_file(write: Write) -> None:
+    path = write("methods.py", METHOD)
+    file = run_of(write, objective=["clip_higher", {"name": "methods.py:Halve", "factor": 0.25}])
+    run = load_run(file)
+    assert run.objective[1] == {"name": f"{path}:Halve", "factor": 0.25}
+    assert run.composition.keyed["halve"].factor == 0.25  # type: ignore[attr-defined]
+    again = load_run(yaml.safe_load(dump_run(run)))  # from anywhere
+    assert again == run
+    assert run_hash(again) == run_hash(run)
+
+
+def test_a_method_in_the_current_folder_where_none_is_beside_the_file(write: Write) -> None:
+    Path("mine.py").write_text(textwrap.dedent(METHOD))
+    for source in (["mine.py:Halve"], run_of(write, objective="mine.py:Halve")):
+        assert list(load_objective(source).keyed) == ["halve"]
+    path = write("mine.py", textwrap.dedent(METHOD) + "# another\n")
+    assert load_run(run_of(write, objective="mine.py:Halve")).objective[0]["name"] == f"{path}:Halve"
+
+
+def test_every_path_is_looked_up_beside_the_file_first(write: Write, tmp_path: Path) -> None:
+    file = run_of(
+        write,
+        model={"name": "policy", "adapter": "lora", "reference": "countdown-tiny"},
+        task={"name": "jsonl", "path": "a.jsonl", "eval_path": "none.jsonl"},
+        reward="own.py:f",
+    )
+    for folder in ("project/policy", "here/policy", "here/lora"):
+        (tmp_path / folder).mkdir()
+    data, _ = write("a.jsonl", "one"), write("own.py", "def f(prompt, completion, answer): return 1\n")
+    run = load_run(file)
+    assert run.model.name == str(tmp_path / "project/policy")
+    assert run.model.adapter is not None
+    assert run.model.adapter.path == str(tmp_path / "here/lora")
+    assert run.model.reference == "countdown-tiny"
+    assert run.task.model_dump(include={"path", "eval_path"}) == {"path": str(data), "eval_path": "none.jsonl"}
+    assert run.reward is not None
+    assert run.reward[0].function == f"{tmp_path}/project/own.py:f"
+    before = run_hash(run)
+    data.write_text("another")
+    assert run_hash(load_run(file)) != before
+
+
+def test_inside_of_combinators(write: Write) -> None:
+    write("methods.py", METHOD)
+    inner = {"name": "observe", "method": "methods.py:Halve"}
+    objective = [inner, {"name": "within", "outer": "s2t", "inner": {"name": "methods.py:Halve"}}]
+    run = load_run(run_of(write, objective=objective))
+    assert load_run(yaml.safe_load(dump_run(run))) == run
+
+
+def test_a_stage_and_a_task(write: Write, tmp_path: Path) -> None:
+    write("own.py", STAGE + TASK)
+    file = run_of(write, stages=["own.py:Plain"], task={"name": "own.py:Doubling", "most": 5})
+    run = load_run(file)
+    assert run.pipeline.estimator.name == "plain"
+    assert run.task.model_dump() == {
+        "name": "own",
+        "code": f"{tmp_path}/project/own.py:Doubling",
+        "options": {"most": 5},
+    }
+    require_settings(run.task)
+    assert build_task(run.task).example("train", 6).prompt == "2+2="
+    assert load_run(yaml.safe_load(dump_run(run))) == run
+
+
+def test_a_file_that_changed_is_another_run(write: Write) -> None:
+    path = write("own.py", METHOD + STAGE + TASK)
+    file = run_of(write, objective="own.py:Halve", stages="own.py:Plain", task={"name": "own.py:Doubling"})
+    run = load_run(file)
+    before = checksums(run.model_dump(mode="json"))
+    assert [*before] == ["own.py:Doubling", "own.py:Halve", "own.py:Plain"]
+    path.write_text(path.read_text() + "\n# a comment\n")
+    again = load_run(file)
+    assert len([*changed_files(before, checksums(again.model_dump(mode="json")))]) == 3
+    assert run_hash(run) == run_hash(again)  # both read the file now
+    assert objective_hash(again.composition) == objective_hash(run.composition)
+
+
+def test_the_hash_does_not_depend_on_the_folder(write: Write, tmp_path: Path) -> None:
+    write("methods.py", METHOD)
+    (tmp_path / "here" / "methods.py").write_text(textwrap.dedent(METHOD))
+    one, other = (load_run({"objective": f"{tmp_path / name / 'methods.py'}:Halve"}) for name in ("project", "here"))
+    assert one.objective != other.objective
+    assert (run_hash(one), objective_hash(one.composition)) == (run_hash(other), objective_hash(other.composition))
+
+
+def test_in_a_bench(write: Write) -> None:
+    path = write("methods.py", METHOD)
+    write("base.yaml", {"objective": ["clip_higher", "methods.py:Halve"]})
+    file = write(
+        "bench.yaml",
+        {"name": "b", "base": "base.yaml", "methods": {"own": {}, "two": ["methods.py:Halve"]}, "seeds": 1},
+    )
+    bench = load_bench(file)
+    assert [[one["name"] for one in run.config.objective] for run in bench.runs] == [
+        ["clip_higher", f"{path}:Halve"],
+        [f"{path}:Halve"],
+    ]
+    assert load_bench(bench.resolved).hash == bench.hash
+
+
+def test_check_explain_and_list(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("own.py", METHOD + STAGE + TASK)
+    file = run_of(write, objective="own.py:Halve", stages=["own.py:Plain"], task={"name": "own.py:Doubling"})
+    assert main(["check", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "halve" in printed
+    assert "plain" in printed
+    assert main(["explain", f"clip_higher,{path}:Halve", "--markdown"]) == 0
+    assert "`halve`: Scale the weight of every token." in capsys.readouterr().out.replace("**", "`")
+    assert main(["list", str(path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for one in ("Halve", "Taken", "Plain", "Doubling", "Prompts like `7+7=`."):
+        assert one in printed
+    assert "Unfinished" not in printed
+
+
+def test_a_report_runs_no_code_of_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(small(tmp_path / "run", optimisation__rollouts=1))
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')\n")
+    config = tmp_path / "run" / "config.yaml"
+    data = yaml.safe_load(config.read_text())
+    data |= {"objective": [{"name": f"{tmp_path}/own.py:Halve"}], "task": {"name": f"{tmp_path}/own.py:Halve"}}
+    config.write_text(yaml.safe_dump(data))
+    monkeypatch.chdir(tmp_path)
+    (run,) = load_runs(tmp_path / "run").runs
+    assert run.objective == ["own.py:Halve"]
+    assert main(["runs", str(tmp_path / "run")]) == 0
+
+
+def test_a_method_that_cannot_be_used_is_named_with_the_reason(write: Write) -> None:
+    for content, name, named in [
+        (METHOD, "Halv", "'Halve'"),
+        ("", "Halve", "has no class 'Halve'"),
+        (METHOD, "CONSTANT", "an int"),
+        (TASK, "Doubling", "rlstab.TokenObjective"),
+        (METHOD, "Unfinished", "terms"),
+        (METHOD, "Taken", "'s2t'"),
+        ("1 / 0", "X", "ZeroDivisionError: division by zero (methods.py, line 1)"),
+        ("import sys\nsys.exit(3)", "X", "SystemExit: 3 (methods.py, line 2)"),
+        ("def f(:\n  pass", "X", "SyntaxError: invalid syntax (methods.py, line 1)"),
+        ("import nothing_such", "X", "'nothing_such' (methods.py, line 1)"),
+        ("import rlstab\nclass X(rlstab.TokenObjective):\n    def terms(self, batch, stat, state): ...", "X", "name"),
+    ]:
+        path = write("methods.py", content)
+        said = refusal(partial(load_run, run_of(write, objective=["clip_higher", {"name": f"methods.py:{name}"}])))
+        assert said.startswith(f"{path.parent}/run.yaml:3: objective.1.name: ")
+        assert named in said
+        assert "\n" not in said
+
+
+def test_a_file_that_is_not_there(write: Write, tmp_path: Path) -> None:
+    file = run_of(write, stages=["none.py:X"])
+    said = refusal(lambda: load_run(file))
+    assert said.startswith(f"{file}:4: stages.0.name: ")
+    assert f"{tmp_path}/project/none.py or {tmp_path}/here/none.py" in said
+    assert "none.py" in refusal(lambda: classes("none.py"))
+
+
+def test_settings_of_ones_own_are_checked(write: Write) -> None:
+    write("methods.py", METHOD)
+    file = run_of(write, objective={"name": "methods.py:Halve", "facto": 1})
+    assert "unknown key 'facto'. Did you mean 'factor'?" in refusal(lambda: load_run(file))
+
+
+def test_a_task_that_cannot_be_used(write: Write) -> None:
+    write("own.py", TASK + STAGE)
+    for options, named in [
+        ({"name": "own.py:Doubling", "least": 2}, "Doubling(least=2) raised TypeError: "),
+        ({"name": "own.py:Nothing"}, "has no class 'Nothing'"),
+        ({"name": "own", "code": "nothing"}, "task.code: "),
+        ({"name": "own.py:Plain"}, "`keeps_special_tokens`"),
+    ]:
+        assert named in refusal(lambda: build_task(load_run(run_of(write, task=options)).task))  # noqa: B023
+
+
+def test_an_installed_task(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Points(list[Any]):
+        names = frozenset({"doubling"})
+
+    class Point:
+        name, value = "doubling", "package:Doubling"
+
+        def load(self) -> Any:
+            scope: dict[str, Any] = {}
+            exec(textwrap.dedent(TASK), scope)
+            return scope["Doubling"]
+
+    def points(*, group: str) -> Points:
+        assert group == "rlstab.tasks"
+        return Points([Point()])
+
+    monkeypatch.setattr("rlstab.config.runs.entry_points", points)
+    monkeypatch.setattr("rlstab.tasks.own_task.entry_points", points)
+    run = load_run(run_of(write, task={"name": "doubling", "most": 3}))
+    assert run.task.model_dump() == {"name": "own", "code": "doubling", "options": {"most": 3}}
+    assert build_task(run.task).size["train"] == 3
+
+
+def test_the_schema_lets_them_through() -> None:
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
+    own = {"name": "methods.py:Halve", "factor": 1}
+    validator.validate({"objective": ["a.py:B", own], "stages": [own, "a.py:B"], "task": own})
+    assert not validator.is_valid({"objective": "s2t", "task": {"name": "countdwn"}})

@@ -1,0 +1,513 @@
+"""Run folders, benches and results files in whatever state they are: read, named, or left out with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from rlstab.cli import main
+from rlstab.errors import ReportError
+from rlstab.report.comparison import Comparison, compare
+from rlstab.report.listing import running
+from rlstab.report.load import load_runs
+from rlstab.report.results_file import export_results
+from rlstab.report.runs import LeftOut, Loaded, RunRecord, binned
+from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
+
+
+def only(*paths: Path) -> tuple[RunRecord, Loaded]:
+    loaded = load_runs(*paths)
+    assert len(loaded.runs) == 1
+    return loaded.runs[0], loaded
+
+
+def edit(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> RunRecord:
+    """The run after some of its records were changed."""
+    file = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    change(records)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return only(folder)[0]
+
+
+def test_a_bench_folder(bench: Path) -> None:
+    loaded = load_runs(bench, bench / "runs")  # a path named twice is read once
+    assert (len(loaded.runs), loaded.left_out, loaded.notes, loaded.not_begun) == (16, [], [], 0)
+    run = loaded.runs[0]
+    assert (run.bench, run.setting, run.method, run.seed) == ("entropy", "default", "20_entropy", 0)
+    assert (run.status, run.rollouts, run.planned, run.cpu_seconds) == ("finished", 60, 60, 18.0)
+    assert (run.baseline, run.bench_command) == ("grpo", "rlstab bench examples/entropy.yaml")
+    assert [record["rollout"] for record in run.evaluations] == [0, 20, 40, 60]
+    assert not [name for name in run.metrics if name.startswith(("eval/", "seconds/"))]
+    assert run.seconds_by_phase == {"seconds/rollout": 0.25}
+
+
+def test_runs_that_have_not_begun_are_counted(bench: Path) -> None:
+    place_run(bench / "runs/default/grpo/seed-9", setting="default", method="grpo", seed=9, status="running")
+    names = {"settings": {"default": {}}, "methods": {"grpo": {}, "later": {}}, "seeds": [0, 9]}
+    (bench / "bench.yaml").write_text(yaml.safe_dump(names))
+    loaded = load_runs(bench)
+    assert (loaded.not_begun, len(loaded.runs)) == (2, 16)
+    assert "no record of a rollout" in loaded.left_out[0].why
+    many = {key: list(range(200)) for key in ("settings", "methods", "seeds")}
+    (bench / "bench.yaml").write_text(yaml.safe_dump(many))
+    assert load_runs(bench).not_begun == 0
+
+
+def test_a_plain_run_is_named_by_its_objective(tmp_path: Path) -> None:
+    write_run(tmp_path / "many" / "deep" / "run", objective=[CLIP, S2T, S2T], seed=3)
+    (tmp_path / "again").symlink_to(tmp_path)  # links do not lead in circles
+    run, _ = only(tmp_path)
+    assert (run.bench, run.setting, run.method, run.seed) == (None, "default", "clip_higher+s2t_1+s2t_2", 3)
+
+
+def test_bins_hold_means_of_ten_rollouts_and_the_largest(tmp_path: Path) -> None:
+    changes = {
+        "gradient/norm": [1.0] * 10 + [2.0] * 5,
+        "gradient/largest_norm": [float(rollout) for rollout in range(1, 16)],
+    }
+    folder = write_run(tmp_path / "run", rollouts=15, changes=changes)
+    # a count is written only where there was something to count
+    run = edit(folder, lambda records: records[12].update({"optimizer_steps/refused": 4}))
+    ends, values = binned(run, "gradient/norm")
+    assert (ends.tolist(), values.tolist()) == ([10, 15], [1.0, 2.0])
+    assert run.largest["gradient/largest_norm"][1].tolist() == [10.0, 15.0]
+    assert binned(run, "optimizer_steps/refused")[1].tolist() == [0.0, 0.8]
+
+
+def test_seconds_and_tokens_add_up_unless_one_is_missing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rollouts=25, changes={"response/tokens": [100.0] * 25})
+
+    def slow(records: list[dict[str, Any]]) -> None:
+        records[5]["seconds/rollout"] = 10.0
+        records[20]["seconds/evaluate"] = 500.0  # not seconds of a rollout
+
+    run = edit(folder, slow)
+    ends, seconds = run.spent["seconds"]
+    assert ends.tolist() == [10, 20, 25]
+    assert seconds.tolist() == [0.25 * 9 + 10, 0.25 * 19 + 10, 0.25 * 24 + 10]
+    assert run.spent["tokens"][1].tolist() == [1000, 2000, 2500]
+    assert edit(folder, lambda records: records[7].pop("seconds/rollout")).spent.keys() == {"tokens"}
+
+
+def test_what_a_kill_or_a_bad_disk_left_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    title = "default clip_higher seed 0"
+    file.write_text("\n".join(lines)[:-25])
+    run, loaded = only(folder)
+    assert (run.rollouts, run.status) == (59, "unfinished")
+    assert loaded.notes == [
+        f"{title}: unfinished, 59 of 60 rollouts.",
+        f"{title}: the last line of metrics.jsonl is cut off.",
+    ]
+    damage = ["{", '{"rollout": "x"}', "[" * 5000, *(f'{{"rollout": {n}}}' for n in ("9" * 24, "9" * 5000, -1, "true"))]
+    file.write_text("\n".join([*lines, *damage]) + "\n")
+    run, loaded = only(folder)
+    assert loaded.notes == [f"{title}: {len(damage)} damaged lines of metrics.jsonl."]
+    assert run.rollouts == 60
+    # a rollout that was written again counts once; words, NaN and what is beyond all floats count as not there
+    odd = '{"rollout": 60, "reward/mean": 0.987, "lr": true, "a": NaN, "b": "high", "c": 9' + "9" * 400 + "}\n"
+    file.write_text("\n".join(lines) + "\n" + odd)
+    run, _ = only(folder)
+    assert run.metrics["reward/mean"][0].tolist() == list(range(1, 61))
+    assert run.metrics["reward/mean"][1][-1] == 0.987
+    assert not {"lr", "b", "c"} & run.metrics.keys()
+    assert all(np.isfinite(binned(run, name)[1]).all() for name in run.metrics)
+
+
+def test_a_run_without_its_other_files(bench: Path, tmp_path: Path) -> None:
+    for text in (None, b"{", b"[1]", b"\x00\xff"):
+        folder = write_run(tmp_path / f"run-{text!r}")
+        (folder / "run.json").unlink() if text is None else (folder / "run.json").write_bytes(text)
+        run, loaded = only(folder)
+        assert (run.about, run.status, len(loaded.notes)) == ({}, "finished", 1)
+        assert "run.json" in loaded.notes[0]
+    (folder / "config.yaml").unlink()
+    with pytest.raises(ReportError, match=r"neither config\.yaml nor bench\.json"):
+        load_runs(folder)
+    folder = bench / "runs/default/grpo/seed-0"
+    (folder / "config.yaml").unlink()
+    place_run(folder, bench="entropy", setting="default", method="grpo", seed="zero")
+    run, loaded = only(folder)
+    assert run.seed == 0
+    assert any("no file says its seed" in note for note in loaded.notes)
+
+
+def test_a_run_of_a_bench_that_failed_before_it_began_is_kept(bench: Path) -> None:
+    error = "Traceback\nrlstab.errors.NonFinite: 20 optimizer steps in a row"
+    folder = bench / "runs" / "default" / "grpo" / "seed-9"
+    place_run(folder, bench="entropy", setting="default", method="grpo", seed=9, status="failed", error=error)
+    loaded = load_runs(bench)
+    assert [(run.seed, run.rollouts) for run in loaded.runs if run.status == "failed"] == [(9, 0)]
+    assert any("failed after 0 rollouts: rlstab.errors.NonFinite" in note for note in loaded.notes)
+
+
+def test_mixed_versions_are_noted(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, about={"rlstab": "0.2.0"})
+    assert load_runs(tmp_path).notes == ["Versions of rlstab are mixed: 0.1.0 (1 run), 0.2.0 (1 run)."]
+
+
+def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.jsonl").touch()
+    cases = {"nothing": "no such file or folder", "empty": "holds no run", "empty.jsonl": "empty"}
+    for name, why in cases.items():
+        with pytest.raises(ReportError, match=why):
+            load_runs(tmp_path / name)
+    with pytest.raises(ReportError, match="no runs were named"):
+        load_runs()
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def named(*paths: Path) -> list[tuple[str | None, str, str, int]]:
+    loaded = load_runs(*paths)
+    assert loaded.left_out == []
+    return [(run.bench, run.setting, run.method, run.seed) for run in loaded.runs]
+
+
+def test_copies_of_a_run_are_left_out_and_told_together(bench: Path, tmp_path: Path) -> None:
+    for name in "ba":
+        write_run(tmp_path / name, about={"run_id": "x"})
+    run, loaded = only(tmp_path / "b", tmp_path / "a")
+    assert run.path == str(tmp_path / "a")
+    assert loaded.left_out[0].path == str(tmp_path / "b")
+    assert f"is also in {tmp_path / 'a'}" in loaded.left_out[0].why
+    for folder in bench.rglob("run.json"):
+        folder.write_text(json.dumps({"run_id": str(folder)}))
+    file = export_results(load_runs(bench), tmp_path / "x.jsonl")
+    loaded = load_runs(bench, file)
+    [copies] = loaded.left_out
+    assert (len(loaded.runs), copies.path) == (16, str(file))
+    assert copies.why.startswith("16 runs are also elsewhere, such as entropy default 20_entropy seed 0 in")
+
+
+def test_line_two_comes_before_line_ten(tmp_path: Path) -> None:
+    run = load_runs(write_run(tmp_path / "a", about={"run_id": "x"}))
+    line = export_results(run, tmp_path / "x.jsonl").read_text()
+    (tmp_path / "x.jsonl").write_text("\n" + line + "\n" * 8 + line)
+    assert [item.path for item in load_runs(tmp_path / "x.jsonl").left_out] == [f"{tmp_path / 'x.jsonl'}:11"]
+
+
+def test_runs_of_two_folders_are_named_by_the_settings_in_which_they_differ(tmp_path: Path) -> None:
+    for lr in (1e-4, 4e-4):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{lr}-{seed}", lr=lr, seed=seed, about={"run_id": f"{lr}{seed}"})
+    write_run(tmp_path / "later", lr=4e-4, seed=2, about={"run_id": "5"})
+    wanted = [(None, "lr=1e-4", "clip_higher", seed) for seed in (0, 1)]
+    wanted += [(None, "lr=4e-4", "clip_higher", seed) for seed in (0, 1, 2)]
+    assert named(tmp_path) == wanted
+    loaded = load_runs(tmp_path)
+    assert named(export_results(loaded, tmp_path / "x.jsonl")) == wanted
+    (sweep,) = compare(loaded).sweeps
+    assert (sweep.bench, sweep.key, sweep.values) == ("", "optimisation.lr", [1e-4, 4e-4])
+
+
+IN_ORDER, GRPO = {"name": "in_order", "shuffle": True}, {"name": "grpo", "std": True, "epsilon": 1e-4, "ddof": 1}
+OVERLONG = {"name": "overlong", "buffer": 4, "penalty": 1.0}
+
+
+def test_runs_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    cases: list[tuple[list[dict[str, Any]], list[tuple[str, str]]]] = [
+        (  # a setting of a method
+            [{"objective": [CLIP, {**S2T, "max_prob": most}]} for most in (0.002, 0.01)],
+            [("default", f"clip_higher+s2t (max_prob={most})") for most in (0.002, 0.01)],
+        ),
+        (  # stages that not all have
+            [{"stages": [IN_ORDER, GRPO]}, {"stages": [IN_ORDER, OVERLONG, GRPO]}],
+            [("default", "clip_higher (stages=none)"), ("default", "clip_higher (stages=overlong)")],
+        ),
+        (
+            [{"stages": [IN_ORDER, GRPO]}, {"stages": [{"name": "goldilocks", "pool": 64}, OVERLONG, {"name": "opo"}]}],
+            [
+                ("default", "clip_higher (stages=goldilocks + overlong + opo)"),
+                ("default", "clip_higher (stages=in_order + grpo)"),
+            ],
+        ),
+        (  # a setting of a stage
+            [{"stages": [{"name": "goldilocks", "pool": pool}, GRPO]} for pool in (64, 256)],
+            [("default", f"clip_higher (pool={pool})") for pool in (256, 64)],
+        ),
+        ([{}, {}], [("0", "clip_higher"), ("1", "clip_higher")]),  # nothing: their folders
+        # length names runs only where nothing else tells them apart
+        ([{"seed": 0}, {"seed": 1, "rollouts": 70}], [("default", "clip_higher")] * 2),
+        ([{}, {"rollouts": 70}], [("rollouts=60", "clip_higher"), ("rollouts=70", "clip_higher")]),
+    ]
+    for number, (runs, wanted) in enumerate(cases):
+        for place, options in enumerate(runs):
+            write_run(tmp_path / str(number) / str(place), about={"run_id": str(place)}, **options)
+        assert [(setting, method) for _, setting, method, _ in named(tmp_path / str(number))] == wanted
+
+
+def test_benches_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    for place in ("old", "new"):
+        write_bench(tmp_path / place, name="entropy", seeds=1)
+    found = named(tmp_path)
+    assert len(found) == 8
+    assert {bench for bench, *_ in found} == {"entropy (new)", "entropy (old)"}
+    file = export_results(load_runs(tmp_path / "old"), tmp_path / "x.jsonl")
+    assert {bench for bench, *_ in named(tmp_path / "new", file)} == {"entropy (new)", "entropy (x.jsonl)"}
+
+
+# -- results files -----------------------------------------------------------------------------------------------------
+
+
+def statistics(comparison: Comparison) -> dict[str, Any]:
+    tables = [
+        (table.bench, table.setting, table.baseline, table.methods, table.cells, table.collapses, table.notes)
+        for table in comparison.tables
+    ]
+    return {"outcomes": comparison.outcomes, "tables": tables, "idle": comparison.idle, "sweeps": comparison.sweeps}
+
+
+@pytest.mark.parametrize("folder", ["bench", "sweep"])
+def test_a_results_file_gives_equal_statistics(folder: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(folder)
+    if folder == "bench":  # a partial last bin, a missing metric, a run that failed, counts
+        place = {"bench": "entropy", "setting": "default", "seed": 7}
+        write_run(path / "runs/default/grpo/seed-7", seed=7, rollouts=57, evaluate=False)
+        place_run(path / "runs/default/grpo/seed-7", method="grpo", **place)
+        write_run(path / "runs/default/s2t/seed-7", seed=7, done=33, changes={"optimizer_steps/refused": [1.0] * 60})
+        error = "rlstab.errors.NonFinite: refused"
+        place_run(path / "runs/default/s2t/seed-7", method="s2t", status="failed", error=error, **place)
+    loaded = load_runs(path)
+    file = export_results(loaded, tmp_path / "results" / "x.jsonl")
+    again = load_runs(file)
+    assert statistics(compare(again)) == statistics(compare(loaded))
+    assert again.notes == loaded.notes
+    for one, other in zip(loaded.runs, again.runs, strict=True):
+        assert {unit: curve[1].tolist() for unit, curve in one.spent.items()} == {
+            unit: curve[1].tolist() for unit, curve in other.spent.items()
+        }
+    # and once more from what was read
+    assert export_results(again, tmp_path / "y.jsonl").read_text() == file.read_text()
+
+
+def test_numbers_have_six_digits_and_no_place_on_the_machine_is_exported(bench: Path, tmp_path: Path) -> None:
+    write_run(bench / "own", about={"rewards": {"task": "task", "own": "/home/me/own.py:f (sha256 12...)"}})
+    lines = export_results(load_runs(bench), tmp_path / "x.jsonl").read_text().splitlines()
+    assert len(lines) == 17
+    assert not [line for line in lines if "/home/me" in line]
+    assert len([line for line in lines if '"own": "own.py:f (sha256 12...)"' in line]) == 1
+    line = json.loads(lines[0], parse_constant=lambda text: pytest.fail(text))
+    assert (line["curves"]["width"], line["curves"]["rollout"]) == (10, [10, 20, 30, 40, 50, 60])
+    for value in line["curves"]["reward/mean"] + line["largest"]["gradient/largest_norm"]:
+        assert value == float(f"{value:.6g}")
+
+
+def broken(**changes: Any) -> Callable[[dict[str, Any]], str]:
+    return lambda line: json.dumps({**line, **changes})
+
+
+def test_damaged_lines_are_left_out_and_those_damaged_alike_are_told_once(bench: Path, tmp_path: Path) -> None:
+    file = export_results(load_runs(bench), tmp_path / "x.jsonl")
+    first, *rest = file.read_text().splitlines()
+    damages: list[tuple[Callable[[dict[str, Any]], str], str]] = [
+        (lambda line: json.dumps(line)[:200], "Invalid JSON"),
+        (lambda line: "\x00\xff", "Invalid JSON"),
+        (lambda line: "3", "not a line of a results file"),
+        (broken(format=99), "format"),
+        (broken(status="great"), "status"),
+        (broken(seed="0"), "seed"),
+        (broken(curves={"width": 10, "rollout": [10, 10]}), "curves"),
+        (broken(curves={"width": 10, "rollout": [10**30]}), "curves"),
+        (broken(curves={"width": 10, "rollout": [10], "reward/mean": [1.0, 2.0]}), "2 values for 1 rollouts"),
+        (broken(curves={"width": 10, "rollout": [10], "reward/mean": ["x"]}), "curves.reward/mean.0"),
+        (broken(evaluations=[{"rollout": 0, "eval/mean": "high"}]), "evaluations.0.eval/mean"),
+        (broken(largest=None), "largest"),
+    ]
+    for damage, why in damages:
+        file.write_text("\n".join([damage(json.loads(first)), *rest]) + "\n")
+        loaded = load_runs(file)
+        assert len(loaded.runs) == 15
+        assert [(item.path, why in item.why) for item in loaded.left_out] == [(f"{file}:1", True)]
+    file.write_text("\n".join(["\x00", "\x00", *rest, "\x00", "{}"]) + "\n")
+    assert [item.path for item in load_runs(file).left_out] == [f"{file}:1-2, 18", f"{file}:19"]
+
+
+def test_a_file_is_not_written_over_another_one(bench: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "x.jsonl"):
+        with pytest.raises(ReportError, match="--export another file"):
+            export_results(load_runs(bench), place)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# -- bad folders -------------------------------------------------------------------------------------------------------
+
+LETTERS = "abcdefghij"
+#: A list of nine lists of nine lists ... ten deep.
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{inner}: &{inner} [{','.join([f'*{outer}'] * 9)}]\n"
+    for outer, inner in zip(LETTERS, [*LETTERS[1:], "k"], strict=True)
+)
+OWN = "objective: [{name: clip_higher}]\noptimisation: {rollouts: 60}\nseed: 7\n"
+ESC = "\\u001b[31m\\u202e\\u0007"
+
+#: By name: a file of the run, what is in it, and whether the run can be used all the same.
+BAD: dict[str, tuple[str, str, bool]] = {
+    "cyclic objective": ("config.yaml", "objective: &a [*a]\n", False),
+    "cyclic setting": ("config.yaml", OWN + "task: &a {x: *a}\n", False),
+    "exploding": ("config.yaml", OWN + LAUGHS, False),
+    "exploding name": ("config.yaml", LAUGHS + "objective: [{name: *k}]\n", False),
+    "deep": ("config.yaml", OWN + "x: " + "[" * 5000 + "]" * 5000, False),
+    "number as a method": ("config.yaml", "objective: [5]\n", False),
+    "number among methods": ("config.yaml", "objective: [5, {name: s2t}]\n", False),
+    "word as an objective": ("config.yaml", "objective: s2t\n", False),
+    "list as a name": ("config.yaml", "objective: [{name: [1, {a: b}]}]\n", True),
+    "lone surrogate": ("config.yaml", 'objective: [{name: "a\\ud800b"}]\n', True),
+    "lone surrogate as a key": ("config.yaml", OWN + '"\\udfff": {"\\ud800": "\\ud800"}\n', True),
+    "escape as a name": ("config.yaml", f'objective: [{{name: "{ESC}"}}]\n', True),
+    "escape as a task": ("config.yaml", OWN + f'task: {{name: "{ESC}"}}\n', True),
+    "list as a key": ("config.yaml", OWN + "[1, 2]: 3\n", False),
+    "object": ("config.yaml", OWN + "x: !!python/object/apply:os.system [true]\n", False),
+    "numbers as keys": ("config.yaml", OWN + "5: 6\nnull: 7\n", False),
+    "5,000 digits": ("config.yaml", OWN + f"x: 1{'0' * 5000}\n", False),
+    "no numbers": ("config.yaml", "objective: [{name: s2t}]\noptimisation: {rollouts: .nan, lr: .inf}\n", True),
+    "hash that is NaN": ("run.json", '{"run_hash": NaN, "objective_hash": Infinity}', True),
+    "hash that is a list": (
+        "run.json",
+        '{"run_hash": [1], "run_id": [2], "objective_hash": {"a": NaN}, "cpu": 5}',
+        True,
+    ),
+    "surrogates in run.json": ("run.json", '{"device": "\\ud800", "rlstab": {"\\ud800": NaN}}', True),
+    "escape in run.json": ("run.json", f'{{"device": "{ESC}", "command": "{ESC}", "rlstab": "{ESC}"}}', True),
+    "escape as an error": (
+        "bench.json",
+        f'{{"method": "m{ESC}", "seed": 1, "setting": "{ESC}", "bench": "{ESC}", "status": "failed", '
+        f'"error": "{ESC}\\ud800", "command": "{ESC}\\ud800", "cpu_seconds": NaN, "seconds": 1e999}}',
+        True,
+    ),
+    "wrong types in bench.json": ("bench.json", '{"method": ["m"], "seed": true, "setting": 5, "status": []}', True),
+    "surrogates as metrics": ("metrics.jsonl", '{"rollout": 1, "\\ud800": 3, "eval/\\ud800": 3, "a": NaN}\n', True),
+    "escape as a metric": ("metrics.jsonl", f'{{"rollout": 1, "{ESC}": 3, "eval/{ESC}": 4, "s2t/{ESC}": 1}}\n', True),
+}
+#: By name: a file that is something else.
+ODD = {
+    f"{what} for {file}": (what, file)
+    for what in ("device", "pipe", "folder")
+    for file in ("config.yaml", "run.json", "bench.json", "metrics.jsonl")
+}
+
+
+def spoil(folder: Path, name: str) -> None:
+    write_run(folder, seed=len(name))
+    if name in BAD:
+        file, text, _ = BAD[name]
+        (folder / file).write_text(text, encoding="utf-8")
+        return
+    what, file = ODD[name]
+    (folder / file).unlink(missing_ok=True)
+    if what == "device":
+        (folder / file).symlink_to("/dev/zero")
+    elif what == "pipe":
+        os.mkfifo(folder / file)
+    else:
+        (folder / file).mkdir()
+
+
+def acts(text: str) -> set[str]:
+    """Characters that would steer a terminal, or hide in a page."""
+    return {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs")} - {"\n"}
+
+
+def test_a_bad_folder_is_left_out_or_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", seed=99)
+    for number, name in enumerate([*BAD, *ODD]):
+        spoil(tmp_path / f"bad-{number}", name)
+    loaded = load_runs(tmp_path)
+    assert any(run.path == str(tmp_path / "good") for run in loaded.runs)
+    seen: dict[str, list[RunRecord | LeftOut]] = {}
+    for item in (*loaded.runs, *loaded.left_out):
+        seen.setdefault(Path(item.path).name, []).append(item)
+    for number, name in enumerate([*BAD, *ODD]):
+        usable = BAD[name][2] if name in BAD else ODD[name][1] in ("run.json", "bench.json")
+        assert [isinstance(item, RunRecord) for item in seen[f"bad-{number}"]] == [usable], name
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font:UserWarning")
+def test_a_report_over_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(3):
+        write_run(tmp_path / "runs" / "good" / f"seed-{seed}", seed=seed)
+    for number, name in enumerate([*BAD, *ODD]):
+        spoil(tmp_path / "runs" / f"bad-{number}\x1b[31m", name)
+    page, kept = tmp_path / "report.md", tmp_path / "kept.jsonl"
+    assert main(["report", str(tmp_path / "runs"), "--markdown", str(page), "--export", str(kept)]) == 0
+    said = capsys.readouterr()
+    assert acts(said.out + said.err) == acts(page.read_text(encoding="utf-8")) == set()
+    assert "␛[31m" in said.err.replace("\n", "")
+    left_out = sum(line.startswith("left out:") for line in said.err.splitlines())
+    assert left_out >= sum(not usable for _, _, usable in BAD.values())
+    assert main(["report", str(kept), "--markdown", str(tmp_path / "again.md")]) == 0
+    assert acts((tmp_path / "again.md").read_text(encoding="utf-8")) == set()
+    assert main(["view", str(tmp_path / "runs")]) == 2  # it has no traces
+    assert acts(capsys.readouterr().err) == set()
+
+
+# -- rlstab runs -------------------------------------------------------------------------------------------------------
+
+
+def listed(capsys: pytest.CaptureFixture[str], *paths: Path | str) -> list[str]:
+    capsys.readouterr()
+    assert main(["runs", *map(str, paths)]) == 0
+    return [re.sub(r" {2,}", "  ", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def held(folder: Path, process: int) -> None:
+    (folder / ".lock").write_text(f"{process} {socket.gethostname()}\n")
+
+
+def test_runs_are_listed_in_their_state_with_their_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 2
+    assert capsys.readouterr().err.startswith("ReportError: runs: no such file or folder.")
+    reward = [0.1] * 20 + [0.5] * 10 + [0.2] * 30
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    runs = tmp_path / "runs"
+    write_run(runs / "a", changes={"reward/mean": reward})
+    held(write_run(runs / "b", done=35, evaluate=False, seed=3, changes={"reward/mean": reward}), gone.pid)
+    held(write_run(runs / "c", done=40, lr=1e-3, changes={"reward/mean": reward}), os.getpid())
+    folder = write_run(runs / "d", done=10)
+    place_run(
+        folder, bench="entropy", setting="[b]", method="s2t\x1b", seed=1, status="failed", error="a\nNonFinite: NaN"
+    )
+    (runs / "e").mkdir()
+    (runs / "e" / "metrics.jsonl").write_text("")
+    (runs / "f").mkdir()
+    for text in ("", "x y\n", "0 host\n", "-1 HOST\n", "9999999999 HOST\n", "1 elsewhere\n", "\udcff"):
+        lock = text.replace("HOST", socket.gethostname())
+        (runs / "f" / ".lock").write_text(lock, errors="surrogateescape")
+        assert running(runs / "f") is None
+    assert listed(capsys) == [
+        "runs/a  finished, 60 rollouts",
+        "clip_higher on countdown with countdown-tiny, lr 2e-4, seed 0  held out 0.200 after 40",
+        "runs/b  stopped after 35 of 60",
+        "clip_higher on countdown with countdown-tiny, lr 2e-4, seed 3  reward 0.500, mean of 10 rollouts until 30",
+        f"runs/c  running, 40 of 60 (process {os.getpid()})",
+        "clip_higher on countdown with countdown-tiny, lr 0.001, seed 0  held out 0.200 after 40",
+        "runs/d  failed after 10 of 60: NonFinite: NaN",
+        "entropy [b] s2t␛ on countdown with countdown-tiny, lr 2e-4, seed 1  held out 0.150 after 0",
+        "left out: runs/e: neither config.yaml nor bench.json says what was trained: config.yaml is missing; "
+        "run.json is missing",
+        "4 runs",
+    ]

@@ -1,0 +1,167 @@
+"""Every method and stage has a card that says what the class does, and a page and a picture made from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import rlstab
+from docs.hooks import measure, pages
+from rlstab.core.objective import TokenObjective
+from rlstab.core.settings import settings_of
+from rlstab.explain.card import SECTIONS, STAGE_SECTIONS, Card, card
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import Offer, Stage
+from tests.examples import EXAMPLES, STAGE_EXAMPLES
+
+METHODS, STAGES = pages.methods(), pages.stages()
+#: What a method may read without naming it in `needs`.
+METHOD_BASICS = {
+    "old_logprobs",
+    "logprobs",
+    "advantages",
+    "sequence",
+    "position",
+    "sequence_ids",
+    "group_ids",
+    "live logprobs",
+}
+#: What a stage may read without naming it in `needs`.
+STAGE_BASICS = {field.name for field in (*dataclasses.fields(ResponseBatch), *dataclasses.fields(Offer))}
+
+
+def faults(cls: type) -> list[str]:
+    """What is wrong with a card: its form, and where it says something else than the class."""
+    known = card(cls)
+    return [*_form(cls, known), *(_of_stage(cls, known) if issubclass(cls, Stage) else _of_method(cls, known))]
+
+
+def _form(cls: type, known: Card) -> Iterator[str]:
+    if tuple(known.sections) != (STAGE_SECTIONS if issubclass(cls, Stage) else SECTIONS):
+        yield "sections"
+    if not known.summary or "\n" in known.summary:
+        yield "summary"
+    yield from (f"empty {title}" for title, text in known.sections.items() if not text.strip())
+    if list(known.parameters) != [setting.name for setting in settings_of(cls)]:
+        yield "parameters"
+    for setting in settings_of(cls):
+        default = "required" if setting.default is dataclasses.MISSING else f"default {setting.default!r}"
+        if not re.match(re.escape(f"{setting}, {default}. ") + r"\w", known.parameters.get(setting.name, "")):
+            yield f"parameter {setting.name}"
+    words = known.sections.get("Denominator", "kept:").partition(":")[0].split(" or ")
+    if not set(words) <= {"kept", "all", "untouched"}:
+        yield "denominator"
+    if not all(item.startswith("From ") for item in known.items("Deviations")):
+        yield "deviations"
+    if not re.search(r"\b(19|20)\d\d\b|^No paper|^Own", known.sections.get("Source", "")):
+        yield "source"
+
+
+def _of_method(cls: type[TokenObjective], known: Card) -> Iterator[str]:
+    """That a class does what it declares is the law `declared`."""
+    methods = EXAMPLES[cls.name]
+    needs = {name for method in methods for name in (*method.needs, *(f"live {name}" for name in method.live_needs))}
+    heads = {title: set(known.heads(title)) for title in ("Reads", "Writes", "State")}
+    if not needs <= heads["Reads"] or not heads["Reads"] - needs <= METHOD_BASICS:
+        yield f"reads {heads['Reads'] ^ needs}"
+    if heads["Writes"] != (writes := pages.written(cls)):
+        yield f"writes {heads['Writes'] ^ writes}"
+    if heads["State"] != (keys := {key for method in methods for key in method.init_state()}):
+        yield f"state {heads['State'] ^ keys}"
+
+
+def _of_stage(cls: type[Stage], known: Card) -> Iterator[str]:
+    read = set(re.findall(r"``(\w+)``", known.sections.get("Reads", "")))
+    named = {name for item in known.items("Reads") for name in re.findall(r"``(\w+)``", item.partition(":")[0])}
+    needed = set().union(*(stage.needs for stage in STAGE_EXAMPLES[cls.name]))
+    if not needed <= read or not named <= STAGE_BASICS | needed:
+        yield "reads"
+    keys = {key for stage in STAGE_EXAMPLES[cls.name] for key in stage.init_state()}
+    if {name for item in known.items("State") for name in re.findall(r"``(\w+)``", item.partition(":")[0])} != keys:
+        yield "state"
+
+
+def test_every_card_says_what_the_class_does() -> None:
+    assert len(METHODS) >= 41
+    assert len(STAGES) >= 19
+    assert {cls.name: found for cls in (*METHODS, *STAGES) if (found := faults(cls))} == {}
+    assert all(getattr(rlstab, cls.__name__) is cls for cls in METHODS)
+
+
+def test_every_example_on_a_card_runs() -> None:
+    for cls in (*METHODS, *STAGES):
+        module = sys.modules[cls.__module__]
+        globs = None if issubclass(cls, Stage) else {}  # that of a method can be pasted anywhere
+        tests = doctest.DocTestFinder(recurse=False).find(cls, cls.__name__, module, globs=globs)
+        assert sum(len(test.examples) for test in tests) > 1, cls
+        printed: list[str] = []
+        assert doctest.DocTestRunner().run(tests[0], out=printed.append).failed == 0, "".join(printed)
+
+
+def changed(old: str, new: str) -> type:
+    """S2T with another docstring."""
+    text = rlstab.S2TMask.__doc__ or ""
+    assert old in text
+    return type("S2TMask", (rlstab.S2TMask,), {"__doc__": text.replace(old, new), "__module__": __name__})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("    State:\n        none\n\n", "", "sections"),
+        ("    Surprises:\n", "    Surprise:\n", "sections"),
+        ("    State:\n        none\n", "    State:\n\n", "empty State"),
+        ("was otherwise sure.\n", "was otherwise\n    sure.\n", "summary"),
+        ("kept: dropped", "Dropped", "denominator"),
+        ("``quantile`` (q)", "``quantiles`` (q)", "parameters"),
+        ("default 0.002", "default 0.003", "parameter max_prob"),
+        ("default 0.75. The", "default 0.75, the", "parameter quantile"),
+        ("- ``advantages`` (n,)", "- ``positions`` (n,)", "reads"),
+        ("- ``keep``: False", "- ``weight``: 0", "writes"),
+    ],
+)
+def test_a_fault_of_a_card_is_found(old: str, new: str, fault: str) -> None:
+    assert any(found.startswith(fault) for found in faults(changed(old, new)))
+
+
+# -- pages and pictures -----------------------------------------------------------------------------------------------
+
+
+def test_every_method_and_stage_has_a_page_and_every_method_a_picture() -> None:
+    texts, drawings = pages.all_pages()
+    assert [drawing.method.name for drawing in drawings] == [cls.name for cls in METHODS]
+    for folder, classes in (("methods", METHODS), ("stages", STAGES)):
+        for cls in classes:
+            assert f"`{cls.__name__}`" in texts[f"{folder}/{cls.name}.md"]
+            assert f"[`{cls.name}`]({cls.name}.md)" in texts[f"{folder}/index.md"]
+    for drawing in drawings:
+        assert drawing.panels
+        assert f"pictures/{drawing.method.name}-small.svg" in texts["methods/gallery.md"]
+    assert frozenset().union(*pages.PLACES.values()) == frozenset(pages.WRITABLE)
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    text = "Of ``s2t``, a_t and *x*, arXiv 1234.56789:\n- one\n\n    a = 1\n\n    b = 2\n\n>>> 1 + 1\n2"
+    assert pages.prose(text, {"s2t": "s2t.md"}) == (
+        "Of [`s2t`](s2t.md), a_t and \\*x\\*, [arXiv 1234.56789](https://arxiv.org/abs/1234.56789):\n\n- one\n\n"
+        "```text\na = 1\n\nb = 2\n```\n\n```pycon\n>>> 1 + 1\n2\n```"
+    )
+
+
+def test_a_picture_measures_the_loss() -> None:
+    ratios = measure.RATIOS
+    clip = measure.over_ratios(rlstab.ClipHigher(low=0.2, high=0.28, dual_clip=3.0), "live")[measure.BASE]
+    torch.testing.assert_close(clip[0], torch.where(ratios <= 1.28, ratios, 0.0))
+    torch.testing.assert_close(clip[1], torch.where((ratios >= 0.8) & (ratios <= 3.0), -ratios, 0.0))
+    kl = measure.over_ratios(rlstab.KLPenalty(coefficient=2.0, estimator="k3"), "reference")[measure.BASE]
+    torch.testing.assert_close(kl[0], 2 * (1 / ratios - 1))
+    mean = measure.divisors(measure.Decided.on_cloud(rlstab.SequenceMean()).part())
+    batch = measure.cloud()
+    lengths = batch.sequence.bincount()
+    torch.testing.assert_close(mean, (len(batch) / len(lengths) / lengths[batch.sequence]).to(mean))
