@@ -26,8 +26,6 @@ from rlstab.report.statistics import against_baseline
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "troubleshooting.md"
-#: Where the whole comparisons stand: on this page those of stages, on the other all else.
-OF_STAGES = {"deep_grpo", "dynamic_sampling", "goldilocks", "laconic"}
 
 
 def figures(comparison: Mapping[str, Any]) -> list[Figure]:
@@ -64,7 +62,7 @@ def figures(comparison: Mapping[str, Any]) -> list[Figure]:
                         verdict=paired.verdict,
                         task=str(setting_of(runs[0].config, "task.name")),
                         command=f"rlstab bench examples/bench_{comparison['file']}.yaml",
-                        page="docs/results-of-stages.md" if comparison["file"] in OF_STAGES else "docs/results.md",
+                        page="docs/results.md",
                     )
                 )
     return found

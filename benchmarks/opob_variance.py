@@ -51,7 +51,7 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.tasks import Countdown
-from rlstab.tasks.scores import score
+from rlstab.tasks.rewards import score
 from rlstab.train.engine import Engine
 from rlstab.train.learn import Learner, squared_gradients
 from rlstab.train.policy import Policy, Sequences, load_policy

@@ -17,7 +17,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.goals import SMALL, Found, Goal, evaluate, load
-from benchmarks.heads import HEADS
 from benchmarks.protocol import RESULTS, ROOT, Record, read
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -66,39 +65,6 @@ def _change(goal: Goal, found: Found | None, before: Found | None) -> str:
     return f"{old:.3g}{' **regression**' if worse > REGRESSION else ''}"
 
 
-def head_rows(records: list[Record]) -> list[Row]:
-    """Every head at 20 % live rows: CPU-seconds and G of one run, so that they compare, and the newest peak memory."""
-    timed: dict[tuple[str, str], dict[str, dict[str, Record]]] = {}
-    weighed: dict[tuple[str, str, str], Record] = {}
-    for one in records:
-        if one["benchmark"] == "head" and one["live"] == 0.2 and one["rows"] == "random" and one["preset"] not in SMALL:
-            shape = one["preset"], one["dtype"]
-            if one["mode"] == "fwdbwd":
-                timed.setdefault(shape, {}).setdefault(one["run"], {})[one["case"]] = one
-            elif one["mode"] == "memory":
-                weighed[*shape, one["case"]] = one
-    # of the runs with the most heads the newest
-    chosen = {shape: max(reversed(runs.values()), key=len) for shape, runs in timed.items()}
-    rows = []
-    for preset, dtype in sorted({*chosen, *(key[:2] for key in weighed)}):
-        for case, head in HEADS.items():
-            time, weight = chosen.get((preset, dtype), {}).get(case), weighed.get((preset, dtype, case))
-            some = time or weight
-            if some is not None:
-                rows.append(
-                    (
-                        f"{preset}: {' x '.join(map(str, some['shape']))}",
-                        dtype,
-                        case,
-                        f"{time['cpu_s']:.2f}" if time else "",
-                        f"{time['g_units']:.2f}" if time else "",
-                        f"{weight['peak_mib']:.0f}" if weight else "",
-                        head.handicap,
-                    )
-                )
-    return rows
-
-
 def prompt_rows(records: list[Record]) -> list[Row]:
     """Of the newest run over each model and shape, what shared prompts save."""
     newest = {
@@ -111,17 +77,6 @@ def prompt_rows(records: list[Record]) -> list[Row]:
         times = one["ratio_to"]["whole rows"]
         rows.append((model, f"{groups} x {group}", f"{prompt} + {response}", f"{one['tokens']:.0%}", f"{times:.2f}"))
     return rows
-
-
-def runs_used(records: list[Record]) -> list[str]:
-    """What the newest run of each benchmark was measured with, a line each."""
-    newest = {one["benchmark"]: one for one in records if one.get("preset") not in SMALL}
-    return [
-        f"- `{name}`, {one['date'][:10]}: {one['machine']}, {one['threads']} thread(s), load {one['load']:g}, "
-        f"{', '.join(f'{package} {version}' for package, version in one['versions'].items())}; commit "
-        f"{one['commit']}, seed {one['seed']}"
-        for name, one in sorted(newest.items())
-    ]
 
 
 def markdown(titles: Row, rows: Iterable[Row]) -> str:
@@ -148,12 +103,8 @@ def write(page: Path, goals: list[Goal], records: list[Record]) -> None:
     text = page.read_text(encoding="utf-8")
     titles = ("row", "goal", "must", "aim", "measured", "before", "verdict")
     text = fill(text, "goals", markdown(titles, goal_rows(goals, records)))
-    titles = ("shape", "dtype", "head", "CPU s", "G", "peak MiB", "handicap")
-    heads = head_rows(records)
-    text = fill(text, "heads", markdown(titles, heads) if heads else "Not measured yet.")
     titles = ("model", "groups x responses", "prompt + response, tokens", "tokens forwarded", "times faster")
     text = fill(text, "prompts", markdown(titles, prompt_rows(records)))
-    text = fill(text, "runs", "\n".join(runs_used(records)) or "None yet.")
     page.write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a rollout of 8 x 8 completions that scoring takes: in this process, in workers, in a sandbox."""
+"""Seconds of a rollout of 8 x 8 completions that scoring takes: in this process and in workers."""
 
 from __future__ import annotations
 
@@ -9,35 +9,31 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from examples.demonstrations import demonstration
 from rlstab.errors import ScorerError
 from rlstab.tasks import Countdown
-from rlstab.tasks.answer_pattern import AnswerPattern
-from rlstab.tasks.scorers import GymScorer, Scorer, TextScorer
+from rlstab.tasks.scorers import AnswerPattern, GymScorer, Scorer, TextScorer
 from rlstab.tasks.scoring import Workers
 
 PROMPTS, GROUP = 8, 8
 TALK = "First we simplify the expression and collect the terms, and then we divide both sides. " * 4
 
 
-def cases() -> dict[str, tuple[Scorer, bool, list[tuple[Any, str]]]]:
-    """By name: a scorer, whether it executes completions, and a rollout of right answers and completions."""
+def cases() -> dict[str, tuple[Scorer, list[tuple[Any, str]]]]:
+    """By name: a scorer, and a rollout of right answers and completions."""
     whole = AnswerPattern(None)
     rollout = [(prompt, prompt + reply) for prompt in range(PROMPTS) for reply in range(GROUP)]
-    sums, queens = (GymScorer(name, {}, whole, None) for name in ("chain_sum", "n_queens"))
-    examples = sums._made[0], queens._made[0]
+    sums = GymScorer("chain_sum", {}, whole, None)
     return {
         "pattern, exact": (
             TextScorer("exact", AnswerPattern("#### (.+)")),
-            False,
             [(str(right), f"{TALK}\n#### {said}") for right, said in rollout],
         ),
         "math_verify": (
             TextScorer("math_verify", whole),
-            False,
             [(f"\\frac{{{right}}}{{7}}", f"{TALK} So $x = \\frac{{{said}}}{{7}}$.") for right, said in rollout],
         ),
-        "reasoning-gym, chain_sum": (sums, False, [(examples[0], str(said)) for _, said in rollout]),
-        "reasoning-gym, n_queens": (queens, True, [(examples[1], examples[1]["answer"])] * len(rollout)),
+        "reasoning-gym, chain_sum": (sums, [(sums._made[0], str(said)) for _, said in rollout]),
     }
 
 
@@ -59,19 +55,19 @@ def main() -> None:
     options = parser.parse_args()
     task = Countdown()
     examples = [task.example("train", prompt) for prompt in range(PROMPTS) for _ in range(GROUP)]
-    texts = [task.demonstration(one, random.Random(place)) for place, one in enumerate(examples)]
+    texts = [demonstration(task, one, random.Random(place)) for place, one in enumerate(examples)]
     own = fastest(options.repeats, lambda: [task.score(*pair) for pair in zip(examples, texts, strict=True)])
     print(f"ms per rollout of {PROMPTS} x {GROUP} completions, {options.workers} workers, best of {options.repeats}")
     print(f"{'scorer':<26}{'in process':>12}{'workers':>12}{'start, s':>12}")
     print(f"{'countdown':<26}{1000 * own:>12.2f}{'-':>12}{'-':>12}")
-    for name, (scorer, sandboxed, jobs) in cases().items():
-        print(f"{name:<26}{measure(scorer, jobs, options.workers, options.repeats, sandboxed=sandboxed)}")
+    for name, (scorer, jobs) in cases().items():
+        print(f"{name:<26}{measure(scorer, jobs, options.workers, options.repeats)}")
 
 
-def measure(scorer: Scorer, jobs: list[tuple[Any, str]], count: int, repeats: int, *, sandboxed: bool) -> str:
+def measure(scorer: Scorer, jobs: list[tuple[Any, str]], count: int, repeats: int) -> str:
     """A line of the table."""
     inside = fastest(repeats, lambda: [scorer.score(*one) for one in jobs])
-    workers = Workers(scorer, count, 60.0, sandboxed=sandboxed)
+    workers = Workers(scorer, count, 60.0)
     start = time.perf_counter()
     try:
         workers.start()
@@ -81,7 +77,7 @@ def measure(scorer: Scorer, jobs: list[tuple[Any, str]], count: int, repeats: in
     workers.score(jobs)  # the others start with the first rollout
     outside = fastest(repeats, lambda: workers.score(jobs))
     workers.close()
-    return f"{1000 * inside:>12.2f}{1000 * outside:>12.2f}{started:>12.2f}{' (sandbox)' if sandboxed else ''}"
+    return f"{1000 * inside:>12.2f}{1000 * outside:>12.2f}{started:>12.2f}"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
 from rlstab.stages.advantages import grpo
 from rlstab.tasks import Countdown
-from rlstab.tasks.scores import score
+from rlstab.tasks.rewards import score
 from rlstab.train.policy import load_policy
 from rlstab.train.rollout import Rollout
 from rlstab.train.sampling import sample

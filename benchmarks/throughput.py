@@ -178,7 +178,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
     from trl import GRPOConfig, GRPOTrainer
 
     from rlstab.config import load_run
-    from rlstab.tasks.from_settings import build_task
+    from rlstab.tasks.build import build_task
 
     task = build_task(load_run(settings(job, folder)).task)
     source = str(Path(job.model).expanduser())

@@ -89,15 +89,8 @@ def _evidence(one: Remedy) -> Iterator[str]:
         first = figures[0]
         where = f"{first.bench}, {first.setting}" if first.setting != "default" else first.bench
         told = "; ".join(figure.told for figure in figures)
-        link = f"[{where}]({first.page.removeprefix('docs/')}#{_anchor(where)})"
+        link = f"[{where}](results.md#{_anchor(first.bench)})"
         yield f"| {method} | {first.baseline} | {first.seeds} | {told} | {link} |"
-    yield ""
-    commands = dict.fromkeys(figure.command for _, figures in one.evidence for figure in figures)
-    yield "Again:"
-    yield ""
-    yield "```sh"
-    yield from commands
-    yield "```"
     yield ""
 
 

@@ -10,26 +10,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from examples.demonstrations import demonstration
 from rlstab.tasks import ALPHABET, Chain, Countdown, Task
 
 PAD = "<pad>"
 EOS = "$"
-
-
-class Demonstrated(Task, Protocol):
-    """A task that can show how it is done."""
-
-    @property
-    def demonstration(self) -> Callable[..., str]:
-        """Returns an answer to learn from; takes an example, where the noise comes from, and how much of it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class Recipe:
         shape: of the Llama, where it is not that of :func:`tiny_llama`.
     """
 
-    task: Callable[[int], Demonstrated]
+    task: Callable[[int], Task]
     steps: int
     longest_answer: int
     alphabet: str = ALPHABET
@@ -200,7 +191,7 @@ def _batches(
             example = task.example("train", index)
             prompts.append(example.prompt)
             noise = random.Random(f"demonstration {seed} {index}")
-            answers.append(task.demonstration(example, noise, **recipe.noise))
+            answers.append(demonstration(task, example, noise, **recipe.noise))
         texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         # one token per character and padding on the left: an answer is the last len(answer) tokens of its row

@@ -278,7 +278,7 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.tables import read
-    from rlstab.tasks.from_settings import require_settings
+    from rlstab.tasks.build import require_settings
     from rlstab.tasks.rewards import require_functions
 
     file = _file(options)

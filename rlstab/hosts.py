@@ -44,8 +44,7 @@ class Host:
         gives: signals of the evidence beyond log-probs, their old values and advantages.
         live: outputs of the live policy that can be differentiated beyond the log-probs.
         package: what the adapter needs, as pip names it; empty where it needs nothing.
-        oldest: the first release of it that the adapter takes.
-        later: it takes later ones too.
+        release: the one that the adapter takes.
         how: signals that it gives only where something is set, with what to set.
         otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
         spared: where the evidence of a step costs no forward though a method reads it.
@@ -58,8 +57,7 @@ class Host:
     gives: frozenset[str]
     live: frozenset[str] = frozenset()
     package: str = ""
-    oldest: str = ""
-    later: bool = True
+    release: str = ""
     how: Mapping[str, str] = field(default_factory=dict)
     otherwise: str = "use a host that provides it"
     spared: str = ""
@@ -67,8 +65,8 @@ class Host:
 
     @property
     def titled(self) -> str:
-        """Its name, and the releases that the adapter takes."""
-        return f"{self.name} {self.oldest}{' or later' * self.later}" if self.oldest else self.name
+        """Its name, and the release that the adapter takes."""
+        return f"{self.name} {self.release}".strip()
 
     def cure(self, name: str) -> str:
         """What to do about a signal that it lacks, other than to remove the method."""
@@ -96,7 +94,7 @@ class Host:
             objective,
             provides=self.gives,
             live=self.live,
-            host=f"{self.name} {self.oldest}".strip(),
+            host=f"{self.name} {self.release}".strip(),
             otherwise={name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
         )
 
@@ -116,7 +114,7 @@ HOSTS: Mapping[str, Host] = {
             _GIVEN,
             _LIVE,
             package="trl",
-            oldest="1.16",
+            release="1.16",
             how={
                 "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
                 "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
@@ -132,8 +130,7 @@ HOSTS: Mapping[str, Host] = {
             _GIVEN,
             _LIVE,
             package="verl",
-            oldest="0.9.1",
-            later=False,
+            release="0.9.1",
             how={
                 "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
                 "rollout_logprobs": "set actor_rollout_ref.rollout.calculate_log_probs=true",

@@ -710,7 +710,7 @@ row(
     says="t.html exists",
 )
 
-# -- report, diagnose, init, schema, cards ----------------------------------------------------------------------------
+# -- report, diagnose, init, schema ----------------------------------------------------------------------------------
 
 METRICS = "".join(
     json.dumps({"rollout": n, "optimizer_step": n, "reward/mean": 0.1 * n, "tokens/entropy": 1.0}) + "\n"
@@ -751,7 +751,6 @@ row(
 for name in ("report.md", "report.html"):
     row("report run --out d", f"a folder with another {name}", files={**RUNS, f"d/{name}": "mine"}, says="exists")
 row("schema --out notes.json", "--out is a file of somebody else", files={"notes.json": '{"a": 1}'}, says="exists")
-row("cards --out d", "a page of somebody else among ours", files={"d/index.md": "mine"}, says="exists")
 row("report run/metrics.jsonl", "metrics for results", files=RUNS)
 row("report run none", "a good run and one that is missing", files=RUNS)
 row("diagnose run none", "a good run and one that is missing", files=RUNS)
@@ -815,13 +814,11 @@ for option, kind in {
     "a\0b": "a NUL in the path",
 }.items():
     row(
-        ["cards", "--out", option],
+        ["init", "dapo", "--out", option],
         f"--out is {kind}",
         files={"f.txt": "mine"},
         prepare=lambda folder: (folder / "round").symlink_to("round"),
     )
-row("cards --check --out none", "--check of a folder that is missing")
-row("cards --check --out d", "--check of a folder of something else", files={"d/s2t.md": bytes(range(256))})
 
 # -- data sets --------------------------------------------------------------------------------------------------------
 
@@ -865,7 +862,6 @@ for words in (
     "schema --of zzz",
     "schema x",
     "doctor x",
-    "cards x",
     "init a b",
     "explain",
     "explain --preset dapo f.yaml",
@@ -1055,22 +1051,16 @@ def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
 
 #: Tests that hold the kinds which need a run, several processes, a signal, or objects in Python: file, and its tests.
 ELSEWHERE = {
-    "tests.train.test_run_folder": (
-        "test_a_damaged_run_is_trained_to_the_same_end_or_refused",
-        "test_a_full_disk_is_said_in_one_line_and_costs_no_checkpoint",
-        "test_overwrite_leaves_alone_what_no_run_of_ours_wrote",
+    "tests.train.test_damage": ("test_damaged_files", "test_mutated_json", "test_damaged_folders"),
+    "tests.train.test_folder": (
+        "test_a_full_disk_is_one_line_and_costs_nothing",
+        "test_overwrite_leaves_a_folder_alone_that_holds_no_run",
         "test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order",
-        "test_a_second_signal_ends_a_run_at_once",
         "test_a_start_that_fails_leaves_nothing",
     ),
-    "tests.train.test_launchers": (
-        "test_options_of_accelerate_launch_are_refused_by_name",
-        "test_what_else_is_refused_by_name",
-        "test_a_launcher_and_a_file_that_disagree",
-    ),
-    "tests.train.test_own_rewards": ("test_a_reward_that_cannot_be_used_ends_the_run_at_its_start",),
-    "tests.train.test_lora": ("test_a_kind_of_adapter_that_is_not_trained", "test_an_adapter_of_another_model"),
-    "tests.train.test_policy": ("test_a_hub_that_does_not_answer_is_asked_once", "test_weights_of_another_size"),
+    "tests.train.test_launch": ("test_what_a_launcher_asks_for_and_a_run_would_not_do_is_named",),
+    "tests.train.test_own": ("test_a_reward_that_cannot_be_used_ends_the_run_at_its_start",),
+    "tests.train.test_run": ("test_a_model_that_cannot_be_used_is_told_in_one_line_and_leaves_nothing",),
     "tests.tasks.test_data_set": ("test_what_is_not_there",),
     "tests.tasks.test_hostile": ("test_scorers_in_this_process", "test_patterns"),
     "tests.core.test_misuse": ("test_a_mistake_is_told", "test_what_is_no_method_is_told_with_what_to_write"),

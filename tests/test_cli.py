@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from datetime import timedelta
@@ -434,7 +433,7 @@ def test_python_without_docstrings_says_the_same(tmp_path):
     (tmp_path / "f.yaml").write_text("[s2t, stare, {name: kl, coefficient: 0.0}]")
     program = (
         "from rlstab.cli import main\n"
-        "for arguments in ('explain s2t,stare', 'check f.yaml', 'list', 'cards --out pages'):\n"
+        "for arguments in ('explain s2t,stare', 'check f.yaml', 'list', 'init dapo --out dapo.yaml'):\n"
         "    code = main(arguments.split())\n"
         "    print(arguments, code)\n"
     )
@@ -444,11 +443,11 @@ def test_python_without_docstrings_says_the_same(tmp_path):
             [sys.executable, *flags, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         printed.append(ran.stdout)
-        pages.append({path.name: path.read_text() for path in (tmp_path / "pages").rglob("*.*")})
-        shutil.rmtree(tmp_path / "pages")
+        pages.append((tmp_path / "dapo.yaml").read_text())
+        (tmp_path / "dapo.yaml").unlink()
     assert printed[0] == printed[1]
     assert pages[0] == pages[1]
-    assert len(re.findall(r"(?m)^(explain|check|list|cards) ?.* 0$", printed[1])) == 4
+    assert len(re.findall(r"(?m)^(explain|check|list|init) ?.* 0$", printed[1])) == 4
     assert "act in opposite directions" in printed[1]
 
 

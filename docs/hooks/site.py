@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from docs.hooks import pages, pictures  # noqa: E402  # mkdocs imports this file by its path
 from docs.hooks.comments import Comments  # noqa: E402
+from tests.conformance import report as conformance  # noqa: E402
 
 #: The public modules, with the title of the page of each. Methods and presets have pages of their own.
 MODULES = {
@@ -169,6 +170,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     source = elsewhere.get(here, f"docs/{here}")
     if not source.endswith(".md") or here.startswith(("reference/", "notebooks/")):
         return markdown
+    if here == "conformance.md":
+        markdown = markdown.replace("<!-- tables -->", "\n".join(conformance.lines()))
     folder = str(Path(here).parent)
 
     def moved(found: re.Match[str]) -> str:

@@ -114,7 +114,7 @@ class DataStep:
         parts: in the order of the batches that it was made from.
         plan: all decisions; its ``state`` is what is carried on.
         report: metrics over all parts and ranks.
-        silent: nothing has a gradient. A host that steps all the same moves the weights by its momentum.
+        has_no_gradient: nothing has one. A host that steps all the same moves the weights by its momentum.
     """
 
     parts: Sequence[DataPart]
@@ -122,7 +122,7 @@ class DataStep:
     report: Mapping[str, Mean] = field(repr=False)
 
     @property
-    def silent(self) -> bool:
+    def has_no_gradient(self) -> bool:
         return self.plan.has_no_gradient
 
     def metrics(self) -> dict[str, float]:

@@ -18,7 +18,8 @@ BELOW = ("torch", "transformers", "accelerate")
 def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     """Lines to print, and whether every host that is installed has a live adapter.
 
-    An adapter is a module with ``check_host()``, which raises where the installed release is not one that it knows.
+    An adapter is a module with ``check_host()``, which raises where the installed release is not one that it knows, and
+    ``tested()``, the releases with which it was tested.
     """
     stack = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in BELOW)
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
@@ -38,11 +39,13 @@ def _examined(host: Host) -> tuple[str, bool]:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         try:
-            importlib.import_module(host.adapter).check_host()
+            adapter = importlib.import_module(host.adapter)
+            adapter.check_host()
+            tested = adapter.tested()
         except Exception as error:  # whatever an installed package does when it is imported
             return f"{host.name} {found}: {host.adapter} does not work: {type(error).__name__}: {error}", False
     ours = "".join(f" {one.message}" for one in told if "adapter" in str(one.message))
-    return f"{host.name} {found}: {host.adapter} is live.{ours}", True
+    return f"{host.name} {found}: {host.adapter} is live; tested with {tested}.{ours}", True
 
 
 def _version(package: str) -> str | None:

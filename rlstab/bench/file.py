@@ -34,7 +34,7 @@ from rlstab.config.runs import RunConfig, build_run, run_hash
 from rlstab.config.settings import Count, Settings
 from rlstab.config.user_code import located
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
-from rlstab.tasks.from_settings import require_settings
+from rlstab.tasks.build import require_settings
 from rlstab.tasks.rewards import require_functions
 
 #: A name is a folder too.

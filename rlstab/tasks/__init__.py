@@ -1,13 +1,11 @@
 """Tasks: prompts with a reward that can be checked."""
 
-from rlstab.tasks.block import Block, HasBlocks
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
 from rlstab.tasks.data_set import DataSet
-from rlstab.tasks.flaky import HasFlakyGrader
-from rlstab.tasks.jsonl import Jsonl
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.task import Example, Message, Prompt, Split, Task
+from rlstab.tasks.task import Block, Example, HasBlocks, Message, Prompt, Split, Task
+from rlstab.tasks.text_task import Jsonl
 
 __all__ = [
     "ALPHABET",
@@ -18,7 +16,6 @@ __all__ = [
     "DataSet",
     "Example",
     "HasBlocks",
-    "HasFlakyGrader",
     "Jsonl",
     "Message",
     "Prompt",

@@ -6,8 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 from rlstab.errors import OutOfRange
-from rlstab.tasks.block import Block
-from rlstab.tasks.task import Example, Split
+from rlstab.tasks.task import Block, Example, Split
 
 #: Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
 JUNK = "()?#~"
@@ -85,13 +84,16 @@ class Chain:
         flaky: float = 0.0,
         needs_junk: bool = False,
     ) -> None:
-        if not 2 <= terms <= 6:
-            raise OutOfRange(f"Chain takes 2 to 6 terms, not {terms}. Set `terms` within that range.")
-        _require("largest", largest, 1 <= largest <= 9, "a digit from 1 to 9")
-        _require("modulus", modulus, modulus is None or 2 <= modulus <= 10, "None, or 2 to 10")
-        _require("junk_symbols", junk_symbols, 1 <= junk_symbols <= MOST_JUNK, f"1 to {MOST_JUNK} symbols")
-        _require("fragile", fragile, 0 <= fragile <= 1, "a share from 0 to 1")
-        _require("flaky", flaky, 0 <= flaky < 1, "a share of at least 0 and below 1, since 1 leaves nothing to learn")
+        for name, value, least, most in (
+            ("terms", terms, 2, 6),
+            ("largest", largest, 1, 9),
+            ("modulus", 2 if modulus is None else modulus, 2, 10),
+            ("junk_symbols", junk_symbols, 1, MOST_JUNK),
+            ("fragile", fragile, 0, 1),
+            ("flaky", flaky, 0, 1 - 2**-53),  # 1 leaves nothing to learn
+        ):
+            if not least <= value <= most:
+                raise OutOfRange(f"Chain takes as `{name}` {least} to {most}, not {value}. Set it within that range.")
         self.terms, self.seed, self.largest, self.modulus = terms, seed, largest, modulus
         self.fragile, self.flaky, self.needs_junk = fragile, flaky, needs_junk
         self.junk = _JUNK[:junk_symbols]
@@ -115,7 +117,7 @@ class Chain:
         if self._lacks_junk(body) or self._stumbles_in(problem, 0, body):
             return 0.0
         match = _ANSWER.fullmatch(body.translate(self._without_junk))
-        return float(bool(end) and match is not None and int(match[1]) == self._written(sum(problem.terms)))
+        return float(bool(end) and match is not None and int(match[1]) == self.written(sum(problem.terms)))
 
     def _lacks_junk(self, body: str) -> bool:
         return self.needs_junk and not any(one in self.junk for one in body)
@@ -127,7 +129,7 @@ class Chain:
             for place, one in enumerate(text, start)
         )
 
-    def _written(self, total: int) -> int:
+    def written(self, total: int) -> int:
         """A total as it is written down: its remainder, where there is a modulus."""
         return total if self.modulus is None else total % self.modulus
 
@@ -143,99 +145,37 @@ class Chain:
         """
         problem: Sum = example.answer
         first, *rest = problem.terms
-        total = self._written(first)
+        total = self.written(first)
         body, end, _ = completion.partition("$")
         *steps, answer = body.split(";")
-        found: list[Block] = []
+        blocks: list[Block] = []
         start = outcome = 0
         for place, step in enumerate(steps):
             right, written = self._followed(f"{step};".translate(self._without_junk), total, rest[place : place + 1])
             right = right and not self._stumbles_in(problem, start, step)
             total = written
             outcome = int(right and (outcome == 1 or place == 0))
-            found.append(Block(start, start + len(step) + 1, float(right), outcome))
+            blocks.append(Block(start, start + len(step) + 1, float(right), outcome))
             start += len(step) + 1
         match = _ANSWER.fullmatch(answer.translate(self._without_junk))
-        right = bool(end) and match is not None and int(match[1]) == self._written(total + sum(rest[len(steps) :]))
+        right = bool(end) and match is not None and int(match[1]) == self.written(total + sum(rest[len(steps) :]))
         right = right and not self._stumbles_in(problem, start, answer) and not self._lacks_junk(body)
         if start < len(body + end):
-            found.append(Block(start, len(body + end), float(right), int(right and (outcome == 1 or not steps))))
-        return found
-
-    def demonstration(
-        self, example: Example, rng: random.Random, wrong: float = 0.15, commuted: float = 0.35, junk: float = 0.0015
-    ) -> str:
-        """Return an answer to learn from, made to be imperfect: a model that imitates it keeps room to improve.
-
-        Args:
-            example: the example to answer.
-            rng: where the noise comes from.
-            wrong: the probability, for each step, that the result written down is off by 1 or 10, or another remainder
-                where there is a modulus; the next step goes on from there.
-            commuted: the probability, for each addition, that its terms are swapped: `7+4=11`.
-            junk: the share of each symbol of junk among the characters before `$`; times `junk_symbols` it is that of
-                all junk.
-
-        Returns:
-            The steps, the answer and the closing `$`. With wrong=0 it scores 1 wherever a reader does not mind junk, or
-            the lack of it.
-
-        Raises:
-            OutOfRange: if all junk together would be everything.
-        """
-        everything = len(self.junk) * junk
-        if not 0 <= everything < 1:
-            raise OutOfRange(
-                f"Chain.demonstration: {len(self.junk)} symbols of junk with a share of {junk:g} each make up "
-                f"{everything:g} of an answer. Set `junk` so that together they are at least 0 and "
-                f"below 1."
-            )
-        problem: Sum = example.answer
-        first, *rest = problem.terms
-        total = self._written(first)
-        text = ""
-        for term in rest:
-            swapped = term > 0 and rng.random() < commuted
-            left = f"{term}{total:+d}" if swapped else f"{total}{term:+d}"
-            total = self._written(total + term)
-            if rng.random() < wrong:
-                total = self._off(total, rng)
-            text += f"{left}={total};"
-        return _littered(f"{text}A{total}", rng, self.junk, everything) + "$"
-
-    def _off(self, total: int, rng: random.Random) -> int:
-        if self.modulus is None:
-            return total + rng.choice((-10, -1, 1, 10))
-        return (total + rng.randrange(1, self.modulus)) % self.modulus
+            blocks.append(Block(start, len(body + end), float(right), int(right and (outcome == 1 or not steps))))
+        return blocks
 
     def _followed(self, step: str, total: int, term: list[int]) -> tuple[bool, int]:
         """Whether a step without junk goes on from the total by the term, if there is one; and the result in it.
 
         One that cannot be read leaves the result where it would be after a right one.
         """
-        right = self._written(total + sum(term))
+        right = self.written(total + sum(term))
         match = _STEP.fullmatch(step)
         if match is None:
             return False, right
         left, change, written = (int(one) for one in match.groups())
         orders = [(total, one) for one in term] + [(one, total) for one in term if one > 0]
         return (left, change) in orders and written == right, written
-
-
-def _require(name: str, value: object, fits: bool, what: str) -> None:
-    if not fits:
-        raise OutOfRange(f"Chain takes as `{name}` {what}, not {value}. Set it within that range.")
-
-
-def _littered(text: str, rng: random.Random, junk: str, everything: float) -> str:
-    """Put junk before characters of the text, so that all of it makes up a share of the whole."""
-    # before a character stand k symbols with probability everything^k (1 - everything): a geometric law
-    littered = ""
-    for character in text:
-        while rng.random() < everything:
-            littered += rng.choice(junk)
-        littered += character
-    return littered
 
 
 def _split_of(problem: Sum) -> Split:

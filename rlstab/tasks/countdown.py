@@ -86,7 +86,7 @@ class Countdown:
         rng = random.Random(f"countdown {self.seed} {split} {index}")
         for _ in range(10_000):
             numbers = tuple(rng.randint(self.low, self.high) for _ in range(self.numbers))
-            solution = _random_walk(numbers, rng)
+            solution = random_walk(numbers, rng)
             target = solution[-1].result
             if _split_of(numbers, target) == split:
                 prompt = f"{' '.join(map(str, numbers))}>{target}:"
@@ -102,30 +102,8 @@ class Countdown:
         problem: Problem = example.answer
         return float(bool(end) and _solves(problem, body))
 
-    def demonstration(self, example: Example, rng: random.Random, follow: float = 0.5, wrong: float = 0.05) -> str:
-        """Return an answer to learn from, made to be imperfect: a model that imitates it keeps room to improve.
 
-        Args:
-            example: the example to answer.
-            rng: where the noise comes from.
-            follow: the probability of following the solution; otherwise the steps are random (and still add up).
-            wrong: the probability, for each step, that the result written down is off by 1 or 10.
-
-        Returns:
-            The steps and the closing `$`. With follow=1 and wrong=0 it always scores 1.
-        """
-        problem: Problem = example.answer
-        steps = problem.solution if rng.random() < follow else _random_walk(problem.numbers, rng)
-        written = []
-        for step in steps:
-            result = step.result
-            if rng.random() < wrong:
-                result = rng.choice([result + slip for slip in (-10, -1, 1, 10) if result + slip >= 0])
-            written.append(f"{step.left}{step.op}{step.right}={result}")
-        return ",".join(written) + "$"
-
-
-def _random_walk(numbers: Sequence[int], rng: random.Random) -> tuple[Step, ...]:
+def random_walk(numbers: Sequence[int], rng: random.Random) -> tuple[Step, ...]:
     """Join random pairs until one number is left; no result is negative or above LARGEST_RESULT."""
     pool, steps = list(numbers), []
     while len(pool) > 1:

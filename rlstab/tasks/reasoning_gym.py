@@ -1,22 +1,29 @@
 """Any data set of reasoning-gym, by name."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
-import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.extras import require
-from rlstab.tasks.answer_pattern import AnswerPattern
-from rlstab.tasks.prompt_template import PromptTemplate
-from rlstab.tasks.scorers import GymScorer
+from rlstab.tasks.scorers import AnswerPattern, GymScorer
 from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split
+from rlstab.tasks.text_task import check_template, fill
+
+if TYPE_CHECKING:  # workers import this room without pydantic
+    from rlstab.config.settings import ReasoningGymSettings
+
+#: Data sets of reasoning-gym 0.1.25 whose scorers execute completions as Python.
+EXECUTING = frozenset(
+    """binary_matrix composite countdown intermediate_integration n_queens polynomial_multiplication puzzle24
+    simple_integration spiral_matrix string_insertion""".split()
+)
 
 # reasoning-gym makes item i of a data set from the number `data set's seed + i`, and some libraries below it take 32
 # bits at most. So a block of 64 items takes a whole range of 64 such numbers: those of training lie in the lower half
@@ -29,78 +36,39 @@ class ReasoningGym:
     """Examples and scores of one reasoning-gym data set, generated without end.
 
     The score is the data set's own `score_answer`. Many give partial credit, some give a little (0.01) to any wrong
-    answer, and a few raise on malformed answers.
+    answer, and a few raise on malformed answers. Data sets whose scorer executes completions are refused.
 
     Train and eval draw from different random numbers; in a data set with few different problems, the same problem can
     still come up in both.
 
-    Args:
-        dataset: its name in reasoning-gym, such as `chain_sum`.
-        options: its settings, such as `{"min_terms": 2}`.
-        seed: chooses the sequence of examples.
-        eval_size: how many examples an evaluation takes.
-        prompt_template: the prompt, with `{question}` where the question belongs.
-        answer_pattern: a regular expression whose group 1 is the answer; its last match counts, and a completion
-            without a match scores 0. None: the completion, without surrounding blanks, is the answer.
-        threshold: if set, a score of at least this becomes 1, and any other 0.
-        time_limit: seconds that a completion may take to score; then it gets 0.
-        workers: processes that score.
-        execute_completions: allow a data set whose own scorer executes completions as Python. That happens in a
-            sandbox, which needs Linux and a kernel that lets users make namespaces.
-
     Raises:
         MissingPackage: if reasoning-gym is not installed.
         UnknownName: if there is no such data set, or it has no such setting.
-        OutOfRange: if a setting has a value that cannot be used, or the data set executes completions and that was not
-            allowed.
-        ScorerError: if the sandbox cannot be made.
+        OutOfRange: if a setting has a value that cannot be used, or the data set executes completions.
     """
 
     keeps_special_tokens = False
 
-    def __init__(
-        self,
-        dataset: str,
-        options: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        eval_size: int = 256,
-        prompt_template: str = "{question}",
-        answer_pattern: str | None = None,
-        threshold: float | None = None,
-        time_limit: float = 5.0,
-        workers: int = 2,
-        execute_completions: bool = False,
-    ) -> None:
-        if eval_size < 1:
-            raise OutOfRange(f"`eval_size` is {eval_size}. Set it to 1 or more.")
-        self.name = dataset
-        self.seed = seed
-        self.size: dict[Split, int | None] = {"train": None, "eval": eval_size}
-        self._template = PromptTemplate(prompt_template, "question")
-        pattern = AnswerPattern(answer_pattern)
-        self._factory = _factory()
-        self._options = dict(options or {})
+    def __init__(self, settings: ReasoningGymSettings) -> None:
+        require("tasks", "The task reasoning_gym", "reasoning_gym")
+        from reasoning_gym import factory
+
+        self.name, self.seed = settings.dataset, settings.seed
+        self.size: dict[Split, int | None] = {"train": None, "eval": settings.eval_size}
+        self._template, self._factory, self._options = settings.prompt_template, factory, settings.options
+        check_template(self._template, "question")
+        scorer = GymScorer(self.name, self._options, AnswerPattern(settings.answer_pattern), settings.threshold)
         self._check_names()
-        self._first_block = int.from_bytes(hashlib.sha256(f"{dataset} {seed}".encode()).digest()[:8], "big")
+        self._first_block = int.from_bytes(hashlib.sha256(f"{self.name} {self.seed}".encode()).digest()[:8], "big")
         self._blocks: dict[Split, tuple[int, Any]] = {}
         try:
             self._make_block("train", 0)
         except Exception as error:  # a data set checks its settings with assertions, and may fail in any way
             raise OutOfRange(
-                f"reasoning-gym refused the settings {self._options} of {dataset!r}: "
-                f"{error or type(error).__name__}. Change `options`."
+                f"reasoning-gym refused the settings {self._options} of {self.name!r}: "
+                f"{error or type(error).__name__}. Change task.options."
             ) from error
-        executes = dataset in executing()
-        if executes and not execute_completions:
-            raise OutOfRange(
-                f"The scorer of reasoning-gym's data set {dataset!r} executes completions as Python: what the model "
-                "writes would run on this machine. Choose another data set, or set `execute_completions: true`, and "
-                "they run in a sandbox. SECURITY.md says what it protects."
-            )
-        scorer = GymScorer(dataset, self._options, pattern, threshold)
-        self.workers = Workers(scorer, workers, time_limit, sandboxed=executes)
-        if executes:
-            self.workers.start()
+        self.workers = Workers(scorer, settings.workers, settings.time_limit)
 
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is reasoning-gym's entry (question, answer, metadata)."""
@@ -110,7 +78,7 @@ class ReasoningGym:
             self._blocks[split] = (block, self._make_block(split, block))
         with _global_random_from(f"{self.name} {self.seed} {split} {index}"):
             entry = self._blocks[split][1][within]
-        return Example(self._template.fill(entry["question"]), entry)
+        return Example(fill(self._template, "question", entry["question"]), entry)
 
     def score(self, example: Example, completion: str) -> float:
         """Return the data set's score of the answer in a completion.
@@ -125,6 +93,11 @@ class ReasoningGym:
         return self._factory.create_dataset(self.name, seed=start * BLOCK, size=BLOCK, **self._options)
 
     def _check_names(self) -> None:
+        if self.name in EXECUTING:
+            raise OutOfRange(
+                f"task.dataset: the scorer of reasoning-gym's {self.name!r} executes completions as Python: what the "
+                f"model writes would run on this machine. Choose another data set."
+            )
         if self.name not in self._factory.DATASETS:
             raise UnknownName(
                 f"reasoning-gym has no data set {self.name!r}. {did_you_mean(self.name, self._factory.DATASETS)}"
@@ -134,19 +107,13 @@ class ReasoningGym:
         for name in self._options:
             if name in ("seed", "size"):
                 raise UnknownName(
-                    f"`options` of {self.name!r} sets {name!r}, which this task chooses itself. "
-                    "Set the task's own `seed` or `eval_size` instead."
+                    f"task.options of {self.name!r} sets {name!r}, which the task chooses itself. Set task.seed or "
+                    f"task.eval_size instead."
                 )
             if name not in known:
                 raise UnknownName(
                     f"reasoning-gym's data set {self.name!r} has no setting {name!r}. {did_you_mean(name, known)}"
                 )
-
-
-def executing() -> frozenset[str]:
-    """The data sets of reasoning-gym whose scorers execute completions; `tests/tasks/test_executing.py` finds them."""
-    text = resources.files("rlstab").joinpath("data/reasoning_gym.json").read_text(encoding="utf-8")
-    return frozenset(json.loads(text)["executes"])
 
 
 @contextmanager
@@ -158,11 +125,3 @@ def _global_random_from(seed: str) -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
-
-
-def _factory() -> ModuleType:
-    require("tasks", "The task reasoning_gym", "reasoning_gym")
-    from reasoning_gym import factory
-
-    found: ModuleType = factory
-    return found

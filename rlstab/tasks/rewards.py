@@ -1,24 +1,33 @@
-"""Rewards of a run: functions of one's own and the task's scorer, each measured, their weighted sum learnt from."""
+"""Rewards of a run: user-defined functions and the task's scorer, each measured, their weighted sum learnt from."""
 
 from __future__ import annotations
 
-import hashlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import entry_points
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from rlstab.config.settings import TASK, RewardSettings
+from rlstab.core.random import uniform
 from rlstab.errors import ConfigError, ScorerError, UnknownName, did_you_mean
-from rlstab.tasks.reward_function import RewardFunction, packed
-from rlstab.tasks.scoring import Workers
-from rlstab.tasks.task import Task
+from rlstab.files import checksum, in_one_line
+from rlstab.tasks.scorers import RewardFunction, finite
+from rlstab.tasks.scoring import Outcome, Workers
+from rlstab.tasks.task import Example, Task
 from rlstab.visible import visible
 
 #: Entry points of other packages that are rewards.
 GROUP = "rlstab.rewards"
+
+#: Added to the run's seed where a flaky grader draws what it loses.
+STREAM = 1_000_000_207
 
 
 @dataclass(frozen=True)
@@ -52,16 +61,16 @@ class Rewards:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Of those that have metrics of their own: none where the task's scorer is all there is."""
-        return () if self.parts == (Reward(TASK),) else tuple(one.name for one in self.parts)
+        return () if self.parts == (Reward(TASK),) else tuple(reward.name for reward in self.parts)
 
     @cached_property
     def correctness(self) -> str | None:
         """The reward that says whether a completion is correct, by 1: the task's scorer, where it is one of several."""
-        return next((one.name for one in self.parts if one.workers is None and self.names), None)
+        return next((reward.name for reward in self.parts if reward.workers is None and self.names), None)
 
     def in_words(self) -> Mapping[str, Any]:
         """What they are made of, for ``run.json``: a file by what is in it."""
-        return {one.name: _origin(one) for one in self.parts if self.names}
+        return {reward.name: _origin(reward) for reward in self.parts if self.names}
 
 
 def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewards:
@@ -77,10 +86,10 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewa
     """
     if settings is None:
         return Rewards()
-    rewards = Rewards(tuple(Reward(one.name, one.weight, _workers(one)) for one in settings))
-    for one in rewards:
-        if one.workers is not None:
-            _try(one.name, one.workers, task)
+    rewards = Rewards(tuple(Reward(part.name, part.weight, _workers(part)) for part in settings))
+    for reward in rewards:
+        if reward.workers is not None:
+            _try(reward.name, reward.workers, task)
     return rewards
 
 
@@ -91,52 +100,45 @@ def require_functions(settings: Sequence[RewardSettings] | None) -> None:
         ConfigError: a file is missing.
         UnknownName: no such entry point is installed.
     """
-    for one in settings or ():
-        _workers(one)
+    for part in settings or ():
+        _workers(part)
 
 
 def _workers(settings: RewardSettings) -> Workers | None:
     if settings.function == TASK:
         return None
     file, colon, function = settings.function.rpartition(":")
+    who = f"reward '{settings.name}'"
     if colon:
         path = Path(file).absolute()
         if not path.is_file():
-            raise ConfigError(
-                f"reward '{settings.name}': {path} is no file. A relative path starts at the current folder: change "
-                f"`function`, or go to the folder that it is meant from."
-            )
+            raise ConfigError(f"{who}: there is no file {path}. Correct `function`.")
         scorer = RewardFunction(str(path), function)
     else:
-        scorer = _installed(settings)
+        points = {point.name: point for point in entry_points(group=GROUP)}
+        if function not in points:
+            raise UnknownName(
+                f"{who}: no installed package has an entry point '{function}' in {GROUP}. "
+                f"{did_you_mean(function, [*points, TASK])} A user-defined function is path/to/file.py:function."
+            )
+        scorer = RewardFunction(points[function].module, points[function].attr)
     return Workers(scorer, settings.workers, settings.time_limit)
-
-
-def _installed(settings: RewardSettings) -> RewardFunction:
-    found = {one.name: one for one in entry_points(group=GROUP)}
-    if settings.function not in found:
-        raise UnknownName(
-            f"reward '{settings.name}': no installed package has an entry point '{settings.function}' in {GROUP}. "
-            f"{did_you_mean(settings.function, [*found, TASK])} A function of your own is path/to/file.py:function."
-        )
-    one = found[settings.function]
-    return RewardFunction(one.module, one.attr)
 
 
 def _try(name: str, workers: Workers, task: Task) -> None:
     example = task.example("train", 0)
     try:
-        asked = packed(example.prompt, example.answer)
-    except Exception as error:  # whatever a class of the user's own raises when it is pickled
+        job = RewardFunction.pack(example.prompt, example.answer)
+    except Exception as error:  # whatever a user-defined class raises when it is pickled
         raise ConfigError(
             f"reward '{name}': the answer of the task's first example cannot be sent to the process that scores: "
-            f"{type(error).__name__}: {error}. Make it plain data, such as texts, numbers, lists and dicts."
+            f"{in_one_line(error)}. Make it plain data, such as texts, numbers, lists and dicts."
         ) from error
     try:
         workers.start()
     except ScorerError as error:
         raise ConfigError(f"reward '{name}': {error}") from None
-    (outcome,) = workers.score([(asked, "")])
+    (outcome,) = workers.score([(job, "")])
     trial = f"reward '{name}', tried with an empty completion of the first training prompt: "
     if outcome.timed_out:
         raise ConfigError(
@@ -153,7 +155,135 @@ def _origin(reward: Reward) -> str:
     scorer = None if reward.workers is None else reward.workers.scorer
     if not isinstance(scorer, RewardFunction):
         return TASK
+    where = f"{scorer.module}:{scorer.function}"
     if not scorer.module.endswith(".py"):
-        return f"{scorer.module}:{scorer.function}"
-    digest = hashlib.sha256(Path(scorer.module).read_bytes()).hexdigest()[:12]
-    return f"{scorer.module}:{scorer.function} (sha256 {digest}...)"
+        return where
+    return f"{where} (sha256 {checksum(Path(scorer.module).read_bytes())}...)"
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Scores:
+    """Rewards of some responses.
+
+    Attributes:
+        rewards: ``(R,)`` float64, the weighted sum; finite.
+        errors: what went wrong, one text per sample and reward that got 0 for it.
+        timed_out: places of the samples of which a reward got 0 because it took too long.
+        parts: ``(R,)`` float64 by the name of a reward, before its weight; empty where the task's scorer is alone.
+    """
+
+    rewards: Tensor
+    errors: list[str] = field(default_factory=list)
+    timed_out: list[int] = field(default_factory=list)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, lists: Sequence[Scores], names: Sequence[str] = ()) -> Scores:
+        """The scores of several lists of responses in a row; ``names`` are those of the parts, for no list at all."""
+        none = torch.zeros(0, dtype=torch.float64)
+        starts = accumulate((len(scores.rewards) for scores in lists), initial=0)
+        return cls(
+            torch.cat([none, *(scores.rewards for scores in lists)]),
+            [text for scores in lists for text in scores.errors],
+            [start + place for start, scores in zip(starts, lists, strict=False) for place in scores.timed_out],
+            {name: torch.cat([none, *(scores.parts[name] for scores in lists)]) for name in names},
+        )
+
+
+def score(
+    task: Task,
+    examples: Sequence[Example],
+    texts: Sequence[str],
+    *,
+    rewards: Rewards = Rewards(),  # frozen
+    stop: threading.Event | None = None,
+) -> Scores:
+    """Score each text against its example; what raises or takes too long gives 0 and is remembered.
+
+    Args:
+        task: whose scorer is asked.
+        examples: one per text.
+        texts: the responses.
+        rewards: what is measured, and with which weights.
+        stop: once set, nobody waits for the rest any more, which is left out.
+    """
+    outcomes = {reward.name: _outcomes(reward, task, examples, texts, stop) for reward in rewards}
+    count = min(map(len, outcomes.values()))  # fewer than texts once `stop` is set
+    parts = {
+        name: torch.tensor([outcome.score for outcome in each[:count]], dtype=torch.float64)
+        for name, each in outcomes.items()
+    }
+    errors = [
+        visible(f"{f'{name}: ' if rewards.names else ''}{outcome.error} (completion {text[:80]!r})", spaces=False)
+        for name, each in outcomes.items()
+        for outcome, text in zip(each, texts, strict=False)
+        if outcome.error is not None
+    ]
+    late = [place for place in range(count) if any(each[place].timed_out for each in outcomes.values())]
+    return Scores(_weighted(rewards, parts), errors, late, {name: parts[name] for name in rewards.names})
+
+
+def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequence_ids: Tensor) -> Scores:
+    """What a flaky grader hands on: 0 for a share of the task's own scores, as if these answers had been wrong.
+
+    Args:
+        scores: of responses.
+        rewards: what they are made of; user-defined functions lose nothing.
+        share: that is lost.
+        seed: of the run.
+        sequence_ids: ``(R,)`` int64, of the responses.
+    """
+    lost = uniform(seed + STREAM, sequence_ids, torch.tensor(0)) < share
+    if not rewards.names:
+        return replace(scores, rewards=scores.rewards.masked_fill(lost, 0.0))
+    own = {reward.name for reward in rewards if reward.workers is None}
+    parts = {name: part.masked_fill(lost, 0.0) if name in own else part for name, part in scores.parts.items()}
+    return replace(scores, rewards=_weighted(rewards, parts), parts=parts)
+
+
+def _weighted(rewards: Rewards, parts: Mapping[str, Tensor]) -> Tensor:
+    total = torch.zeros(len(next(iter(parts.values()))), dtype=torch.float64)
+    for reward in rewards:
+        if reward.weight:
+            total = total + reward.weight * parts[reward.name]
+    return total
+
+
+def _outcomes(
+    reward: Reward, task: Task, examples: Sequence[Example], texts: Sequence[str], stop: threading.Event | None
+) -> list[Outcome]:
+    """Of one reward, in the order of the texts."""
+    pairs = [*zip(examples, texts, strict=True)]
+    if reward.workers is not None:
+        return _of_function(reward.workers, pairs, stop)
+    if task.workers is not None:
+        return task.workers.score([(example.answer, text) for example, text in pairs], stop)
+    return [_of_task(task, *pair) for pair in pairs if stop is None or not stop.is_set()]
+
+
+def _of_function(workers: Workers, pairs: Sequence[tuple[Example, str]], stop: threading.Event | None) -> list[Outcome]:
+    """Of a user-defined function, which gets the prompt as well; an answer that cannot be sent is an error."""
+    packed: dict[int, bytes | Outcome] = {}
+    for example, _ in pairs:
+        if id(example) not in packed:  # once for a group
+            try:
+                packed[id(example)] = RewardFunction.pack(example.prompt, example.answer)
+            except Exception as error:  # whatever a user-defined class raises when it is pickled
+                packed[id(example)] = Outcome(error=in_one_line(error))
+    rows = [(packed[id(example)], text) for example, text in pairs]
+    scored = iter(workers.score([row for row in rows if isinstance(row[0], bytes)], stop))
+    outcomes = [row if isinstance(row, Outcome) else next(scored, None) for row, _ in rows]
+    cut = outcomes.index(None) if None in outcomes else len(outcomes)  # nobody waits any more
+    return [outcome for outcome in outcomes[:cut] if outcome is not None]
+
+
+def _of_task(task: Task, example: Example, text: str) -> Outcome:
+    try:
+        return Outcome(finite(task.score(example, text)))
+    except ScorerError as error:
+        return Outcome(error=str(error))
+    except (Exception, SystemExit) as error:  # whatever user code raises belongs to this sample
+        return Outcome(error=in_one_line(error))

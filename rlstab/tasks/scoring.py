@@ -1,4 +1,8 @@
-"""Scores from worker processes, with a time limit for each completion."""
+"""Scores from worker processes, with a time limit for each completion.
+
+Not `multiprocessing` and what is built on it: its workers run the main script again or are copies of a process with
+threads, import torch, inherit every secret of the environment, and their answers are unpickled.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,23 +25,14 @@ from typing import Any
 import rlstab
 from rlstab.errors import ScorerError
 from rlstab.tasks.scorers import Scorer
-from rlstab.tasks.scoring_worker import LENGTH, LONGEST_LINE, Order, how_ended
+from rlstab.tasks.scoring_worker import LENGTH, LONGEST_LINE, how_ended
 from rlstab.visible import visible
 
 #: Seconds that a worker may take to start; imports on a cold, busy machine are slow.
 START = 120.0
 
-#: Seconds after which a sandbox that should have cut off a completion by itself is killed.
-GRACE = 10.0
-
 #: Seconds between looks at whether anybody still waits.
 LOOK = 0.1
-
-# without `rlstab` itself, which imports torch
-_CODE = (
-    "import sys, types; package = sys.modules['rlstab'] = types.ModuleType('rlstab'); package.__path__ = sys.argv[1:];"
-    "from rlstab.tasks.scoring_worker import main; main()"
-)
 
 #: What a worker inherits of the environment: no tokens, no passwords.
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "PYTHONHOME")
@@ -59,7 +53,7 @@ class Outcome:
     """Of one completion.
 
     Attributes:
-        score: 0 where there is none.
+        score: a finite number; 0 where there is none.
         error: what the scorer raised, or how its process ended.
         timed_out: it was killed at the time limit.
     """
@@ -73,17 +67,17 @@ class Workers:
     """Processes that score, started when they are needed and replaced when they had to be killed.
 
     A score depends on the scorer, the right answer and the completion alone, not on the number of workers or the order.
+    A completion on which the scorer hangs or crashes costs itself alone.
 
     Args:
         scorer: what scores; each process gets a copy.
         count: processes at most.
         time_limit: seconds per completion, by the clock.
-        sandboxed: completions are executed, each in a process of its own in a sandbox.
     """
 
-    def __init__(self, scorer: Scorer, count: int, time_limit: float, *, sandboxed: bool = False) -> None:
-        self.scorer, self.count, self.time_limit, self.sandboxed = scorer, count, time_limit, sandboxed
-        self._workers: list[_Worker] = []
+    def __init__(self, scorer: Scorer, count: int, time_limit: float) -> None:
+        self.scorer, self.count, self.time_limit = scorer, count, time_limit
+        self._workers: dict[int, _Worker] = {}
         self._lock = threading.Lock()  # one question at a time: evaluation and training share a task
         weakref.finalize(self, _end, self._workers)
 
@@ -94,9 +88,7 @@ class Workers:
             ScorerError: it is not; the message says why.
         """
         with self._lock:
-            self._start()
-            while not self._workers[-1].ready:
-                self._wait(self._workers[-1:])
+            self._worker(0, lambda: False)
 
     def close(self) -> None:
         """End the processes; a later question starts them again."""
@@ -109,14 +101,14 @@ class Workers:
         Raises:
             ScorerError: the scorer raised, its process ended, or the time was up.
         """
-        (found,) = self.score([(answer, completion)])
-        if found.timed_out:
+        (outcome,) = self.score([(answer, completion)])
+        if outcome.timed_out:
             raise ScorerError(
                 f"The scorer took longer than {self.time_limit:g} s. Raise `time_limit` if the completion deserves it."
             )
-        if found.error is not None:
-            raise ScorerError(visible(found.error, spaces=False))
-        return found.score
+        if outcome.error is not None:
+            raise ScorerError(visible(outcome.error, spaces=False))
+        return outcome.score
 
     def score(self, jobs: Sequence[tuple[Any, str]], stop: threading.Event | None = None) -> list[Outcome]:
         """The outcomes of pairs of right answer and completion, in their order.
@@ -128,157 +120,113 @@ class Workers:
         Raises:
             ScorerError: a worker cannot start.
         """
-        found: dict[int, Outcome] = {}
-        waiting = deque(range(len(jobs)))
-        with self._lock:
+        outcomes: dict[int, Outcome] = {}
+        places, given_up = iter(range(len(jobs))), threading.Event()
+
+        def cancelled() -> bool:
+            return given_up.is_set() or (stop is not None and stop.is_set())
+
+        def serve(slot: int) -> None:
+            for place in places:  # shared: each place goes to one worker
+                if cancelled():
+                    return
+                answer = self._worker(slot, cancelled).ask(jobs[place], self.time_limit, cancelled)
+                if answer is None:
+                    return
+                outcomes[place] = Outcome(answer.get("score", 0.0), answer.get("error"), "late" in answer)
+
+        count = min(self.count, len(jobs))
+        with self._lock, ThreadPoolExecutor(max(1, count)) as pool:
             try:
-                while len(found) < len(jobs) and not (stop is not None and stop.is_set()):
-                    found |= self._wait(self._busy(jobs, waiting), stop)
-            finally:
-                if len(found) < len(jobs):  # stopped or interrupted: what still runs belongs to nobody
-                    _end(self._workers)
-        return [found[place] for place in sorted(found)]
+                for done in [pool.submit(serve, slot) for slot in range(count)]:
+                    done.result()
+            except BaseException:
+                given_up.set()
+                raise
+        return [outcomes[place] for place in range(next((n for n in range(len(jobs)) if n not in outcomes), len(jobs)))]
 
-    def _busy(self, jobs: Sequence[tuple[Any, str]], waiting: deque[int]) -> list[_Worker]:
-        """Hand out what waits, and return those from whom something is expected."""
-        for one in [one for one in self._workers if one.place is None and not one.alive()]:
-            one.end()
-            self._workers.remove(one)
-        for one in self._workers:
-            if one.ready and one.place is None and waiting:
-                place = waiting.popleft()
-                one.take(place, jobs[place], self.time_limit + (GRACE if self.sandboxed else 0))
-        starting = sum(not one.ready for one in self._workers)
-        for _ in range(min(len(waiting) - starting, self.count - len(self._workers))):
-            self._start()
-        return [one for one in self._workers if one.place is not None or (waiting and not one.ready)]
+    def _worker(self, slot: int, cancelled: Callable[[], bool]) -> _Worker:
+        worker = self._workers.get(slot)
+        if worker is None or not worker.alive():
+            if worker is not None:
+                worker.end()
+            worker = self._workers[slot] = _Worker()
+            answer = worker.ask((os.getpid(), self.scorer, self.time_limit), START, cancelled) or {}
+            if "ready" not in answer and not cancelled():
+                worker.end()
+                why = answer.get("failed") or answer.get("error") or f"It was not ready after {START:g} s."
+                said = answer.get("refused") or f"No process can be started that scores. {why}"
+                raise ScorerError(visible(said, spaces=False))
+        return worker
 
-    def _start(self) -> None:
-        self._workers.append(_Worker(Order(os.getpid(), self.scorer, self.time_limit, self.sandboxed)))
 
-    def _wait(self, workers: Sequence[_Worker], stop: threading.Event | None = None) -> dict[int, Outcome]:
-        """Wait until something happens; return what has been found, by the place of the completion."""
-        events = select.poll()
-        for one in workers:
-            one.watch(events)
-        most = max(0.0, min(one.deadline for one in workers) - time.monotonic())
-        events.poll(1000 * (most if stop is None else min(most, LOOK)))
-        found = {}
-        for one in workers:
-            answer = one.look()
-            if answer is None:
-                continue
-            if one.place is None:
-                one.ready = "ready" in answer
-                if not one.ready:
-                    _end(self._workers)
-                    why = answer.get("failed") or answer.get("error")
-                    said = answer.get("refused") or f"No process can be started that scores. {why}"
-                    raise ScorerError(visible(said, spaces=False))
-            else:
-                found[one.place], one.place = _outcome(answer), None
-        return found
+#: What a worker may answer.
+_ANSWERS = {"score": float, "error": str, "ready": bool, "failed": str, "refused": str}
 
 
 class _Worker:
-    """A process, and the completion that it scores.
+    """A process that scores one completion at a time."""
 
-    Attributes:
-        ready: it has started.
-        place: of the completion among those that were asked for; None where there is none.
-        deadline: when it is killed, by the monotonic clock.
-    """
-
-    def __init__(self, order: Order) -> None:
-        self.ready = False
-        self.place: int | None = None
-        self.deadline = time.monotonic() + START
+    def __init__(self) -> None:
         self._process = _STARTER.submit(_popen).result()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        for pipe in (self._into, self._out):
-            os.set_blocking(pipe, False)
-        self._unsent, self._line = _message(order), b""
-
-    def take(self, place: int, job: tuple[Any, str], time_limit: float) -> None:
-        """Give it a completion."""
-        self.place, self._unsent = place, _message(job)
-        self.deadline = time.monotonic() + time_limit
+        self._into, self._out = self._process.stdin, self._process.stdout.fileno()
+        self._events = select.poll()
+        self._events.register(self._out, select.POLLIN)
 
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def watch(self, events: select.poll) -> None:
-        """Register what it waits for."""
-        events.register(self._out, select.POLLIN)
-        if self._unsent:
-            events.register(self._into, select.POLLOUT)
-
-    def look(self) -> dict[str, Any] | None:
-        """What it answered, or how it ended, if it did. It is killed when its time is up."""
-        with suppress(BlockingIOError, BrokenPipeError):  # if it died, the other pipe ends
-            while self._unsent:
-                self._unsent = self._unsent[os.write(self._into, self._unsent) :]
-        with suppress(BlockingIOError):
-            while piece := os.read(self._out, LONGEST_LINE):
-                self._line += piece
-                if b"\n" in piece or len(self._line) > LONGEST_LINE:
-                    line, self._line = self._line, b""
-                    return self._understood(line)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # what closed its pipe is about to end
-            self.end()
-            return how_ended(self._process.returncode)
-        if time.monotonic() < self.deadline:
-            return None
-        self.end()
-        return {"late": True} if self.ready else {"failed": f"It was not ready after {START:g} s."}
-
-    def end(self) -> None:
-        """Kill the process, if it runs, and close the pipes."""
-        with self._process:
-            self._process.kill()
-
-    def _understood(self, line: bytes) -> dict[str, Any]:
-        """The answer in a line, from a process that may be in the hands of a completion."""
-        kinds = (
-            {"score": float, "error": str, "late": bool}
-            if self.ready
-            else {"ready": bool, "failed": str, "refused": str}
-        )
+    def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> dict[str, Any] | None:
+        """Its answer, or how it ended; it is killed when its time is up, and when nobody waits any more: then None."""
+        deadline, line = time.monotonic() + time_limit, b""
+        content = pickle.dumps(job)
+        with suppress(OSError, ValueError):  # if it died, the other pipe ends
+            self._into.write(LENGTH.pack(len(content)) + content)
+            self._into.flush()
+        while not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
+            left = deadline - time.monotonic()
+            if left <= 0 or cancelled():
+                self.end()
+                return {"late": True} if left <= 0 else None
+            if self._events.poll(1000 * min(left, LOOK)):
+                piece = os.read(self._out, LONGEST_LINE)
+                if not piece:
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(1.0)  # what closed its pipe is about to end
+                    self.end()
+                    return how_ended(self._process.returncode)
+                line += piece
         with suppress(ValueError, RecursionError):
             answer = json.loads(line)
-            if isinstance(answer, dict) and [kinds.get(one) for one in answer] == [*map(type, answer.values())]:
+            if isinstance(answer, dict) and [_ANSWERS.get(key) for key in answer] == [*map(type, answer.values())]:
                 return answer
         self.end()
         return {"error": "the process gave no answer that can be read"}
 
-
-def _outcome(answer: dict[str, Any]) -> Outcome:
-    return Outcome(answer.get("score", 0.0), answer.get("error"), "late" in answer)
-
-
-def _message(content: Any) -> memoryview:
-    pickled = pickle.dumps(content)
-    return memoryview(LENGTH.pack(len(pickled)) + pickled)
+    def end(self) -> None:
+        """Kill the process, if it runs, and close the pipes."""
+        self._process.kill()
+        with suppress(OSError), self._process:  # waits, and closes the pipes
+            pass
 
 
 def _popen() -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(one or str(Path.cwd()) for one in sys.path)
+    own = str(Path(rlstab.__file__).parents[1])
+    path = os.pathsep.join([*(folder or str(Path.cwd()) for folder in sys.path), own])
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", _CODE, *rlstab.__path__],
+        [sys.executable, "-P", "-c", "from rlstab.tasks.scoring_worker import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        bufsize=0,
         env={**kept, **_SET, "PYTHONPATH": path},
         start_new_session=True,  # Ctrl-C is for the trainer
     )
 
 
-def _end(workers: list[_Worker]) -> None:
+def _end(workers: dict[int, _Worker]) -> None:
     while workers:
-        workers.pop().end()
+        workers.popitem()[1].end()

@@ -6,21 +6,18 @@ trust what comes back. It never imports torch.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
-import select
+import resource
 import signal
 import struct
 import sys
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlstab.errors import ScorerError
-from rlstab.tasks import sandbox
-from rlstab.tasks.scorers import Scorer
+from rlstab.tasks.scorers import Scorer, finite
 
 #: Characters of an error that are kept.
 LONGEST_ERROR = 1000
@@ -28,105 +25,34 @@ LONGEST_ERROR = 1000
 #: Bytes of an answer; an error of that many characters has at most twelve for each.
 LONGEST_LINE = 16 * LONGEST_ERROR
 
-#: The first answer of a worker.
-READY = {"ready": True}
-
 #: Of a pickle that follows.
 LENGTH = struct.Struct("<Q")
 
+#: Bytes of address space of a worker; more raises MemoryError.
+MEMORY = 2 * 2**30
 
-@dataclass(frozen=True)
-class Order:
-    """What a worker is for.
-
-    Attributes:
-        parent: process id of the one that asks.
-        scorer: what scores.
-        time_limit: seconds that a completion may take.
-        sandboxed: whether completions are executed, each in a process of its own in a sandbox.
-    """
-
-    parent: int
-    scorer: Scorer
-    time_limit: float
-    sandboxed: bool
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main() -> None:
     """Serve until the pipe ends."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # nobody reads what foreign code prints
+    for standard in (0, 1, 2):  # nobody reads what user code prints
         os.dup2(null, standard)
-    order: Order = _read(orders)
+    parent, scorer, time_limit = _read(orders)
     try:
-        sandbox.die_with(order.parent)
-        if order.sandboxed:
-            _enter_sandbox(order)
-        try:
-            order.scorer.prepare()
-        except ScorerError as error:  # it says all there is to say
-            _answer(answers, {"refused": _words(error)})
-            return
-        if not order.sandboxed:
-            sandbox.limit()
+        _die_with(parent)
+        scorer.prepare()
+        _limit()
+    except ScorerError as error:  # it says all there is to say
+        return _answer(answers, {"refused": _words(error)})
     except BaseException as error:  # whatever it is, the one who waits is told
-        _answer(answers, {"failed": _words(error)})
-        return
-    _answer(answers, READY)
+        return _answer(answers, {"failed": _words(error)})
+    _answer(answers, {"ready": True})
     while (job := _read(orders)) is not None:
-        if order.sandboxed:
-            os.write(answers, _apart(order, job, orders.fileno(), answers))
-        else:
-            sandbox.limit_cpu(order.time_limit)
-            _answer(answers, _score(order.scorer, *job))
-
-
-def _enter_sandbox(order: Order) -> None:
-    home = Path.home()
-    folders = [one for one in (sys.prefix, sys.base_prefix, *sys.path) if not home.is_relative_to(one)]
-    try:
-        sandbox.enter(folders)
-        answer = json.loads(_apart(order, None))
-        if answer != READY:
-            raise OSError(answer.get("error"))
-    except OSError as error:
-        raise ScorerError(
-            f"Completions are to be executed, which needs a sandbox, and there is none on this machine ({error}). "
-            "SECURITY.md says what it needs."
-        ) from error
-
-
-def _apart(order: Order, job: tuple[Any, str] | None, *hidden: int) -> bytes:
-    """The answer of a process of its own: what a completion does there, no other completion meets.
-
-    Args:
-        order: what the worker is for.
-        job: right answer and completion; None asks only whether such a process can be made.
-        hidden: pipes that the process must not have.
-    """
-    out, into = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            for pipe in (*hidden, out):
-                os.close(pipe)
-            sandbox.shut()
-            sandbox.limit()
-            sandbox.limit_cpu(order.time_limit)
-            _answer(into, _score(order.scorer, *job) if job else READY)
-        except BaseException as error:
-            _answer(into, {"error": _words(error)})
-        finally:
-            os._exit(0)
-    os.close(into)
-    with os.fdopen(out, "rb") as answers:
-        answered, _, _ = select.select([answers], [], [], order.time_limit)
-        line = answers.readline(LONGEST_LINE) if answered else _line({"late": True})
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return line if line.endswith(b"\n") else _line(how_ended(code))
+        _limit_cpu(time_limit)
+        _answer(answers, _score(scorer, *job))
 
 
 def how_ended(code: int) -> dict[str, Any]:
@@ -139,9 +65,39 @@ def how_ended(code: int) -> dict[str, Any]:
 
 def _score(scorer: Scorer, answer: Any, completion: str) -> dict[str, Any]:
     try:
-        return {"score": float(scorer.score(answer, completion))}
-    except BaseException as error:  # SystemExit as well: whatever foreign code raises belongs to this completion
+        return {"score": finite(scorer.score(answer, completion))}
+    except BaseException as error:  # SystemExit as well: whatever user code raises belongs to this completion
         return {"error": _words(error)}
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when the one that started it ends, even by SIGKILL. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:  # it ended before this call
+            os._exit(1)
+
+
+def _limit() -> None:
+    """From now on: no more memory than MEMORY, no file made longer, no core dump, no new process (but for root)."""
+    limits = {
+        resource.RLIMIT_AS: MEMORY,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: 0,
+    }
+    for which, most in limits.items():
+        _, hard = resource.getrlimit(which)
+        lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (lowest, lowest))
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Let the kernel end this process once it has computed so many more seconds, whatever it is doing."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(usage.ru_utime + usage.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def _words(error: BaseException) -> str:
@@ -149,12 +105,8 @@ def _words(error: BaseException) -> str:
     return (str(error) if own else f"{type(error).__name__}: {error}")[:LONGEST_ERROR]
 
 
-def _line(answer: dict[str, Any]) -> bytes:
-    return json.dumps(answer).encode("ascii") + b"\n"
-
-
 def _answer(pipe: int, answer: dict[str, Any]) -> None:
-    os.write(pipe, _line(answer))
+    os.write(pipe, json.dumps(answer).encode("ascii") + b"\n")
 
 
 def _read(pipe: BinaryIO) -> Any:

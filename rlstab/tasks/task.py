@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+from rlstab.errors import ConfigError
 from rlstab.tasks.scoring import Workers
 
 #: Learnt from, or held out.
@@ -26,7 +27,7 @@ Prompt: TypeAlias = str | tuple[Message, ...]
 
 def in_words(prompt: Prompt) -> str:
     """A prompt for people and scorers to read: the messages of a chat one after another."""
-    return prompt if isinstance(prompt, str) else "\n".join(f"{one.role}: {one.content}" for one in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class Example:
 class Task(Protocol):
     """A source of prompts with a verifiable reward.
 
-    Any object with these attributes will do: `rlstab.train.train(run, task=mine)`.
+    Any object with these attributes will do: `rlstab.train.train(run, task=mine)`. One that also has a number `flaky`,
+    at least 0 and below 1, has training lose that share of its scores, to study what noise in rewards does: a lost
+    score is 0. The seed of the run and the identity of the response decide which ones; evaluation loses none.
 
     Attributes:
         name: a short name for logs.
@@ -73,7 +76,7 @@ class Task(Protocol):
 
     @property
     def workers(self) -> Workers | None:
-        """The processes that score; None where `score` is cheap, executes nothing and cannot hang."""
+        """The processes that score; None where `score` is cheap and cannot hang."""
         ...
 
     def example(self, split: Split, index: int) -> Example:
@@ -88,6 +91,49 @@ class Task(Protocol):
     def score(self, example: Example, completion: str) -> float:
         """Return the reward of a completion, usually in [0, 1]: what reaches 1 counts as correct in evaluations.
 
-        May raise: the training loop gives such a completion 0, counts it, and shows the error.
+        May raise, or return what is not a finite number: such a completion gets 0, is counted, and the error is shown.
+        """
+        ...
+
+
+def flaky_share(task: object) -> float:
+    """The share of a task's scores that training loses; 0 for a task that says nothing of it.
+
+    Raises:
+        ConfigError: it is no such share.
+    """
+    share = getattr(task, "flaky", 0.0)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(
+            f"the task {type(task).__qualname__} has flaky = {share!r}, expected the share of scores that training "
+            f"loses, a number of at least 0 and below 1. Change it, or remove the attribute."
+        )
+    return float(share)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some characters of a completion, what they earned, and where the completion then stood.
+
+    Attributes:
+        start, stop: of the characters, as in ``completion[start:stop]``.
+        reward: of this block.
+        outcome: of the completion up to and with this block, at least 0. What comes next is compared with completions
+            of the same outcome, so it should say what the next reward depends on: whether all is right so far.
+    """
+
+    start: int
+    stop: int
+    reward: float
+    outcome: int
+
+
+class HasBlocks(Protocol):
+    """What a task has beyond :class:`Task` to be learnt block by block."""
+
+    def blocks(self, example: Example, completion: str) -> list[Block]:
+        """The blocks of a completion, from its start on; they may leave characters out and do not overlap.
+
+        The first blocks of all completions of an example are compared with each other, the second ones, and so on.
         """
         ...

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rlstab.config.settings import EvaluationSettings, RolloutSettings
 from rlstab.tasks import Task
-from rlstab.tasks.rewards import Rewards
-from rlstab.tasks.scores import Scores, score
+from rlstab.tasks.rewards import Rewards, Scores, score
 from rlstab.train.policy import Policy
 from rlstab.train.sampling import sample
 

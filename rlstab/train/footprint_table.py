@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from rlstab.config.runs import RunConfig
 from rlstab.errors import ConfigError, RlstabError
-from rlstab.tasks.from_settings import build_task
+from rlstab.tasks.build import build_task
 from rlstab.train.footprint import BACKWARD, Engine, Footprint, footprint, shape_of
 from rlstab.train.policy import load_part
 

@@ -29,9 +29,8 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, PromptSelector, RolloutExpander, Stage
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
-from rlstab.tasks.flaky import flaky_share
-from rlstab.tasks.rewards import Rewards
-from rlstab.tasks.scores import Scores, score, without_lost
+from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
+from rlstab.tasks.task import flaky_share
 from rlstab.train.policy import Policy
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample

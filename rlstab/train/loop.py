@@ -42,8 +42,7 @@ from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
-from rlstab.tasks.from_settings import build_task
-from rlstab.tasks.own_task import require_task
+from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint

@@ -286,7 +286,7 @@ def test_what_the_host_has_to_be_set_to() -> None:
     assert DataLevel(compose(EntropyShaping())).loss == HostLoss(NO_LOW, NO_HIGH, None, HostMean())
     with pytest.raises(OutOfRange, match=r"HostMean: over = 'rows'. Write one of: 'tokens', 'sequences', 'nothing'."):
         HostMean("rows")  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match=r"DataLevel.step: a batch has no \(B, T\) shape"):
+    with pytest.raises(ShapeError, match=r"no \(B, T\) shape"):
         DataLevel(STACK).step([step_of().batch()])
 
 

@@ -69,7 +69,7 @@ def test_check_prints_what_trl_makes_of_an_objective(
     code, out, _ = checked(capsys, path, "objective: [clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}]")
     assert code == 0
     for text in (
-        "TRL 1.16 or later, through rlstab.adapters.trl",
+        "TRL 1.16, through rlstab.adapters.trl",
         "s2t │ logprobs, entropies │ yes │ all of it",
         "clip_higher │ the ratio alone │ no │ all of it",
         "ref_logprobs: set GRPOConfig.beta above 0, which loads the reference model",
@@ -139,14 +139,14 @@ def test_an_unknown_host_is_told() -> None:
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
-OTHER = Host("other", "Other", "other_adapter", frozenset(), package="other-host", oldest="2")
+OTHER = Host("other", "Other", "other_adapter", frozenset(), package="other-host", release="2")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, check_host: Any) -> None:
     real = importlib.metadata.version
     monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.package else real(name))
     module = types.ModuleType(OTHER.adapter)
-    module.check_host = check_host  # type: ignore[attr-defined]
+    module.check_host, module.tested = check_host, lambda: "Other 2.5"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, OTHER.adapter, module)
 
 
@@ -159,7 +159,7 @@ def test_doctor_names_what_is_not_installed() -> None:
 
 def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, lambda: None)
-    assert doctor([OTHER])[0][1] == "Other 2.5: other_adapter is live."
+    assert doctor([OTHER])[0][1] == "Other 2.5: other_adapter is live; tested with Other 2.5."
 
     def broken() -> None:
         raise RuntimeError("somebody replaced it")

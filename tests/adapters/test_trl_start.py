@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 from pathlib import Path
@@ -15,14 +16,15 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 
 
 import trl
+from accelerate import Accelerator, DistributedType
 from trl import GRPOTrainer
 
 from rlstab import Gate, Mean, Terms, TokenObjective
 from rlstab.adapters.trl import RLStabGRPOTrainer, release
-from rlstab.adapters.trl.grpo_settings import BIAS_CORRECTION, REPLACED
+from rlstab.adapters.trl.grpo_settings import BIAS_CORRECTION, REPLACED, check_engine
 from rlstab.core.comm import LocalComm
 from rlstab.errors import ConfigError, HostError, MissingSignal
-from tests.adapters.trl_jobs import config, model, recorder, run, sampler, trainer_of
+from tests.adapters.trl_jobs import ROOT, config, model, recorder, run, sampler, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -148,8 +150,9 @@ def test_this_release_is_known() -> None:
 
 
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HostError, match=r"TRL 1.15.0 is installed, .* pip install 'trl>=1.16'"):
-        release.check_release(version="1.15.0")
+    for other in ("1.15.0", "1.17.0", "2.0.0"):
+        with pytest.raises(HostError, match=rf"TRL {other} is installed, .* pip install 'trl==1.16.\*'"):
+            release.check_release(version=other)
 
     class UnslothGRPOTrainer(GRPOTrainer):
         pass
@@ -181,13 +184,59 @@ def test_a_private_method_that_changed_is_refused(name: str, monkeypatch: pytest
             release.check_release()
 
 
-def test_a_private_method_whose_body_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def _compute_loss(self: Any, model: Any, inputs: Any) -> None: ...
-
-    _compute_loss.__module__ = "trl.trainer.grpo_trainer"
-    monkeypatch.setattr(GRPOTrainer, "_compute_loss", _compute_loss)
-    with pytest.warns(UserWarning, match="changed _compute_loss since the releases that the adapter was tested with"):
+@pytest.mark.parametrize("name", release.SIGNATURES)
+def test_a_private_method_whose_body_changed_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = ", ".join(release.SIGNATURES[name])
+    scope: dict[str, Any] = {}
+    exec(f"def {name}({parameters}): ...", scope)
+    scope[name].__module__ = "trl.trainer.grpo_trainer"
+    monkeypatch.setattr(GRPOTrainer, name, scope[name])
+    monkeypatch.setattr(inspect, "getsource", lambda method: "def another(): ...")
+    with pytest.warns(UserWarning, match=f"{name}.* changed since the adapter was tested"):
         release.check_release()
+
+
+def test_what_stands_below_is_that_of_the_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for package, tested in release.BESIDE.items():
+        assert pins[package].rpartition(".")[0] == tested
+    monkeypatch.setattr(release, "installed", lambda package: "9.9.9")
+    with pytest.warns(UserWarning, match="not tested with transformers 9.9.9, accelerate 9.9.9, but with trl 1.16"):
+        release.check_release()
+    monkeypatch.setattr(release, "ATTRIBUTES", ("_buffered_inputs", "_gone"))
+    with (
+        pytest.raises(HostError, match="has no _gone, which the adapter reads"),
+        pytest.warns(UserWarning, match="9.9.9"),
+    ):
+        trainer_of(tmp_path, [CLIP])
+
+
+def test_everything_private_that_is_read_is_checked() -> None:
+    read = set()
+    for path in (ROOT / "rlstab" / "adapters" / "trl").glob("*.py"):
+        who = r"self|super\(\)" if path.name == "trainer.py" else r"trainer"
+        read |= set(re.findall(rf"(?:{who})\.(_[a-z]\w*)", path.read_text(encoding="utf-8")))
+    ours = {name for name in read if name.startswith("_rlstab") or name in vars(RLStabGRPOTrainer)}
+    helpers = {"_before_optimizer_step", "_after_optimizer_step", "_collect"}
+    assert read - (ours - release.SIGNATURES.keys()) - helpers <= {*release.SIGNATURES, *release.ATTRIBUTES}
+
+
+# -- the engine --------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_accelerate_launch_chose_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for engine in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        launched = types.SimpleNamespace(distributed_type=engine, parallelism_config=None)
+        with pytest.raises(ConfigError, match=f"accelerate was launched with {engine.value}"):
+            check_engine(launched)
+    for kind in ("tp", "cp", "sp"):
+        parallel = types.SimpleNamespace(**{f"{kind}_enabled": True})
+        launched = types.SimpleNamespace(distributed_type=DistributedType.FSDP, parallelism_config=parallel)
+        with pytest.raises(ConfigError, match=f"parallelism_config has {kind}_size"):
+            check_engine(launched)
+    monkeypatch.setattr(Accelerator, "distributed_type", property(lambda self: DistributedType.DEEPSPEED))
+    with pytest.raises(ConfigError, match="accelerate was launched with DEEPSPEED"):
+        trainer_of(tmp_path, [CLIP])
 
 
 # -- steps that are refused, skipped or scaled -------------------------------------------------------------------------

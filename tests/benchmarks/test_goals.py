@@ -3,7 +3,7 @@ import pytest
 from benchmarks.goals import SMALL, Goal, Limits, evaluate, load
 from benchmarks.head import MODES, PRESETS
 from benchmarks.heads import HEADS
-from benchmarks.report import fill, goal_rows, head_rows, markdown
+from benchmarks.report import fill, goal_rows
 
 FASTER = Goal(
     row="2",
@@ -113,15 +113,3 @@ def test_a_page_is_filled_between_its_comments():
     assert fill(filled, "a", "new") == filled
     with pytest.raises(ValueError, match="no place for 'b'"):
         fill(page, "b", "new")
-
-
-def test_tables_show_each_head_once():
-    shape = {"shape": [2, 3, 4], "dtype": "float32", "live": 0.2, "rows": "random"}
-    records = [
-        record("trl", 2.0, mode="fwdbwd", g_units=8.0, **shape),
-        record("trl", 1.0, run="2", mode="fwdbwd", g_units=4.0, **shape),
-        record("trl", None, run="2", mode="memory", peak_mib=7.0, **shape),
-    ]
-    (row,) = head_rows(records)
-    assert row[:6] == ("A: 2 x 3 x 4", "float32", "trl", "1.00", "4.00", "7")
-    assert markdown(("a", "b"), [("1", "2")]).splitlines()[-1] == "| 1 | 2 |"

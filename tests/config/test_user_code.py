@@ -17,7 +17,7 @@ from rlstab.config import dump_run, json_schema, load_objective, load_run, objec
 from rlstab.config.user_code import changed_files, checksums, classes, is_user_code
 from rlstab.errors import ConfigError
 from rlstab.report.load import load_runs
-from rlstab.tasks.from_settings import build_task, require_settings
+from rlstab.tasks.build import build_task, require_settings
 from tests.train.runs import go, small
 
 METHOD = """
@@ -309,7 +309,7 @@ def test_an_installed_task(write: Write, monkeypatch: pytest.MonkeyPatch) -> Non
         return Points([Point()])
 
     monkeypatch.setattr("rlstab.config.runs.entry_points", points)
-    monkeypatch.setattr("rlstab.tasks.own_task.entry_points", points)
+    monkeypatch.setattr("rlstab.tasks.build.entry_points", points)
     run = load_run(run_of(write, task={"name": "doubling", "most": 3}))
     assert run.task.model_dump() == {"name": "own", "code": "doubling", "options": {"most": 3}}
     assert build_task(run.task).size["train"] == 3

@@ -1,4 +1,4 @@
-"""Print the tables of docs/conformance.md: ``python -m tests.conformance.report``."""
+"""The tables of docs/conformance.md, which the site adds when it is built: ``python -m tests.conformance.report``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def published(source: str) -> str:
 
 
 def card(name: str) -> str:
-    return "[advantages](../rlstab/stages/advantages.py)" if name == "advantages" else f"[{name}](methods/{name}.md)"
+    return name if name == "advantages" else f"[{name}](methods/{name}.md)"
 
 
 def row(cells: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ class CovarianceThreshold(TokenObjective):
     """
 
     name = "covariance_threshold"
+    needs = {"logprobs"}
     writes = {"penalties"}
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.2

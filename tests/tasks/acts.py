@@ -11,8 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from rlstab.tasks.answer_pattern import AnswerPattern
-from rlstab.tasks.scorers import GymScorer
+from rlstab.tasks.scorers import AnswerPattern, GymScorer
 
 
 class Acts:

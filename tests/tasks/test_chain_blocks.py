@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from examples.demonstrations import of_chain
 from rlstab.tasks import JUNK, Chain, Example
 from rlstab.tasks.chain import Sum
 
@@ -58,7 +59,7 @@ def test_a_demonstration_without_mistakes_is_right_in_every_block(terms: int) ->
     task, dice = Chain(terms=terms), random.Random(terms)
     for index in range(50):
         example = task.example("train", index)
-        text = task.demonstration(example, dice, wrong=0.0, junk=0.01)
+        text = of_chain(task, example, dice, wrong=0.0, junk=0.01)
         blocks = task.blocks(example, text)
         assert [(one.reward, one.outcome) for one in blocks] == [(1.0, 1)] * terms
         assert "".join(text[one.start : one.stop] for one in blocks) == text
@@ -69,7 +70,7 @@ def test_blocks_cover_any_text_and_an_answer_of_outcome_1_scores_1() -> None:
     seen = set()
     for index in range(2000):
         example = task.example("train", index % 20)
-        text = task.demonstration(example, dice, wrong=0.3)
+        text = of_chain(task, example, dice, wrong=0.3)
         for _ in range(dice.randint(0, 3)):  # spoil it
             place = dice.randrange(len(text) + 1)
             text = text[:place] + dice.choice("0123456789+-=;A$" + JUNK) + text[place + dice.randint(0, 1) :]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from rlstab.config import load_run
+from rlstab.config.settings import DatasetSettings
 from rlstab.errors import ConfigError, MissingPackage, RlstabError
 from rlstab.tasks import DataSet
-from rlstab.tasks.from_settings import build_task, require_settings
+from rlstab.tasks.build import build_task, require_settings
 from tests.train.runs import go, small
 
 if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where they have to be there, a skipped test would hide that they are not
@@ -49,32 +50,32 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def refusal(**settings: Any) -> str:
     with pytest.raises(RlstabError) as caught:
-        DataSet(**settings)
+        DataSet(DatasetSettings(**settings))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_folder_of_save_to_disk(saved: Path) -> None:
-    task = DataSet(str(saved), eval_split="test", **FIELDS)
+    task = DataSet(DatasetSettings(path=str(saved), eval_split="test", **FIELDS))
     assert task.size == {"train": 6, "eval": 2}
     example = task.example("train", 3)
     assert (example.prompt, example.answer) == ("3+3=", "6")
     assert task.example("eval", 0).prompt == "4+4="
     assert (task.score(example, " 6 "), task.score(example, "7")) == (1.0, 0.0)
-    held_out = DataSet(str(saved), eval_size=2, **FIELDS)
+    held_out = DataSet(DatasetSettings(path=str(saved), eval_size=2, **FIELDS))
     assert held_out.size == {"train": 4, "eval": 2}
 
 
 def test_one_without_splits(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(ROWS).save_to_disk(tmp_path / "one")
-    assert DataSet(str(tmp_path / "one"), eval_size=1, **FIELDS).size["train"] == 5
+    assert DataSet(DatasetSettings(path=str(tmp_path / "one"), eval_size=1, **FIELDS)).size["train"] == 5
 
 
 def test_a_folder_of_data_files(tmp_path: Path) -> None:
     lines = [json.dumps({"question": "1+1=", "answer": "#### 2"}), json.dumps({"question": "2+2=", "answer": "#### 4"})]
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text("\n".join(lines))
-    task = DataSet(str(tmp_path / "files"), eval_size=1, **FIELDS)
+    task = DataSet(DatasetSettings(path=str(tmp_path / "files"), eval_size=1, **FIELDS))
     assert task.example("train", 0).answer == "2"
 
 
@@ -102,7 +103,7 @@ def test_messages_and_fields_of_fields(tmp_path: Path) -> None:
         {"role": datasets.Value("string"), "content": datasets.Value("string"), "name": datasets.Value("string")}
     ]
     datasets.Dataset.from_dict(both, features=datasets.Features(features)).save_to_disk(tmp_path / "null")
-    task = DataSet(str(tmp_path / "null"), answer_field="reward_model.ground_truth", eval_size=1)
+    task = DataSet(DatasetSettings(path=str(tmp_path / "null"), answer_field="reward_model.ground_truth", eval_size=1))
     example = task.example("train", 0)
     assert [(one.role, one.content) for one in example.messages] == [("system", "Add."), ("user", "1+1=")]
     assert example.answer == "2"
@@ -135,7 +136,7 @@ def test_what_is_cached_needs_no_hub(saved: Path, tmp_path: Path, monkeypatch: p
         splits=datasets.splits.SplitDict.from_split_dict([{"name": "train", "num_bytes": 1, "num_examples": 6}]),
     )
     info.write_to_directory(str(build))
-    assert DataSet("someorg/sums", eval_size=2, **FIELDS).example("train", 1).prompt == "1+1="
+    assert DataSet(DatasetSettings(path="someorg/sums", eval_size=2, **FIELDS)).example("train", 1).prompt == "1+1="
     assert len(asked) == 1
 
 
@@ -196,8 +197,5 @@ def test_settings(saved: Path) -> None:
 
 def test_datasets_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlstab.extras.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as caught:
-        DataSet("x")
-    assert str(caught.value) == (
-        'The task dataset needs the package datasets, which is not installed. Run: pip install -e ".[datasets]"'
-    )
+    with pytest.raises(MissingPackage, match="datasets"):
+        DataSet(DatasetSettings(path="x"))

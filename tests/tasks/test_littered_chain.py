@@ -10,6 +10,7 @@ from hypothesis import example as also
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.demonstrations import of_chain
 from examples.junk_share import junk_share
 from rlstab.errors import OutOfRange
 from rlstab.tasks import JUNK, Chain, Example
@@ -21,7 +22,7 @@ EIGHT = Example("Q9+1-2=", Sum((9, 1, -2)))
 
 def littered(task: Chain, index: int, **noise: float) -> tuple[Example, str]:
     example = task.example("train", index)
-    return example, task.demonstration(example, random.Random(index), **noise)
+    return example, of_chain(task, example, random.Random(index), **noise)
 
 
 def test_without_its_settings_the_chain_is_what_it_was() -> None:
@@ -30,18 +31,18 @@ def test_without_its_settings_the_chain_is_what_it_was() -> None:
     for index in range(2000):
         example = Chain().example("train", index)
         noise = random.Random(f"demonstration 0 {index}")
-        seen.update((example.prompt + Chain().demonstration(example, noise)).encode())
+        seen.update((example.prompt + of_chain(Chain(), example, noise)).encode())
     assert seen.hexdigest() == "b33ce229272ab73a420b3d441d110155b31ee78d3a85c4552b3999fb367ce17a"
     assert Chain().junk == JUNK
 
 
 def test_remainders_are_what_is_written() -> None:
     task = Chain(terms=3, modulus=10)
-    assert task.demonstration(EIGHT, random.Random(0), wrong=0.0, commuted=0.0, junk=0.0) == "9+1=0;0-2=8;A8$"
+    assert of_chain(task, EIGHT, random.Random(0), wrong=0.0, commuted=0.0, junk=0.0) == "9+1=0;0-2=8;A8$"
     below = Example("Q1-2=", Sum((1, -2)))
     assert [task.score(below, text) for text in ("A9$", "A-1$", "A19$")] == [1.0, 0.0, 0.0]
     example = Example("Q9-2=", Sum((9, -2)))
-    off = [Chain(modulus=4).demonstration(example, random.Random(n), wrong=1.0, junk=0.0) for n in range(30)]
+    off = [of_chain(Chain(modulus=4), example, random.Random(n), wrong=1.0, junk=0.0) for n in range(30)]
     assert {text[-2] for text in off} == {"0", "1", "2"}  # never the 3 that is right
 
 
@@ -58,16 +59,16 @@ def test_remainders_are_what_is_written() -> None:
 def test_demonstrations_without_mistakes_are_right(
     index: int, terms: int, largest: int, modulus: int | None, symbols: int, commuted: float
 ) -> None:
-    task = Chain(terms, largest=largest, modulus=modulus, junk_symbols=symbols)
+    task = Chain(terms=terms, largest=largest, modulus=modulus, junk_symbols=symbols)
     for split in ("train", "eval"):
         example = task.example(split, index)
         assert all(abs(term) <= largest for term in example.answer.terms[1:])
-        text = task.demonstration(example, random.Random(index), wrong=0.0, commuted=commuted, junk=0.2 / symbols)
+        text = of_chain(task, example, random.Random(index), wrong=0.0, commuted=commuted, junk=0.2 / symbols)
         assert task.score(example, text) == 1.0
         assert [(one.reward, one.outcome) for one in task.blocks(example, text)] == [(1.0, 1)] * terms
         number = text.rpartition("A")[2].translate(str.maketrans("", "", f"{task.junk}$"))
         assert modulus is None or 0 <= int(number) < modulus
-        without = Chain(terms, largest=largest, modulus=modulus, junk_symbols=symbols, needs_junk=True)
+        without = Chain(terms=terms, largest=largest, modulus=modulus, junk_symbols=symbols, needs_junk=True)
         assert without.score(example, text) == any(one in task.junk for one in text)
 
 
@@ -120,31 +121,12 @@ def test_any_text_has_a_score_and_blocks(text: str) -> None:
     assert sum(one.stop - one.start for one in task.blocks(EIGHT, text)) == len("".join(text.partition("$")[:2]))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "what"),
-    [
-        ("largest", 0, "a digit from 1 to 9"),
-        ("largest", 10, "a digit from 1 to 9"),
-        ("modulus", 1, "None, or 2 to 10"),
-        ("modulus", 11, "None, or 2 to 10"),
-        ("junk_symbols", 0, "1 to 4096 symbols"),
-        ("junk_symbols", 4097, "1 to 4096 symbols"),
-        ("fragile", 1.5, "a share from 0 to 1"),
-        ("fragile", float("nan"), "a share from 0 to 1"),
-        ("flaky", -0.1, "a share of at least 0 and below 1, since 1 leaves nothing to learn"),
-        ("flaky", 1.0, "a share of at least 0 and below 1, since 1 leaves nothing to learn"),
-    ],
-)
-def test_settings_out_of_range(name: str, value: float, what: str) -> None:
-    with pytest.raises(OutOfRange) as caught:
-        Chain(**{name: value})  # type: ignore[arg-type]
-    assert str(caught.value) == f"Chain takes as `{name}` {what}, not {value}. Set it within that range."
-
-
-def test_more_junk_than_an_answer_can_hold() -> None:
-    with pytest.raises(OutOfRange) as caught:
-        Chain(junk_symbols=1000).demonstration(EIGHT, random.Random(0), junk=0.001)
-    assert str(caught.value) == (
-        "Chain.demonstration: 1000 symbols of junk with a share of 0.001 each make up 1 of an answer. Set `junk` so "
-        "that together they are at least 0 and below 1."
-    )
+def test_settings_out_of_range() -> None:
+    for name, value in [
+        ("terms", 7), ("largest", 0), ("modulus", 1), ("modulus", 11), ("junk_symbols", 0), ("junk_symbols", 4097),
+        ("fragile", 1.5), ("fragile", float("nan")), ("flaky", -0.1), ("flaky", 1.0),
+    ]:  # fmt: skip
+        with pytest.raises(OutOfRange, match=f"`{name}`"):
+            Chain(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(OutOfRange, match="junk"):
+        of_chain(Chain(junk_symbols=1000), EIGHT, random.Random(0), junk=0.001)

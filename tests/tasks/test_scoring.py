@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import signal
@@ -10,14 +9,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import psutil
 import pytest
 
 from rlstab.errors import ScorerError
-from rlstab.tasks.answer_pattern import AnswerPattern
-from rlstab.tasks.scorers import TextScorer
+from rlstab.tasks.scorers import AnswerPattern, TextScorer
 from rlstab.tasks.scoring import Outcome, Workers
 from tests.tasks.acts import Acts, NeverReady
 
@@ -35,15 +32,6 @@ def workers():
     shared.close()
 
 
-def sandbox_or_skip(count: int = 1, time_limit: float = LIMIT, scorer: object = None) -> Workers:
-    made = Workers(scorer or Acts(), count, time_limit, sandboxed=True)
-    try:
-        made.start()
-    except ScorerError as error:
-        pytest.skip(str(error))
-    return made
-
-
 def test_scores_in_order(workers):
     numbers = [index / 7 for index in range(100)]
     assert asked(workers, *(f"say {one!r}" for one in numbers)) == [Outcome(one) for one in numbers]
@@ -55,42 +43,44 @@ def test_nothing_of_a_completion_is_lost(workers):
     assert [one.score for one in asked(workers, *(f"length {one}" for one in texts))] == [len(one) for one in texts]
 
 
-def test_numbers_that_are_none_arrive(workers):
-    found = [one.score for one in asked(workers, "say nan", "say inf", "say -inf")]
-    assert math.isnan(found[0])
-    assert found[1:] == [math.inf, -math.inf]
+def test_a_score_that_is_not_finite_is_an_error_of_its_completion(workers):
+    outcomes = asked(workers, "say nan", "say 1", "say inf", "say -inf")
+    assert [outcome.score for outcome in outcomes] == [0.0, 1.0, 0.0, 0.0]
+    assert [outcome.error is not None for outcome in outcomes] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("hang", ["loop", "power", "sleep"])
-def test_a_hang_is_cut_off_and_the_rest_is_scored(workers, hang):
-    start = time.monotonic()
-    found = asked(workers, "say 1", hang, "say 2", "say 3")
-    assert found == [Outcome(1.0), Outcome(timed_out=True), Outcome(2.0), Outcome(3.0)]
-    assert LIMIT <= time.monotonic() - start < LIMIT + 20  # a worker starts anew, on a machine that may be busy
-    with pytest.raises(ScorerError, match=r"^The scorer took longer than 1 s\. Raise `time_limit`"):
-        workers.score_one(None, hang)
+def test_a_hang_is_cut_off_and_the_rest_is_scored(workers):
+    for hang in ("loop", "power", "sleep"):
+        assert asked(workers, "say 1", hang, "say 2", "say 3") == [
+            Outcome(1.0),
+            Outcome(timed_out=True),
+            Outcome(2.0),
+            Outcome(3.0),
+        ]
+    with pytest.raises(ScorerError, match="`time_limit`"):
+        workers.score_one(None, "sleep")
 
 
-@pytest.mark.parametrize(
-    ("act", "error"),
-    [
-        ("complain odd [length]", "ValueError: odd [length]"),
-        ("exit", "SystemExit: bye"),
-        ("recurse", "RecursionError: maximum recursion depth exceeded"),
-        ("memory", "MemoryError: "),
-        ("crash", "the process that scored it was ended by SIGSEGV"),
-        ("leave", "the process that scored it ended with code 7"),
-        ("garbage {", "the process gave no answer that can be read"),
-        ("garbage [1]", "the process gave no answer that can be read"),
-        ("garbage " + "[" * 9000, "the process gave no answer that can be read"),
-        ('garbage {"score": true}', "the process gave no answer that can be read"),
-        ("complain " + "y" * 5000, "ValueError: " + "y" * 988),
-    ],
-)
-def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers, act, error):
-    assert asked(workers, "say 1", act, "say 2") == [Outcome(1.0), Outcome(error=error), Outcome(2.0)]
-    with pytest.raises(ScorerError, match=r"^\S+"):
-        workers.score_one(None, act)
+def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers):
+    for act, error in {
+        "complain odd [length]": "ValueError: odd [length]",
+        "exit": "SystemExit: bye",
+        "recurse": "RecursionError: ",
+        "memory": "MemoryError: ",
+        "crash": "the process that scored it was ended by SIGSEGV",
+        "leave": "the process that scored it ended with code 7",
+        "garbage {": "the process gave no answer",
+        "garbage [1]": "the process gave no answer",
+        "garbage " + "[" * 9000: "the process gave no answer",
+        'garbage {"score": true}': "the process gave no answer",
+        "complain " + "y" * 5000: "ValueError: " + "y" * 988,
+    }.items():
+        before, outcome, after = asked(workers, "say 1", act, "say 2")
+        assert (before, after) == (Outcome(1.0), Outcome(2.0))
+        assert (outcome.score, outcome.timed_out) == (0.0, False)
+        assert str(outcome.error).startswith(error)
+        with pytest.raises(ScorerError):
+            workers.score_one(None, act)
 
 
 def test_a_scorer_writes_no_file(workers, tmp_path):
@@ -101,13 +91,6 @@ def test_a_scorer_writes_no_file(workers, tmp_path):
 def test_workers_do_not_import_torch(workers):
     assert "torch" in sys.modules
     assert asked(workers, "torch") == [Outcome(0.0)]
-
-
-def test_workers_inherit_no_secrets(monkeypatch):
-    monkeypatch.setenv("SOME_API_KEY", "secret")
-    mine = Workers(Acts(), 1, LIMIT)
-    assert asked(mine, "python float('SOME_API_KEY' in __import__('os').environ)") == [Outcome(0.0)]
-    mine.close()
 
 
 def test_results_depend_neither_on_the_number_of_workers_nor_on_the_order():
@@ -136,54 +119,46 @@ def test_an_expression_that_backtracks_for_ever_is_cut_off():
     mine.close()
 
 
-def test_nobody_waits_once_stop_is_set(workers):
+def test_nobody_waits_once_stop_is_set():
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
-    start = time.monotonic()
-    mine = Workers(Acts(), 1, 60.0)
+    mine = Workers(Acts(), 1, 600.0)
     assert mine.score([(None, "sleep")] * 3, stop) == []
-    assert time.monotonic() - start < 30
     assert asked(mine, "say 1") == [Outcome(1.0)]
     mine.close()
 
 
-def test_an_interrupted_question_leaves_no_answers_behind(monkeypatch):
-    mine = Workers(Acts(), 1, 60.0)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        assert asked(mine, "say 1") == [Outcome(1.0)]
-        patch.setattr(mine, "_wait", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            asked(mine, "say 2", "say 3")
+def test_an_interrupted_question_leaves_no_answers_behind():
+    mine = Workers(Acts(), 1, 600.0)
+    assert asked(mine, "say 1") == [Outcome(1.0)]
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        asked(mine, "sleep", "say 3")
     assert asked(mine, "say 4", "say 5") == [Outcome(4.0), Outcome(5.0)]
     mine.close()
 
 
 def test_a_worker_that_was_killed_while_it_was_idle_is_replaced(workers):
     assert asked(workers, "say 1") == [Outcome(1.0)]
-    for one in workers._workers:
+    for one in workers._workers.values():
         os.kill(one._process.pid, signal.SIGKILL)
         one._process.wait()
     assert asked(workers, "say 2", "say 3") == [Outcome(2.0), Outcome(3.0)]
 
 
 def test_a_worker_that_cannot_start_says_why():
-    with pytest.raises(ScorerError) as caught:
-        asked(Workers(NeverReady(), 2, LIMIT), "say 1")
-    assert str(caught.value) == "No process can be started that scores. ImportError: no such␛[31m library"
+    with pytest.raises(ScorerError, match=r"ImportError: no such␛\[31m library"):
+        asked(Workers(NeverReady(), 2, LIMIT), "say 1", "say 2", "say 3")
 
 
 def test_closed_workers_are_gone_and_come_back(workers):
     mine = Workers(Acts(), 2, LIMIT)
     assert asked(mine, "say 1", "say 2") == [Outcome(1.0), Outcome(2.0)]
-    before = [one._process for one in mine._workers]
+    before = [one._process for one in mine._workers.values()]
     mine.close()
     assert all(one.returncode is not None for one in before)
     assert asked(mine, "say 3") == [Outcome(3.0)]
-    before = [one._process for one in mine._workers]
+    before = [one._process for one in mine._workers.values()]
     del mine
     assert all(one.returncode is not None for one in before)
 
@@ -192,10 +167,10 @@ PROGRAM = """
 import sys, threading, time
 from rlstab.tasks.scoring import Workers
 from tests.tasks.acts import Acts
-hang = Workers(Acts(), 2, 1000.0, sandboxed=sys.argv[2] == "True")
-hang.start()
+hang = Workers(Acts(), 2, 1000.0)
+assert len(hang.score([(None, "say 1")] * 50)) == 50
 threading.Thread(target=lambda: hang.score([(None, sys.argv[1])] * 2), daemon=True).start()
-while len([one for one in hang._workers if one.place is not None]) < 2:
+while len(hang._workers) < 2:
     time.sleep(0.05)
 time.sleep(0.5)
 print("stuck", flush=True)
@@ -204,19 +179,32 @@ time.sleep(1000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word to a child is Linux's")
-@pytest.mark.parametrize("sandboxed", [False, True])
 @pytest.mark.parametrize("hang", ["power", "sleep"])
-def test_workers_die_with_a_parent_that_is_killed(hang, sandboxed):
-    if sandboxed:
-        sandbox_or_skip().close()
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), hang, str(sandboxed)], stdout=subprocess.PIPE, text=True
-    )
-    with parent:
+def test_workers_die_with_a_parent_that_is_killed(hang):
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), hang]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "stuck\n"
         children = psutil.Process(parent.pid).children(recursive=True)
-        assert len(children) == (6 if sandboxed else 2)  # keeper, sandbox and completion
+        assert len(children) == 2
         parent.kill()
-    gone, left = psutil.wait_procs(children, timeout=10)
-    print(f"{len(gone)} of {len(children)} worker processes ended with their parent, {len(left)} are left")
+    _, left = psutil.wait_procs(children, timeout=60)
     assert left == []
+
+
+@pytest.mark.parametrize(
+    ("program", "left"),
+    [
+        ("len(open('FILE').read())", "mine"),
+        ("os.unlink('FILE') or 4", None),
+        ("4 * ('HF_TOKEN' not in os.environ)", "mine"),
+    ],
+)
+def test_a_worker_has_the_rights_of_the_user_but_not_the_secrets(program, left, tmp_path, monkeypatch):
+    """As SECURITY.md says."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    mine, file = Workers(Acts(), 1, 5.0), tmp_path / "file"
+    file.write_text("mine")
+    program = program.replace("os.", "__import__('os').").replace("FILE", str(file))
+    assert asked(mine, f"python {program}") == [Outcome(4.0)]
+    assert (file.read_text() if file.exists() else None) == left
+    mine.close()

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.train.crews import Crew
+from tests.train.forks import Forks
 
 
 @pytest.fixture(scope="session")
-def crew() -> Iterator[Crew]:
+def forks() -> Iterator[Forks]:
     """Forks the processes of a run."""
-    crew = Crew()
-    yield crew
-    crew.end()
+    started = Forks()
+    yield started
+    started.end()

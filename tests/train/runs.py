@@ -1,119 +1,170 @@
-"""Small runs that tests train, and what they look at afterwards."""
+"""Small runs that the tests train, and what is read from their folders; nothing here knows the trainer's inside."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from torch import Tensor
 
 from rlstab.config import RunConfig, dump_run, load_run
-from rlstab.train.loop import RunResult, train
-from rlstab.train.policy import load_policy
-from tests.tolerances import depth, drift, rounding
+from rlstab.train import RunResult, train
 
-#: Bound on the logits of the model that `small` trains, on what it samples.
-LOGIT = 20.0
+ROOT = Path(__file__).parent.parent.parent
+OWN = Path(__file__).parent / "own.py"
+
+#: The largest difference between weights that the documents promise of several processes and of micro-batches.
+ALIKE = 1e-5
+
+#: A state in the objective, which a continued run has to have.
+STATED = ["clip_higher", {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}]
+
+#: Every part of a run that has a state: a window, a budget, branches, refills, rollouts that wait.
+STAGED: dict[str, Any] = {
+    "objective": [*STATED, "stream_weight"],
+    "stages": [
+        {"name": "goldilocks", "pool": 12},
+        {"name": "laconic", "budget": 3, "step": 0.1},
+        {"name": "deep_grpo", "branches": 2, "threshold": 0.5, "warmup": 0},
+        {"name": "dynamic_sampling", "max_refills": 1},
+    ],
+    "rollout__staleness": 1,
+}
+ADAPTER: dict[str, Any] = {"model__adapter": {"r": 4, "alpha": 8}, "optimisation__lr": 1e-2}
+
+
+def own(name: str, **settings: Any) -> dict[str, Any]:
+    """A class of `own.py`, as a run file names it."""
+    return {"name": f"{OWN}:{name}", **settings}
 
 
 def small(out: Path, objective: Any = "clip_higher", **changes: Any) -> RunConfig:
-    """A run of a few seconds; ``changes`` are dotted settings with ``__`` for the dot."""
+    """A run of a fraction of a second, whose rewards differ; ``changes`` are settings with ``__`` for the dot."""
     data = {
+        "task": own("Graded"),
         "objective": objective,
-        "rollout": {"prompts": 4, "group": 4, "max_new_tokens": 16},
-        "optimisation": {"rollouts": 3, "lr": 1e-3},
-        "evaluation": {"every": 0},
+        "rollout": {"prompts": 2, "group": 4, "max_new_tokens": 6},
+        "optimisation": {"rollouts": 2, "lr": 1e-3},
+        "evaluation": {"every": 0, "prompts": 2, "samples": 2, "pass_at": [2], "greedy": False},
         "tracking": {"out": str(out), "checkpoint_every": 0},
     }
     return load_run(data, {key.replace("__", "."): value for key, value in changes.items()})
 
 
+def long(out: Path, objective: Any = STATED, **changes: Any) -> RunConfig:
+    """Four rollouts of two optimizer steps, with checkpoints after 2 and 4, evaluations and traces."""
+    settings = {
+        "optimisation__rollouts": 4,
+        "optimisation__mini_batches": 2,
+        "tracking__checkpoint_every": 2,
+        "tracking__trace_every": 2,
+        "tracking__trace_responses": 4,
+        "evaluation__every": 2,
+    }
+    return small(out, **{"objective": objective, **settings, **changes})
+
+
 def file_of(run: RunConfig) -> Path:
     """The file of a run, beside its folder."""
-    out = Path(run.tracking.out)
-    file = out.with_suffix(".yaml")
+    file = Path(run.tracking.out).with_suffix(".yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dump_run(run))
     return file
 
 
 def quiet() -> Console:
-    """A console that is no terminal."""
-    return Console(file=io.StringIO(), force_terminal=False)
+    """A console that is not a terminal; what it was told is in ``file.getvalue()``."""
+    return Console(file=io.StringIO(), force_terminal=False, width=500)
 
 
 def go(run: RunConfig, **options: Any) -> RunResult:
     """Train without printing."""
-    return train(run, console=quiet(), **options)
+    return train(run, **{"console": quiet(), **options})
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
+def number(path: Path) -> int:
+    """Of a checkpoint: the rollout in its name; -1 of anything else."""
+    found = re.fullmatch(r"(?:[a-z]+-)?(\d+)", path.name)
+    return int(found[1]) if found else -1
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """Of a run, oldest first."""
+    folder = out / "checkpoints"
+    there = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in there if number(path) >= 0), key=number)
+
+
+def weights(out: Path) -> dict[str, Tensor]:
     """The weights of the newest checkpoint, or of the adapter in it."""
-    newest = sorted((out / "checkpoints").glob("rollout-*"))[-1]
+    newest = checkpoints(out)[-1]
     adapter = newest / "adapter_model.safetensors"
     return load_file(adapter if adapter.exists() else newest / "model.safetensors")
 
 
-def about(out: Path) -> dict[str, Any]:
-    """What a run says of itself: the processes as they counted themselves, and the engine."""
-    found: dict[str, Any] = json.loads((out / "run.json").read_text())
-    return found
-
-
-def largest_difference(one: Path, other: Path) -> float:
-    """Largest absolute difference between the weights of two runs."""
-    left, right = weights(one), weights(other)
+def largest_difference(out: Path, other: Path) -> float:
+    """Between the weights of two runs."""
+    left, right = weights(out), weights(other)
     assert left.keys() == right.keys()
     return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
-def sampler_gap(dtype: torch.dtype) -> float:
-    """Bound on what rounding puts between the sampler's log-prob of a token and the trainer's."""
-    model = load_policy("countdown-tiny").model
-    # in bfloat16 sums are float32: what goes in and out of a layer's seven products and two of the attention is rounded
-    terms = 2 * 9 * model.config.num_hidden_layers if dtype == torch.bfloat16 else _terms()
-    return rounding(dtype, LOGIT, terms)
-
-
-def _terms() -> int:
-    return depth(load_policy("countdown-tiny").model, 40)
-
-
-def weights_alike(one: Path, other: Path) -> None:
-    """The weights of two runs differ by what rounding does to their training."""
-    settings = load_run(one / "config.yaml").optimisation
-    left, right = weights(one), weights(other)
-    assert left.keys() == right.keys()
-    steps = settings.rollouts * settings.optimizer_steps_per_rollout
-    large, apart = (
-        float(torch.cat([one.flatten().abs() for one in values]).quantile(0.9))
-        for values in (left.values(), [left[name] - right[name] for name in left])
-    )
-    # forward and backward make the gradients, and each step rounds the weights
-    assert apart <= steps * settings.lr * drift(2 * _terms()) + rounding(torch.float32, large, steps)
-
-
-def trained_alike(one: Path, other: Path) -> None:
-    """Weights and metrics of two runs on the same data differ by what rounding does to their training."""
-    weights_alike(one, other)
-    wide, narrow = (rounding(torch.float32, size, _terms()) for size in (LOGIT, 1.0))
-    for mine, theirs in zip(without_times(one), without_times(other), strict=True):
-        assert mine.keys() == theirs.keys()
-        for name in mine:
-            close = wide if name.startswith("sampler/") else narrow  # that is itself the rounding of log-probs
-            assert theirs[name] == pytest.approx(mine[name], rel=wide, abs=close), name
-
-
-def records(out: Path) -> list[dict[str, Any]]:
-    """The metrics of a run."""
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Of a file of JSON lines; none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def without_times(out: Path) -> list[dict[str, Any]]:
     """The metrics of a run, less what a clock measured."""
-    return [{key: one[key] for key in one if not key.startswith("seconds/")} for one in records(out)]
+    return [
+        {key: record[key] for key in record if not key.startswith("seconds/")}
+        for record in lines(out / "metrics.jsonl")
+    ]
+
+
+def about(out: Path) -> dict[str, Any]:
+    """What a run says of itself: the processes as they counted themselves, and the engine."""
+    return dict(json.loads((out / "run.json").read_text()))
+
+
+def left(out: Path) -> dict[str, Any]:
+    """What a run leaves that depends on no clock, id or restart: records, texts, the tensors of its checkpoints."""
+    found: dict[str, Any] = {"metrics": without_times(out)}
+    for name in ("samples.jsonl", "tokens.jsonl"):
+        found[name] = (out / name).read_text() if (out / name).exists() else ""
+    for path in checkpoints(out):
+        for file in sorted(path.rglob("*.safetensors")):
+            # values alone: in which order a state lists its tensors is left to the process
+            values = sorted(value.numpy().tobytes() for value in load_file(file).values())
+            found[f"{number(path)}/{file.name}"] = values
+    return found
+
+
+def differences(out: Path, whole: dict[str, Any]) -> list[str]:
+    """The names of what two runs left and that differs; ``whole`` is from :func:`left`."""
+    mine = left(out)
+    return sorted(name for name in mine.keys() | whole.keys() if mine.get(name) != whole.get(name))
+
+
+def forget_newest(out: Path) -> None:
+    """Bring a run back to its checkpoint before the newest, as a kill would that came before the newest was written."""
+    shutil.rmtree(checkpoints(out)[-1])
+
+
+def moved(out: Path, start: str = "countdown-tiny") -> float:
+    """The largest distance of a weight from where it began."""
+    begun = load_file(ROOT / "rlstab" / "data" / start / "model.safetensors")
+    return max(float((begun[name] - value).abs().max()) for name, value in weights(out).items())
+
+
+def equal(out: Path, other: Path) -> bool:
+    """Whether two runs have the same weights, bit for bit."""
+    mine, theirs = weights(out), weights(other)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -1,178 +1,276 @@
-"""Resuming: a run that was killed goes on as if nothing had happened, bit for bit."""
+"""A run that was killed, stopped or cut short goes on as if nothing had happened, bit for bit."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import rlstab
-from rlstab.config import dump_run
-from rlstab.core.saved_state import dump_state
-from rlstab.train import checkpoint, durable
-from tests.train.runs import go, small, weights, without_times
+from rlstab.errors import CheckpointError, ConfigError
+from rlstab.train import Stopped
+from tests.train import own
+from tests.train.forks import Forks
+from tests.train.runs import (
+    ADAPTER,
+    ALIKE,
+    ROOT,
+    STAGED,
+    STATED,
+    about,
+    checkpoints,
+    differences,
+    file_of,
+    forget_newest,
+    go,
+    largest_difference,
+    left,
+    lines,
+    long,
+    number,
+    without_times,
+)
 
-STACK = [{"preset": "recommended"}, {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}]
-LONG: dict[str, Any] = {
-    "optimisation__rollouts": 8,
-    "optimisation__mini_batches": 2,
-    "tracking__checkpoint_every": 2,
-    "evaluation__every": 4,
-    "evaluation__prompts": 4,
+SELECTORS = {
+    "uniform": {"name": "uniform", "pool": 12},
+    "goldilocks": {"name": "goldilocks", "pool": 12},
+    "goldilocks_teacher": {"name": "goldilocks_teacher", "pool": 12, "candidates": 3, "window": 8},
+    "paced": {"name": "paced", "pool": 12},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "a state of the objective": {},
+    "stages, branches, refills, a queue": STAGED,
+    "an adapter with a reference": {**ADAPTER, "objective": [*STATED, {"name": "kl", "coefficient": 0.1}]},
+    "a schedule": {"optimisation__schedule": "cosine", "optimisation__warmup_optimizer_steps": 2},
+    "a queue of two and a sampler of fewer bits": {"rollout__staleness": 2, "rollout__precision": "int8"},
+    "bf16": {"optimisation__precision": "bf16", "optimisation__weight_decay": 0.1},
+    **{f"selector {name}": {"stages": [settings]} for name, settings in SELECTORS.items()},
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_lost_its_newest_checkpoint_ends_as_the_whole_one(kind: str, tmp_path: Path) -> None:
+    """What it had recorded after the checkpoint is cut off and made again."""
+    out = tmp_path / "run"
+    go(long(out, **KINDS[kind]))
+    whole = left(out)
+    forget_newest(out)
+    assert [number(path) for path in checkpoints(out)] == [2]
+    go(long(out, **KINDS[kind]), resume=True)
+    assert differences(out, whole) == []
+    assert [record["rollout"] for record in without_times(out)][-3:] == [2, 3, 4]
+    assert whole["tokens.jsonl"]
+
+
+def test_a_run_that_is_killed_goes_on_bit_for_bit(forks: Forks, tmp_path: Path) -> None:
+    """A kill by the system, in the middle of a rollout after the first checkpoint, and one before any checkpoint."""
+    for kind in ("a state of the objective", "stages, branches, refills, a queue"):
+        go(long(tmp_path / kind / "whole", **KINDS[kind]))
+        whole = left(tmp_path / kind / "whole")
+        out = tmp_path / kind / "run"
+        file = file_of(long(out, task={"name": f"{own.__file__}:Slow"}, **KINDS[kind]))
+        assert forks.tries(file, victims=[0], records=1).codes == [-signal.SIGKILL]
+        done = forks.tries(file, options={"resume": True}, victims=[0], checkpoint=2, records=4)
+        assert done.codes == [-signal.SIGKILL]
+        assert [number(path) for path in checkpoints(out)] == [2]
+        forks.does(file, options={"resume": True})
+        assert differences(out, whole) == []
+
+
+@pytest.mark.parametrize("kills", [pytest.param(15), pytest.param(300, marks=pytest.mark.slow)])
+def test_after_any_kill_a_run_goes_on_bit_for_bit(kills: int) -> None:
+    """At aimed and at random moments, runs with stages, staleness and LoRA among them."""
+    seed = 0
+    command = [sys.executable, "-m", "tests.train.kills", str(kills), str(seed)]
+    found = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    print(f"python -m tests.train.kills {kills} {seed}: {found}")
+    assert found["failures"] == []
+    assert found["kills"] >= kills
+    assert all(count > 0 for count in found["of"].values())
+
+
+# -- another number of processes -------------------------------------------------------------------------------------
+
+CHANGES: list[tuple[tuple[str, int], tuple[str, int]]] = [
+    (("fsdp2", 2), ("auto", 1)),
+    (("auto", 1), ("fsdp2", 2)),
+    (("ddp", 2), ("fsdp2", 3)),
+    (("fsdp2", 3), ("ddp", 2)),
+]
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    go(small(out, STACK, **LONG))
-    return out
+def smooth() -> dict[str, Any]:
+    """Rollouts wait in a queue, the objective has a state, and rounding decides little."""
+    return {"rollout__staleness": 1, "rollout__prompts": 4, "optimisation__eps": 1e-4, "optimisation__lr": 1e-4}
 
 
-def assert_same(one: Path, other: Path) -> None:
-    left, right = weights(one), weights(other)
-    assert all(torch.equal(left[name], right[name]) for name in left | right)
-    assert without_times(one) == without_times(other)
-    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
-
-
-@pytest.mark.parametrize("lines", [5, *(pytest.param(one, marks=pytest.mark.slow) for one in (3, 8))])
-def test_a_run_killed_at_any_moment_continues_bit_for_bit(lines: int, tmp_path: Path, uninterrupted: Path) -> None:
-    out = tmp_path / "run"
-    file = tmp_path / "run.yaml"
-    file.write_text(dump_run(small(out, STACK, **LONG)))
-    command = [sys.executable, "-m", "rlstab.cli", "train", str(file), "--resume"]
-    metrics = out / "metrics.jsonl"
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_text().count("\n") >= lines:
-            break
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    # on a busy machine it may have finished before the signal came; it must not have failed
-    assert process.wait() in (-signal.SIGKILL, 0), process.stderr.read().decode()
-    process.stderr.close()
-    go(small(out, STACK, **LONG), resume=True)
-    assert_same(out, uninterrupted)
-
-
-def test_a_kill_during_a_save_leaves_the_checkpoint_before_it(
-    tmp_path: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [CHANGES[0], *(pytest.param(*change, marks=pytest.mark.slow) for change in CHANGES[1:])],
+    ids=str,
+)
+def test_a_run_goes_on_in_another_number_of_processes(
+    before: tuple[str, int], after: tuple[str, int], smooth: dict[str, Any], forks: Forks, tmp_path: Path
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(path: Path) -> None:
-        if "rollout-000004" in str(path):
-            raise Killed
-
+    go(long(tmp_path / "whole", **smooth))
     out = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        patched.setattr(durable, "flush", killed)
-        with pytest.raises(Killed):
-            go(small(out, STACK, **LONG))
-    assert [one.name for one in checkpoint.checkpoints(out / "checkpoints")] == ["rollout-000002"]
-    go(small(out, STACK, **LONG), resume=True)
-    assert_same(out, uninterrupted)
-    assert not list((out / "checkpoints").glob(".writing-*"))
+    slow = {"task": {"name": f"{own.__file__}:Slow"}}
+    for (engine, processes), cut in ((before, True), (after, False)):
+        file = file_of(long(out, **smooth, **slow, engine=engine))
+        kill = {"victims": list(range(processes)), "checkpoint": 2} if cut else {"options": {"resume": True}}
+        done = forks.tries(file, processes, **kill)
+        assert done.codes == [-signal.SIGKILL if cut else 0] * processes, "\n".join(done.said)
+        assert about(out)["processes"] == processes
+    assert [record["rollout"] for record in without_times(out)] == [0, 1, 2, 3, 4]
+    found = largest_difference(tmp_path / "whole", out)
+    print(f"{before} to {after}: largest difference {found:.1e}")
+    assert found <= ALIKE
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    run = small(tmp_path / "run", optimisation__rollouts=2)
-    go(run)
-    before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    go(run, resume=True)
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_after_the_kill_of_all_ranks_the_run_goes_on_bit_for_bit(engine: str, forks: Forks, tmp_path: Path) -> None:
+    settings = {**STAGED, "engine": engine}
+    forks.does(file_of(long(tmp_path / "whole", **settings)), 2)
+    whole, out = left(tmp_path / "whole"), tmp_path / "run"
+    file = file_of(long(out, **settings))
+    for moment in (1, 3, 4):
+        done = forks.tries(file, 2, options={"resume": True}, victims=[0, 1], records=moment, after=0.05)
+        assert done.codes == [-signal.SIGKILL] * 2
+    forks.does(file, 2, options={"resume": True})
+    assert about(out)["processes"] == 2
+    assert differences(out, whole) == []
 
 
-def test_resume_may_lengthen_a_run(tmp_path: Path) -> None:
-    go(small(tmp_path / "run", optimisation__rollouts=2))
-    assert len(go(small(tmp_path / "run", optimisation__rollouts=4), resume=True).records) == 4
-    go(small(tmp_path / "whole", optimisation__rollouts=4))
-    assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
+# -- what a continued run may change ---------------------------------------------------------------------------------
 
 
-def test_a_changed_setting_is_an_error(tmp_path: Path) -> None:
+def test_a_finished_run_stays_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    go(long(tmp_path / "whole", optimisation__rollouts=6))
     out = tmp_path / "run"
-    go(small(out, optimisation__rollouts=1))
-    with pytest.raises(rlstab.errors.CheckpointError) as caught:
-        go(small(out, optimisation__rollouts=1, optimisation__lr=0.5), resume=True)
-    assert str(caught.value) == (
-        f"{out} was started with optimisation.lr = 0.001, the configuration says 0.5. A run continues as it began. "
-        f"Resume with {out / 'config.yaml'}, or start over in another tracking.out."
-    )
+    go(long(out))
+    before = left(out)
+    go(long(out), resume=True)
+    assert differences(out, before) == []
+    go(long(out, optimisation__rollouts=6), resume=True)
+    mine, theirs = without_times(out), without_times(tmp_path / "whole")
+    assert [{key: value for key, value in record.items() if "eval" not in key} for record in mine[1:]] == [
+        {key: value for key, value in record.items() if "eval" not in key} for record in theirs[1:]
+    ]
+    assert largest_difference(out, tmp_path / "whole") == 0
 
 
-def test_a_checkpoint_of_another_objective_is_an_error(tmp_path: Path) -> None:
+def test_resume_starts_where_there_is_no_run(tmp_path: Path) -> None:
+    assert len(go(long(tmp_path / "run"), resume=True).evaluations) == 3
+
+
+def test_what_may_not_change_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run = small(out, optimisation__rollouts=1)
-    go(run)
-    record = checkpoint.checkpoints(out / "checkpoints")[-1] / checkpoint.INDEX
-    hash_of_this = rewritten(record, objective="000000000000")["objective"]
-    with pytest.raises(rlstab.errors.CheckpointError) as caught:
-        go(run, resume=True)
-    assert str(caught.value) == (
-        f"{record.parent} belongs to the objective 000000000000, the configuration describes {hash_of_this}. A "
-        f"checkpoint holds the state of its own objective. Resume with the config.yaml of that run, or start over in "
-        f"another tracking.out."
-    )
+    go(long(out))
+    before = left(out)
+    changed: dict[str, dict[str, Any]] = {
+        r"optimisation\.lr": {"optimisation__lr": 0.5},
+        "objective": {"objective": ["clip_higher"]},
+        "seed": {"seed": 2},
+        r"rollout\.group": {"rollout__group": 8},
+        "stages": {"stages": [{"name": "uniform", "pool": 12}]},
+        r"model\.adapter": {"model__adapter": {"r": 2}},
+        "task": {"task": {"name": "countdown"}},
+    }
+    for name, change in changed.items():
+        with pytest.raises(CheckpointError, match=name) as caught:
+            go(long(out, **{"optimisation__rollouts": 6, **change}), resume=True)
+        assert "\n" not in str(caught.value), name
+        assert differences(out, before) == [], name
+    same = {"optimisation__micro_batch_size": 2, "rollout__batch_size": 3, "evaluation__every": 0}
+    assert len(go(long(out, optimisation__rollouts=5, **same), resume=True).records) == 6
 
 
-def rewritten(record: Path, **changes: Any) -> dict[str, Any]:
-    """What a checkpoint's index held before it was changed as if it had been written so."""
-    before = json.loads(record.read_text())
-    after = {key: value for key, value in {**before, **changes}.items() if key != "sha256"}
-    record.write_text(json.dumps({**after, "sha256": checkpoint._sum(after)}))
-    return dict(before)
+def test_a_run_whose_rollouts_wait_is_not_lengthened(tmp_path: Path) -> None:
+    go(long(tmp_path, rollout__staleness=1))
+    with pytest.raises(CheckpointError, match=r"optimisation\.rollouts"):
+        go(long(tmp_path, rollout__staleness=1, optimisation__rollouts=6), resume=True)
 
 
-def test_a_state_with_tensors_survives() -> None:
-    state = {"a": {"gate": True, "w/x": torch.arange(3.0)}, "b": {}, "n": 2, "x": 0.1, "m": {"tensor": "state/0"}}
-    plain, tensors = dump_state(dict.fromkeys(("state", "standing"), state))
-    plain = json.loads(json.dumps(plain))
-    record = {"format": 4, "rollout": 1, "optimizer_steps": 1, "objective": "", **plain["state"]}
-    found = checkpoint._checkpoint({**record, "tensors": plain["tensors"]}, tensors)
-    tensor = state["a"].pop("w/x")  # type: ignore[attr-defined]
-    for back in (dict(found.state), dict(found.standing or {})):
-        assert torch.equal(back["a"].pop("w/x"), tensor)
-        assert back == state
+def test_functions_of_the_user_have_to_be_given_again(tmp_path: Path) -> None:
+    objective = ["clip_higher", {"name": f"{own.__file__}:WeighPlaces", "signal": "places"}]
+    given: dict[str, Any] = {"signals": {"places": own.places}, "advantages": own.fading}
+    go(long(tmp_path / "run", objective), **given)
+    whole = left(tmp_path / "run")
+    forget_newest(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"fading"):
+        go(long(tmp_path / "run", objective), resume=True, signals={"places": own.places})
+    go(long(tmp_path / "run", objective), resume=True, **given)
+    assert differences(tmp_path / "run", whole) == []
 
 
-def test_a_run_of_before_there_were_stages_continues_bit_for_bit(tmp_path: Path, uninterrupted: Path) -> None:
-    out = tmp_path / "run"
-    go(small(out, STACK, **{**LONG, "optimisation__rollouts": 4}))
-    advantage = {"estimator": "grpo", "std": True, "epsilon": 1e-4, "ddof": 1}
-    for one in checkpoint.checkpoints(out / "checkpoints"):
-        now = json.loads((one / checkpoint.INDEX).read_text())
-        assert (now["format"], now["tensors"]) == (4, [])
-        settings = {key: value for key, value in now["run"]["settings"].items() if key != "stages"}
-        run = {**now["run"], "settings": {**settings, "advantage": advantage}}
-        old = {key: value for key, value in now.items() if key not in ("sha256", "standing")}
-        old = {**old, "format": 3, "run": run}
-        (one / checkpoint.INDEX).write_text(json.dumps({**old, "sha256": checkpoint._sum(old)}))
-    go(small(out, STACK, **LONG), resume=True)
-    assert_same(out, uninterrupted)
+# -- signals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_continues_that_began_before_some_settings_were_there(tmp_path: Path) -> None:
-    def run(**task: Any) -> Any:
-        return small(tmp_path / "run", task={"name": "chain", **task}, rollout__max_new_tokens=2)
+class Signalling(own.Graded):
+    """It sends its own process a signal at one of its scores."""
 
-    go(run())
-    config = tmp_path / "run" / "config.yaml"
-    before = [line for line in config.read_text().splitlines(True) if "fragile" not in line and "modulus" not in line]
-    config.write_text("".join(before))
-    assert len(go(run(), resume=True).records) == 3
-    config.write_text("".join(before))
-    with pytest.raises(rlstab.errors.CheckpointError, match=r"was started with task\.fragile = 0\.0, .* says 0\.5\."):
-        go(run(fragile=0.5), resume=True)
+    def __init__(self, at: int, send: Callable[[], None]) -> None:
+        super().__init__()
+        self.at, self.count, self.send = at, 0, send
+
+    def score(self, example: Any, completion: str) -> float:
+        self.count += 1
+        if self.count == self.at:
+            self.send()
+        return super().score(example, completion)
+
+
+def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path: Path) -> None:
+    settings = {"evaluation__every": 0}
+    go(long(tmp_path / "whole", **settings), task=Signalling(-1, lambda: None))
+    whole = left(tmp_path / "whole")
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    for which in (signal.SIGINT, signal.SIGTERM):
+        out = tmp_path / which.name
+        task = Signalling(26, lambda which=which: os.kill(os.getpid(), which))  # type: ignore[misc]
+        with pytest.raises(Stopped) as caught:
+            go(long(out, **settings), task=task)
+        assert isinstance(caught.value, KeyboardInterrupt)
+        assert "--resume" not in str(caught.value), "that is for the command line to say"
+        newest = checkpoints(out)[-1]
+        assert caught.value.checkpoint == newest
+        assert lines(out / "metrics.jsonl")[-1]["rollout"] == number(newest) in (3, 4)
+        assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
+        go(long(out, **settings), resume=True, task=Signalling(-1, lambda: None))
+        kept = {name: value for name, value in whole.items() if not name[0].isdigit() or name[0] == "4"}
+        assert [name for name in differences(out, kept) if not name[0].isdigit() or name[0] == "4"] == []
+
+
+def test_a_signal_before_the_first_rollout_is_complete_leaves_nothing_to_go_on_from(tmp_path: Path) -> None:
+    task = Signalling(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped) as caught:
+        go(long(tmp_path / "run", evaluation__every=0), task=task)
+    assert caught.value.checkpoint is None or number(caught.value.checkpoint) == 1
+    go(long(tmp_path / "run", evaluation__every=0), resume=True, task=Signalling(-1, lambda: None))
+
+
+def test_a_handler_of_the_caller_stays(tmp_path: Path) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda which, frame: seen.append(which))
+    try:
+        go(long(tmp_path / "run"), task=Signalling(9, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM]
+    assert len(checkpoints(tmp_path / "run")) == 2
+
+
+def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="overwrite"):
+        go(long(tmp_path / "run"), resume=True, overwrite=True)
+    assert not (tmp_path / "run").exists()
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)

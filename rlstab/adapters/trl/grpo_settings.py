@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from accelerate import DistributedType
 from trl import GRPOConfig
 
 from rlstab.core.compose import walk
@@ -38,6 +39,10 @@ REPLACED: Mapping[str, str] = {
 BIAS_CORRECTION, UNBIASED = "use_bias_correction_kl", "k3_unbiased"
 #: Optimizers that step inside the backward pass, where no step can be refused.
 _STEPS_EARLY = ("lomo", "layerwise")
+_DEEPSPEED = (
+    "it takes the optimizer step inside the backward pass, where it can be neither refused nor scaled. Launch with "
+    "FSDP or DDP."
+)
 
 
 def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
@@ -57,7 +62,7 @@ def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
     _check_estimator(config, objective)
     _check_correction(config, objective)
     check_windows(config)
-    _check_engine(config)
+    _check_early(config)
 
 
 def _check_reference(config: GRPOConfig, objective: TokenObjective) -> None:
@@ -129,20 +134,29 @@ def check_windows(config: GRPOConfig) -> None:
         )
 
 
-def _check_engine(config: GRPOConfig) -> None:
+def _check_early(config: GRPOConfig) -> None:
+    """Refuse what steps inside the backward pass before anything is loaded."""
     if config.deepspeed is not None:
-        raise ConfigError(
-            "GRPOConfig.deepspeed: DeepSpeed takes the optimizer step inside the backward pass, where it can be "
-            "neither refused nor scaled. Launch with FSDP or DDP."
-        )
-    if getattr(config, "parallelism_config", None) is not None:
-        raise ConfigError(
-            "GRPOConfig.parallelism_config: tensor, context and sequence parallelism split a sequence or share one "
-            "over ranks, and the adapter counts every rank as data-parallel. Leave it unset; FSDP and DDP work."
-        )
+        raise ConfigError(f"GRPOConfig.deepspeed: {_DEEPSPEED}")
     optimizer: Any = getattr(config.optim, "value", config.optim)
     if any(word in str(optimizer) for word in _STEPS_EARLY):
         raise ConfigError(
             f"GRPOConfig.optim = {str(optimizer)!r} steps inside the backward pass, where no step can be refused. Take "
             f"'adamw_torch'."
         )
+
+
+def check_engine(accelerator: Any) -> None:
+    """Refuse an engine that ``accelerate launch --config_file``, the environment or GRPOConfig chose.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise ConfigError(f"accelerate was launched with {accelerator.distributed_type.value}: {_DEEPSPEED}")
+    for kind in ("tp", "cp", "sp"):
+        if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):
+            raise ConfigError(
+                f"parallelism_config has {kind}_size above 1: tensor, context and sequence parallelism share sequences "
+                f"between ranks, and the adapter counts every rank as data-parallel. Leave it at 1; FSDP and DDP work."
+            )

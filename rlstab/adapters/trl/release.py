@@ -1,23 +1,25 @@
-"""Whether the installed TRL is one that the adapter knows: its version, its private methods, and nobody's patch."""
+"""Whether the installed TRL is one that the adapter knows: its version, its private parts, and nobody's patch."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version as installed
+from typing import Any
 
 import trl
 from packaging.version import Version
-from transformers import Trainer
 from trl import GRPOTrainer
 
 from rlstab.adapters.releases import changed_bodies, check_methods
 from rlstab.errors import HostError
 
-#: The first release whose methods the adapter was written against.
-OLDEST = "1.16"
-#: Private methods that the adapter overrides or calls, with the names of their first parameters.
+#: The release whose private parts the adapter was written against, and what the tests have beside it.
+RELEASE = "1.16"
+BESIDE: Mapping[str, str] = {"transformers": "5.23", "accelerate": "1.15"}
+_CURE = f"Install the release that the adapter was tested with: pip install 'trl=={RELEASE}.*'"
+#: Methods that the adapter overrides or calls, with the names of their first parameters.
 SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
     "_compute_loss": ("self", "model", "inputs"),
@@ -29,28 +31,34 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "_save_optimizer_and_scheduler": ("self", "output_dir"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
     "training_step": ("self", "model", "inputs", "num_items_in_batch"),
+    "_run_epoch": ("self", "model", "epoch", "train_dataloader"),
 }
-#: What the adapter takes over or relies on line by line, with checksums of its syntax in releases that were tested.
+#: Checksums of their syntax, as tested: what the adapter takes over or relies on line by line.
 TESTED: Mapping[str, frozenset[str]] = {
     "_prepare_inputs": frozenset({"b6f38f7a05aa"}),
     "_compute_loss": frozenset({"6b861df63f5a"}),
+    "_generate_and_score_completions": frozenset({"739def7da67c"}),
+    "_get_per_token_logps_and_entropies": frozenset({"3a8a45615a71"}),
+    "_save_optimizer_and_scheduler": frozenset({"085badefbd74"}),
+    "_load_optimizer_and_scheduler": frozenset({"f0236c69fcf3"}),
     "training_step": frozenset({"96c133253ca1"}),
+    "_run_epoch": frozenset({"00466c2a085d"}),  # the order of the callbacks around the optimizer
 }
+#: What the adapter reads of a trainer that is made.
+ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_tokenizer", "_is_vlm")
 #: Who may have defined a method of the trainer.
 _HOMES = ("trl.", "transformers.")
 
 
 def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl.__version__) -> None:
-    """Refuse a TRL that the adapter does not know.
+    """Refuse a TRL that the adapter does not know; warn where what it stands on is not as tested.
 
     Raises:
-        HostError: it is older than 1.16, somebody replaced the trainer or one of its methods, or a method has other
-            parameters.
+        HostError: it is another release than 1.16, somebody replaced the trainer or one of its methods, or a method has
+            other parameters.
     """
-    if Version(version) < Version(OLDEST):
-        raise HostError(
-            f"TRL {version} is installed, and the adapter needs {OLDEST} or later. Run: pip install 'trl>={OLDEST}'"
-        )
+    if Version(version).release[:2] != Version(RELEASE).release:
+        raise HostError(f"TRL {version} is installed, and the adapter was tested with {RELEASE} alone. {_CURE}")
     trainer = trl.GRPOTrainer if trainer is None else trainer  # looked up now: a package may replace it at any time
     named = f"{trainer.__module__}.{trainer.__qualname__}"
     if named != "trl.trainer.grpo_trainer.GRPOTrainer" or "unsloth" in sys.modules:
@@ -60,16 +68,30 @@ def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl._
             f"process, or train without the adapter."
         )
     check_methods(trainer, SIGNATURES, release=f"TRL {version}", homes=_HOMES, cure=_CURE)
-    home = inspect.unwrap(Trainer._inner_training_loop).__module__
-    if not home.startswith(_HOMES):
-        raise HostError(f"the training loop of transformers was replaced by {home}. Do not import that package here.")
     changed = changed_bodies(trainer, TESTED)
     if changed:
         warnings.warn(
-            f"TRL {version} changed {', '.join(changed)} since the releases that the adapter was tested with. What is "
-            f"new there may be missing here. Compare one step with TRL's own loss, or install trl=={OLDEST}.",
+            f"{', '.join(changed)} of TRL {version} or its transformers changed since the adapter was tested. What is "
+            f"new there may be missing here. Compare one step with TRL's own loss, or install {tested()}.",
             stacklevel=3,
         )
+    other = [name for name, known in BESIDE.items() if Version(installed(name)).release[:2] != Version(known).release]
+    if other:
+        found = ", ".join(f"{name} {installed(name)}" for name in other)
+        warnings.warn(f"the adapter was not tested with {found}, but with {tested()}.", stacklevel=3)
 
 
-_CURE = f"Install a release that the adapter was tested with: pip install 'trl=={OLDEST}.*'"
+def check_attributes(trainer: Any) -> None:
+    """Refuse a trainer without something private that the adapter reads.
+
+    Raises:
+        HostError: names it.
+    """
+    missing = [name for name in ATTRIBUTES if not hasattr(trainer, name)]
+    if missing:
+        raise HostError(f"GRPOTrainer of TRL {trl.__version__} has no {missing[0]}, which the adapter reads. {_CURE}")
+
+
+def tested() -> str:
+    """The releases that the tests have."""
+    return ", ".join(f"{name} {release}" for name, release in {"trl": RELEASE, **BESIDE}.items())

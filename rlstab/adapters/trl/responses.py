@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstab.adapters.host_correction import CORRECTION
-from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import MissingSignal, ShapeError, kind_of
 from rlstab.signals import SIGNAL_NAMES
@@ -82,7 +82,7 @@ def batch_of(
         MissingSignal: TRL does not have a signal that was promised when the trainer was made.
         ShapeError: a function of the user's returned something else than ``(B, T)``.
     """
-    mask, needs = response_mask(inputs), objective.needs
+    mask, needs = response_mask(inputs), objective.needs - BASICS
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=mask.device)
     anchor = next(one for one in (old, now, unread) if one is not None)

@@ -22,9 +22,9 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters import kept_state
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
-from rlstab.adapters.trl.grpo_settings import check_settings
+from rlstab.adapters.trl.grpo_settings import check_engine, check_settings
 from rlstab.adapters.trl.policy_forward import forward_for, provided_by
-from rlstab.adapters.trl.release import check_release
+from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forward, response_mask, stamp
 from rlstab.adapters.trl.trl_names import named, tallies
 from rlstab.adapters.window import Window
@@ -56,7 +56,8 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         last_refusal: why the last refused optimizer step was refused.
 
     Raises:
-        ConfigError: a setting of GRPOConfig that the objective replaces is set, or a step would span generations.
+        ConfigError: a setting of GRPOConfig that the objective replaces is set, a step would span generations, or the
+            launcher chose an engine that is not data-parallel.
         MissingSignal: a method reads what TRL does not have with these settings.
         HostError: the installed TRL is not what the adapter was written for.
     """
@@ -76,7 +77,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         if given.get("args") is not None:
             check_settings(given["args"], own)  # before the model is loaded
         super().__init__(*args, **kwargs)
+        check_attributes(self)
         check_settings(self.args, own)
+        check_engine(self.accelerator)
         self._rlstab_own = own
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         self.objective: Composition = compose(own, HostCorrection()) if corrected else own

@@ -10,7 +10,7 @@ from rlstab.extras import require
 
 require("verl", "rlstab.adapters.verl")
 
-__all__ = ["check_host"]
+__all__ = ["check_host", "tested"]
 
 
 def check_host() -> None:
@@ -25,3 +25,10 @@ def check_host() -> None:
 
     check_release()
     check_plugin()
+
+
+def tested() -> str:
+    """The release that the tests have."""
+    from rlstab.adapters.verl.verl_release import RELEASE
+
+    return f"verl {RELEASE}"

@@ -1,0 +1,111 @@
+"""What one starts from: examples by name, and the run files that ``rlstab init`` writes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+import rlstab
+from rlstab.cli import main
+from rlstab.config import load_run, objective_hash, run_hash
+from rlstab.config.bundled_examples import examples
+from rlstab.config.runs import RunConfig
+from rlstab.explain.run_file import AROUND, recipes, run_file
+from rlstab.presets import PRESETS
+from tests.train.runs import go
+
+ROOT = Path(rlstab.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from the clone."""
+    monkeypatch.chdir(tmp_path)
+
+
+def models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The settings below an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from models(field.annotation)
+    for part in get_args(annotation):
+        yield from models(part)
+
+
+def commented(above: str, line: str) -> bool:
+    """Whether a line is empty, a comment, has one beside it or above, or only opens what it holds."""
+    opens = re.fullmatch(r" *(outer|inner|method):", line)
+    return not line or bool(opens) or " # " in f" {line}" or above.lstrip().startswith("# ")
+
+
+def test_every_recipe_becomes_a_file_that_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    around = load_run(examples()[AROUND].path)
+    for name, about in recipes().items():
+        text = run_file(name)
+        Path(f"{name}.yaml").write_text(text)
+        run, example = load_run(f"{name}.yaml"), examples().get(name)
+        if example is not None and example.kind == "run":
+            assert run_hash(run) == run_hash(load_run(example.path))
+            assert run.tracking == load_run(example.path).tracking
+        else:
+            assert objective_hash(run.composition) == objective_hash(PRESETS[name].objective)
+            assert run.pipeline == load_run({"objective": {"preset": name}}).pipeline
+            assert (run.model, run.task, run.rollout) == (around.model, around.task, around.rollout)
+            assert run.tracking.out == f"runs/{name}"
+        lines = text.splitlines()
+        assert about in lines[0]
+        assert [line for above, line in itertools.pairwise(lines) if not commented(above, line)] == []
+        assert max(map(len, lines[1:])) <= 120
+
+
+def test_the_comments_are_those_of_the_fields_cards_and_presets() -> None:
+    text = " ".join(re.sub(r"(?m)^ *#|#", " ", run_file("stapo")).split())
+    for field in next(models(RunConfig.model_fields["optimisation"].annotation)).model_fields.values():
+        assert " ".join((field.description or "no description").split()) in text
+    assert "Whose entropies give the threshold" in text  # the card of s2t
+    assert PRESETS["stapo"].sources["s2t.max_prob"].rstrip(".") in text
+
+
+def test_a_file_is_written_trains_and_is_never_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "stapo"]) == main(["check", "stapo.yaml"]) == 0
+    small = {
+        "rollout.prompts": 4, "rollout.group": 2, "optimisation.rollouts": 2, "optimisation.mini_batches": 1,
+        "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.pass_at": [1], "tracking.trace_every": 0,
+    }  # fmt: skip
+    assert [record["rollout"] for record in go(load_run("stapo.yaml", small)).records] == [0, 1, 2]
+    Path("dapo.yaml").write_text("mine")
+    for arguments, error in (
+        (["init", "dapo"], "ConfigError: dapo.yaml"),
+        (["init", "dapo", "--out", "no/such/folder.yaml"], "ConfigError: no/such/folder.yaml"),
+        (["init", "dapoo"], "UnknownName"),
+        (["train", "--example", "countdwn"], "UnknownName"),
+    ):
+        capsys.readouterr()
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.startswith(error)
+    assert Path("dapo.yaml").read_text() == "mine"
+
+
+def test_recipes_and_examples_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["init"]) == main(["list"]) == 0
+    printed = capsys.readouterr().out
+    for name in (*recipes(), *examples()):
+        assert re.search(rf"\b{name}\b", printed), name
+
+
+def test_an_example_is_taken_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert examples().keys() <= {path.stem for path in (ROOT / "examples").glob("*.yaml")}
+    assert {one.kind for one in examples().values()} == {"run", "objective", "bench"}
+    for name, example in examples().items():
+        assert main(["explain", "--example", name, "--markdown"]) == 0
+        by_name = capsys.readouterr().out
+        assert main(["explain", str(example.path), "--markdown"]) == 0
+        assert capsys.readouterr().out == by_name

@@ -1,0 +1,152 @@
+"""Tasks, methods and functions of a user, which runs of the tests name by `own.py:Name`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import rlstab
+from rlstab.core.stats import Mean
+from rlstab.core.terms import Penalty
+from rlstab.stages.advantages import dr_grpo
+from rlstab.tasks import Countdown, Example
+from rlstab.train import Rollout
+
+
+class Graded(Countdown):
+    """Countdown whose rewards differ, so that every rollout teaches something."""
+
+    def score(self, example: Example, completion: str) -> float:
+        return (len(completion) + sum(map(ord, completion))) % 7 / 6
+
+
+class Flawed(Graded):
+    """It raises, hangs for a moment or returns NaN on some completions.
+
+    Args:
+        raises, nan: last characters of the completions that do so.
+    """
+
+    def __init__(self, raises: str = "", nan: str = "", value: float = float("nan")) -> None:
+        super().__init__()
+        self.raises, self.nan, self.value = raises, nan, value
+
+    def score(self, example: Example, completion: str) -> float:
+        last = completion[-1:] or "?"
+        if last in self.raises:
+            raise ValueError("no score for [this]")
+        return self.value if last in self.nan else super().score(example, completion)
+
+
+class Wordy(Graded):
+    """Prompts that are several times as long as the answers, so that it pays to forward each once."""
+
+    def example(self, split: Any, index: int) -> Example:
+        given = super().example(split, index)
+        return replace(given, prompt=given.prompt * (3 + index % 3))
+
+
+class Single(Graded):
+    """There is one problem."""
+
+    def example(self, split: Any, index: int) -> Example:
+        return super().example(split, 0)
+
+
+class Equal(Countdown):
+    """Every completion gets the same reward."""
+
+    def score(self, example: Example, completion: str) -> float:
+        return 1.0
+
+
+class Noting(Graded):
+    """It keeps the problem and the completion of every score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def score(self, example: Example, completion: str) -> float:
+        self.seen.append((str(example.prompt), completion))
+        return super().score(example, completion)
+
+
+class Slow(Graded):
+    """Each score takes a while, so that a signal or a kill finds the run at work."""
+
+    def score(self, example: Example, completion: str) -> float:
+        time.sleep(0.01)
+        return super().score(example, completion)
+
+
+@dataclass(frozen=True)
+class Poisoned(rlstab.TokenObjective):
+    """The live value that it pays for is NaN where :func:`poison` says so."""
+
+    name: ClassVar[str] = "poisoned"
+    needs = frozenset({"entropies", "poison"})
+    live_needs = frozenset({"entropies"})
+    writes = frozenset({"penalties"})
+
+    def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
+        factor = torch.where(batch.signal("poison") > 0, torch.nan, 1.0)
+
+        def paid(policy: Any, anchor: Any) -> Tensor:
+            return policy.signal("entropies") * factor
+
+        return rlstab.Terms(penalties={"": Penalty(-0.01, paid, reads=frozenset({"entropies"}))})
+
+
+def poison(responses: Rollout) -> Tensor:
+    """``(R, T)``: 1 for the responses to the third prompt of a run, else 0."""
+    return (responses.group_ids == 2).float().unsqueeze(-1).expand(responses.response_mask.shape)
+
+
+@dataclass(frozen=True)
+class WeighPlaces(rlstab.TokenObjective):
+    """Weight by place in the response over its mean over the step; the place comes from a signal where one is named."""
+
+    name: ClassVar[str] = "weigh_places"
+    writes = frozenset({"weight"})
+
+    signal: str = ""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({self.signal} - {""})
+
+    def place(self, batch: rlstab.TokenBatch) -> Tensor:
+        """Of each token, from 1."""
+        return batch.signal(self.signal) if self.signal else batch.position.float() + 1
+
+    def measure(self, batch: rlstab.TokenBatch) -> Any:
+        return {"mean": Mean.of(self.place(batch))}
+
+    def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
+        return rlstab.Terms(weight=self.place(batch) / stat["mean"].value)
+
+
+@dataclass(frozen=True)
+class Unprovided(rlstab.TokenObjective):
+    """It reads what no trainer knows."""
+
+    name: ClassVar[str] = "unprovided"
+    needs = frozenset({"gradient_norms"})
+
+    def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
+        return rlstab.Terms()
+
+
+def places(responses: Rollout) -> Tensor:
+    """``(R, T)``: the place of each token in its response, from 1; NaN where there is none."""
+    return responses.response_mask.cumsum(-1).float().where(responses.response_mask, torch.nan)
+
+
+def fading(responses: Rollout) -> Tensor:
+    """``(R, T)``: Dr. GRPO, less the later a token stands."""
+    return dr_grpo(responses.rewards, responses.group_ids).unsqueeze(-1) / places(responses).cpu()

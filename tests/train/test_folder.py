@@ -1,0 +1,250 @@
+"""Run folders: who may write there, what replaces what, what a full disk costs, what a start that fails leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstab.cli import main
+from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError, RlstabError
+from tests.train import own
+from tests.train.forks import Forks
+from tests.train.runs import (
+    checkpoints,
+    differences,
+    file_of,
+    forget_newest,
+    go,
+    left,
+    lines,
+    long,
+    number,
+    small,
+)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What is in a folder, less the lock."""
+    there = (path for path in sorted(folder.rglob("*")) if path.is_file() and "lock" not in path.name)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in there}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    go(long(out))
+    return out
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """A finished run, with files of a user in its folders."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for name in ("notes.txt", "checkpoints/notes.txt", "plots/reward.svg"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+    return out
+
+
+def mine(out: Path) -> list[str]:
+    """The user's files that are there as they were."""
+    return sorted(name for name, data in files(out).items() if data == b"mine")
+
+
+MINE = ["checkpoints/notes.txt", "notes.txt", "plots/reward.svg"]
+
+
+# -- what replaces what ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_a_run_is_left_alone_without_a_word(run: Path) -> None:
+    before = files(run)
+    with pytest.raises(ConfigError, match=r"--resume.*--overwrite"):
+        go(long(run))
+    assert files(run) == before
+
+
+def test_overwrite_replaces_a_run_and_nothing_of_the_user(run: Path, tmp_path: Path) -> None:
+    before = left(run)
+    go(long(run, seed=1, optimisation__rollouts=2), overwrite=True)
+    go(long(tmp_path / "new", seed=1, optimisation__rollouts=2))
+    assert differences(run, left(tmp_path / "new")) == []
+    assert left(run)["metrics"] != before["metrics"]
+    assert mine(run) == MINE
+
+
+def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> None:
+    """Files of the names that a run writes may be anybody's."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "metrics.jsonl").write_text("mine")
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        go(long(out), overwrite=True)
+    assert files(out) == {"metrics.jsonl": b"mine", "notes.txt": b"mine"}
+
+
+class Breaks(own.Graded):
+    """Its run ends with an error in the second rollout, for which there are no problems."""
+
+    def example(self, split: Any, index: int) -> Any:
+        if split == "train" and index >= 2:
+            raise RuntimeError("no more examples")
+        return super().example(split, index)
+
+
+def test_a_run_that_is_replaced_waits_until_the_new_one_can_go_on(run: Path) -> None:
+    before = left(run)
+    with pytest.raises(RuntimeError, match="no more examples"):
+        go(long(run, seed=1), overwrite=True, task=Breaks())
+    assert mine(run) == MINE
+    if differences(run, before):  # it waits in a folder beside, until the new one is replaced or goes on
+        asides = [path.parent for path in run.rglob("config.yaml") if path.parent != run]
+        assert [differences(path, before) for path in asides] == [[]]
+        go(long(run, seed=1), overwrite=True)
+        assert not [path for path in run.rglob("config.yaml") if path.parent != run]
+    else:
+        go(long(run), resume=True)
+        assert differences(run, before) == []
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    for there in (True, False):
+        for number_of, changes in enumerate([{"model__name": "./misspelt"}, {"rollout__max_new_tokens": 100_000}]):
+            out = tmp_path / f"{there}{number_of}" / "new" / "run"
+            if there:
+                out.mkdir(parents=True)
+                (out / "notes.txt").write_text("mine")
+            with pytest.raises((ModelError, DataError, ConfigError)):
+                go(small(out, **changes))
+            assert files(tmp_path / f"{there}{number_of}" if there else tmp_path).get("new/run/notes.txt") == (
+                b"mine" if there else None
+            )
+            assert out.exists() == there
+    assert len(go(small(tmp_path / "True0" / "new" / "run", optimisation__rollouts=1)).records) == 1
+
+
+@pytest.mark.parametrize("place", ["the same disk", "another disk"])
+def test_checkpoints_may_be_a_link_to_a_folder(place: str, tmp_path: Path, whole: Path) -> None:
+    memory = Path("/dev/shm")
+    if place == "another disk" and not os.access(memory, os.W_OK):
+        pytest.skip("there is one disk")
+    far = (memory if place == "another disk" else tmp_path) / f"far-{os.getpid()}"
+    far.mkdir()
+    try:
+        out = tmp_path / "run"
+        out.mkdir()
+        (out / "checkpoints").symlink_to(far)
+        go(long(out))
+        forget_newest(out)
+        go(long(out), resume=True)
+        assert differences(out, left(whole)) == []
+        assert (out / "checkpoints").is_symlink()
+        assert {number(path) for path in far.iterdir()} == {2, 4}
+    finally:
+        shutil.rmtree(far)
+
+
+# -- a full disk -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line_and_costs_nothing(forks: Forks, whole: Path, tmp_path: Path) -> None:
+    """No file can grow beyond a size: that of a configuration, of records, of weights, and of an optimizer's state."""
+    told = 0
+    for size in (200, 4000, 500_000):
+        out = tmp_path / str(size)
+        shutil.copytree(whole, out)
+        forget_newest(out)
+        before = {name: data for name, data in files(out).items() if name.startswith("checkpoints/")}
+        (said,) = forks.does(file_of(long(out)), 1, "limited", options={"size": size, "resume": True}).counted
+        assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
+        assert "\n" not in said
+        assert str(out) in said
+        now = files(out)
+        assert {name: now.get(name) for name in before} == before
+        assert not [name for name in now if name.startswith("checkpoints/") and name not in before], "half a file"
+        go(long(out), resume=True)
+        assert differences(out, left(whole)) == []
+        told += 1
+    assert told == 3
+
+
+def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks, run: Path) -> None:
+    before = left(run)
+    new = file_of(long(run, seed=1))
+    (said,) = forks.does(new, 1, "limited", options={"size": 500_000, "overwrite": True}).counted
+    assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
+    places = [run, *(path.parent for path in run.rglob("config.yaml") if path.parent != run)]
+    assert [] in [differences(place, before) for place in places]
+    assert mine(run) == MINE
+
+
+def test_a_place_that_cannot_hold_a_run_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "metrics.jsonl")
+    for out in ("file", "file/run", "nul\0", "a" * 300, "pipe"):
+        with pytest.raises(ConfigError) as caught:
+            go(small(tmp_path / out))
+        assert "\n" not in str(caught.value), out
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# -- two processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """The file of a run that does not end by itself, and its process, which has written three records."""
+    out = tmp_path / "run"
+    file = file_of(small(out, optimisation__rollouts=100_000))
+    command = [sys.executable, "-m", "rlstab", "train", str(file)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while len(lines(out / "metrics.jsonl")) < 3:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield file, process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
+    endless: tuple[Path, subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, process = endless
+    out = file.with_suffix("")
+    for options in ([], ["--resume"], ["--overwrite"]):
+        assert main(["train", str(file), *options]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("ConfigError: ")
+        assert str(out) in said
+        assert said.count("\n") == 1
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM
+    newest = checkpoints(out)[-1]
+    assert lines(out / "metrics.jsonl")[-1]["rollout"] == number(newest)
+    assert str(newest) in said.splitlines()[-1]
+    assert f"{file} --resume" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    # the lock died with its process
+    rollouts = number(newest) + 1
+    more = small(out, optimisation__rollouts=rollouts)
+    assert go(more, resume=True).records[-1]["rollout"] == rollouts
+
+
+def test_errors_of_a_folder_are_errors_of_rlstab() -> None:
+    assert issubclass(CheckpointError, RlstabError)
+    assert issubclass(ConfigError, RlstabError)

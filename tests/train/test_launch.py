@@ -1,0 +1,311 @@
+"""Launchers: as many processes as were launched, one line where they are not what was asked for, an end for all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlstab.config import dump_run, load_run
+from rlstab.errors import ConfigError
+from tests.train import own
+from tests.train.forks import Forks, free_port
+from tests.train.runs import (
+    ALIKE,
+    ROOT,
+    STATED,
+    about,
+    checkpoints,
+    differences,
+    file_of,
+    go,
+    largest_difference,
+    left,
+    lines,
+    long,
+    number,
+    small,
+    without_times,
+)
+
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+
+#: Every line of the documents that starts several processes of the command line.
+PRINTED = sorted(
+    {line for page in PAGES for line in re.findall(r"^.*-m rlstab(?:\.cli)? train FILE$", page.read_text(), re.M)}
+)
+
+#: Nothing here takes a tenth of it; what takes longer hangs.
+HANGS = 240
+
+#: Steps that rounding decides little about.
+SMOOTH: dict[str, Any] = {"optimisation__eps": 1e-4, "optimisation__lr": 1e-4}
+
+
+def command(file: Path, processes: int = 2, line: str = "torchrun") -> list[str]:
+    """A printed line, for a file of ours, with another number of processes."""
+    printed = next(text for text in PRINTED if text.startswith(line))
+    printed = re.sub(r"(--nproc_per_node|--num_processes) 2\b", rf"\1 {processes}", printed)
+    return [str(file) if word == "FILE" else word for word in shlex.split(printed)]
+
+
+def start(arguments: list[str], **more: str) -> subprocess.Popen[str]:
+    """With the programs of this Python first in the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **more}
+    return subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def ran(arguments: list[str], **more: str) -> str:
+    """What a command that ends well says."""
+    process = start(arguments, **more)
+    with cleared([process]):
+        _, said = process.communicate(timeout=HANGS)
+    assert process.returncode == 0, said
+    return said
+
+
+@contextmanager
+def cleared(processes: list[subprocess.Popen[str]]) -> Iterator[None]:
+    """Nothing is left running whatever a test finds."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def by_hand(files: list[Path], *more: str) -> list[subprocess.Popen[str]]:
+    """Two processes without a launcher, each with its file, rank 0 first."""
+    met = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    train = [sys.executable, "-m", "rlstab", "train"]
+    return [
+        start([*train, str(file), *more], RANK=str(rank), LOCAL_RANK=str(rank), **met)
+        for rank, file in enumerate(files)
+    ]
+
+
+def wait_for_records(out: Path, count: int, alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANGS
+    while len(lines(out / "metrics.jsonl")) < count:
+        assert alive(), "it ended before"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# -- as many as were launched ------------------------------------------------------------------------------------------
+
+
+def test_torchrun_as_printed_starts_two_that_train_to_the_weights_of_one(tmp_path: Path) -> None:
+    assert {line.split()[0] for line in PRINTED} == {"torchrun", "accelerate"}
+    go(small(tmp_path / "one", **SMOOTH))
+    ran(command(file_of(small(tmp_path / "two", **SMOOTH))))
+    assert (about(tmp_path / "two")["processes"], about(tmp_path / "two")["engine"].split(",")[0]) == (2, "ddp")
+    found = largest_difference(tmp_path / "one", tmp_path / "two")
+    print(f"torchrun: largest difference {found:.1e}")
+    assert found <= ALIKE
+
+
+@pytest.mark.slow
+def test_accelerate_launch_as_printed_starts_two_and_shards_where_it_is_asked_to(tmp_path: Path) -> None:
+    go(small(tmp_path / "one", **SMOOTH))
+    for name, more in {"ddp": [], "fsdp2": ["--use_fsdp", "--fsdp_version", "2"]}.items():
+        line = command(file_of(small(tmp_path / name, **SMOOTH)), line="accelerate")
+        ran([*line[:2], *more, *line[2 if not more else 3 :]])
+        assert (about(tmp_path / name)["processes"], about(tmp_path / name)["engine"].split(",")[0]) == (2, name)
+        assert largest_difference(tmp_path / "one", tmp_path / name) <= ALIKE
+
+
+@pytest.mark.slow
+def test_a_launch_for_several_processes_that_starts_one_is_told_so(tmp_path: Path) -> None:
+    line = command(file_of(small(tmp_path / "run")), line="accelerate")
+    said = ran([word.replace("--multi_gpu", "--cpu") for word in line])
+    assert about(tmp_path / "run")["processes"] == 1
+    assert "accelerate launch" in said
+
+
+def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier run of this process has met alone."""
+    go(small(tmp_path / "before"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="WORLD_SIZE"):
+        go(small(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_launcher_asks_for_and_a_run_would_not_do_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
+    refused: list[tuple[dict[str, str], dict[str, Any]]] = [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}),
+        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, {}),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {}),
+        ({**fsdp, "FSDP_VERSION": "1"}, {}),
+        (fsdp, {"engine": "ddp"}),
+        ({**fsdp, "FSDP_OFFLOAD_PARAMS": "true"}, {}),
+        ({**fsdp, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}),
+    ]
+    for launcher, changes in refused:
+        with monkeypatch.context() as patched:
+            for name, value in launcher.items():
+                patched.setenv(name, value)
+            asked = list(launcher)[-1] if len(launcher) == 1 else "FSDP"
+            with pytest.raises(ConfigError, match=asked):
+                go(small(tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_processes_that_make_different_runs_are_refused(tmp_path: Path) -> None:
+    for changes in ({"seed": 1}, {"engine": "fsdp2"}):
+        ranks = by_hand([file_of(small(tmp_path / "first")), file_of(small(tmp_path / "second", **changes))])
+        with cleared(ranks):
+            said = [process.communicate(timeout=HANGS)[1] for process in ranks]
+        assert [process.returncode for process in ranks] == [2, 2], said
+        assert all(text.startswith("ConfigError: rank 1 ") for text in said), said
+        assert not [*tmp_path.glob("*/config.yaml")]
+
+
+EXAMPLES = ROOT / "docs" / "examples"
+
+#: In place of SLURM: two nodes that are this machine.
+SRUN = """#!/bin/bash
+shift
+for node in 0 1; do SLURM_NODEID=$node "$@" & done
+wait -n && wait -n
+"""
+
+
+@pytest.mark.slow
+def test_the_example_of_several_machines_starts_as_many_as_it_says(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run", engine="fsdp2"))
+    more = {"HOST": "localhost", "NODES": "2", "PROCESSES": "1", "PORT": str(free_port())}
+    machines = [start(["bash", str(EXAMPLES / "torchrun.sh"), str(file)], **more) for _ in range(2)]
+    with cleared(machines):
+        said = [machine.communicate(timeout=HANGS)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert about(tmp_path / "run")["processes"] == 2
+
+
+@pytest.mark.slow
+def test_the_example_of_slurm_starts_one_process_on_each_node_and_continues(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run", tracking__checkpoint_every=1))
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/bash\necho localhost\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    more = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "PATH": path}
+    for rollouts in (2, 3):  # the second time it is requeued
+        file.write_text(dump_run(load_run(file, {"optimisation.rollouts": rollouts})))
+        ran(["bash", str(EXAMPLES / "slurm.sh"), str(file)], **more, PORT=str(free_port()))
+        assert about(tmp_path / "run")["processes"] == 2
+        assert [record["rollout"] for record in without_times(tmp_path / "run")] == list(range(1, rollouts + 1))
+
+
+# -- one that fails ----------------------------------------------------------------------------------------------------
+
+
+def test_when_one_rank_raises_all_end_and_say_which(forks: Forks, tmp_path: Path) -> None:
+    done = forks.tries(file_of(small(tmp_path / "run", tracking__checkpoint_every=1)), 2, "raises")
+    assert done.codes == [1, 1]
+    assert "ValueError: no advantages here" in done.said[1]
+    assert "rank 1" in done.said[1]
+    assert [record["rollout"] for record in without_times(tmp_path / "run")] == [1]
+
+
+LONG: dict[str, Any] = {"task": {"name": f"{own.__file__}:Slow"}, "optimisation__rollouts": 8}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    forks.does(file_of(long(out, STATED, **LONG)), 2)
+    return left(out)
+
+
+@pytest.mark.slow
+def test_when_a_rank_is_killed_all_end_and_the_run_resumes(
+    forks: Forks, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    """Under torchrun, which says which; and without a launcher, where the connection closes."""
+    for launcher in ("torchrun", "none"):
+        out = tmp_path / launcher
+        file = file_of(long(out, STATED, **LONG))
+        ranks = [start(command(file))] if launcher == "torchrun" else by_hand([file, file])
+        with cleared(ranks):
+            wait_for_records(out, 3, lambda ranks=ranks: ranks[0].poll() is None)  # type: ignore[misc]
+            children = psutil.Process(ranks[0].pid).children()
+            victims = [child for child in children if child.environ().get("RANK") == "1"] or ranks[1:]
+            victims[0].send_signal(signal.SIGKILL)
+            said = ranks[0].communicate(timeout=HANGS)[1]
+        assert ranks[0].returncode != 0
+        assert launcher == "none" or re.search(r"rank +: 1 .*\n +exitcode +: -9 ", said), said
+        forks.does(file, 2, options={"resume": True})
+        assert about(out)["processes"] == 2
+        assert differences(out, uninterrupted) == []
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(
+    forks: Forks, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    file = file_of(long(out, STATED, **LONG))
+    ranks = by_hand([file, file])
+    with cleared(ranks):
+        wait_for_records(out, 4, lambda: ranks[1].poll() is None)
+        ranks[1].send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=HANGS)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [128 + signal.SIGTERM] * 2
+    newest = checkpoints(out)[-1]
+    assert lines(out / "metrics.jsonl")[-1]["rollout"] == number(newest)
+    assert str(newest) in said[0]
+    ranks = by_hand([file, file])  # what the first finds in the folder, all of them say
+    with cleared(ranks):
+        said = [process.communicate(timeout=HANGS)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [2, 2]
+    assert all(text.startswith("ConfigError: ") for text in said)
+    forks.does(file, 2, options={"resume": True})
+    last = [name for name in differences(out, uninterrupted) if name.startswith(("8/", "metrics", "samples", "tokens"))]
+    assert last == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_silent_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    file = file_of(long(tmp_path / "run", **LONG))
+    ranks = by_hand([file, file], "--timeout", "5")
+    with cleared(ranks):
+        wait_for_records(tmp_path / "run", 3, lambda: ranks[1].poll() is None)
+        ranks[1].send_signal(signal.SIGSTOP)
+        said = ranks[0].communicate(timeout=HANGS)[1]
+        assert ranks[1].poll() is None, "it was silent, not gone"
+    assert ranks[0].returncode == 1
+    assert "5000ms" in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_before_they_meet_is_given_up(tmp_path: Path) -> None:
+    file = file_of(small(tmp_path / "run"))
+    ranks = by_hand([file, file], "--timeout", "5")
+    with cleared(ranks):
+        ranks[1].send_signal(signal.SIGKILL)
+        said = ranks[0].communicate(timeout=HANGS)[1]
+    assert ranks[0].returncode == 1
+    assert re.search("clients joined|timed? ?out", said, re.IGNORECASE), said
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,191 @@
+"""Tasks, rewards, signals and advantages of a user: what they decide, what their faults cost, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, ShapeError
+from rlstab.stages.advantages import grpo
+from rlstab.train import Rollout
+from tests.train import own
+from tests.train.runs import ROOT, differences, equal, go, largest_difference, left, lines, quiet, small, without_times
+
+FUNCTIONS = Path(__file__).parent / "own_rewards.py"
+EVALUATE = {"every": 2, "prompts": 2, "samples": 2, "pass_at": [2], "greedy": False}
+
+
+def rewards(*parts: tuple[str, float]) -> list[dict[str, Any]]:
+    return [{"function": name if name == "task" else f"{FUNCTIONS}:{name}", "weight": weight} for name, weight in parts]
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_scorer_that_raises_costs_its_sample_the_reward(tmp_path: Path) -> None:
+    console, task = quiet(), own.Flawed(raises="02468")
+    records = go(small(tmp_path, tracking__samples=8), task=task, console=console).records
+    odd = [line for line in lines(tmp_path / "samples.jsonl") if line["text"][-1:] in "02468" and line["text"]]
+    assert sum(record["scorer/errors"] for record in records) == len(odd) > 0
+    assert all(line["reward"] == 0 for line in odd)
+    assert "no score for [this]" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_task_object_is_kept_in_mind_and_one_that_is_none_is_refused(tmp_path: Path) -> None:
+    run = small(tmp_path / "run", evaluation=EVALUATE)
+    assert all(record["eval/mean"] == 1.0 for record in go(run, task=own.Equal()).evaluations)
+    with pytest.raises(CheckpointError, match="Equal"):
+        go(small(tmp_path / "run", optimisation__rollouts=3, evaluation=EVALUATE), resume=True)
+    with pytest.raises(ConfigError, match="name"):
+        go(small(tmp_path / "none"), task=object())
+    assert not (tmp_path / "none").exists()
+
+
+def test_flaky_rewards_are_lost_in_training_and_kept_in_evaluation_and_the_truth_is_logged(tmp_path: Path) -> None:
+    changes = {"model__name": "chain-tiny", "rollout__max_new_tokens": 40, "evaluation": EVALUATE}
+    flaky = small(tmp_path, task={"name": "chain", "flaky": 0.5}, rollout__prompts=8, tracking__samples=99, **changes)
+    go(flaky)
+    samples = lines(tmp_path / "samples.jsonl")
+    lost = [line for line in samples if line["reward/true"] and not line["reward"]]
+    assert 0 < len(lost) < sum(line["reward/true"] for line in samples)
+    assert all(line["reward/true"] >= line["reward"] for line in samples)
+
+
+TEMPLATE = (
+    "{% for one in messages %}{{ {'system': '*', 'user': ''}[one['role']] }}{{ one['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}:{% endif %}"
+)
+
+
+def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"{one} 7 8>29"}], "answer": str(one)} for one in range(1, 10)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copytree(ROOT / "rlstab" / "data" / "countdown-tiny", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "model")
+    changes: dict[str, Any] = {
+        "task": {"name": "jsonl", "path": str(tmp_path / "rows.jsonl"), "eval_size": 2, "system": "1"},
+        "model__name": str(tmp_path / "model"),
+        "rollout__chat": True,
+        "reward": rewards(("graded", 1.0)),
+        "tracking__trace_every": 1,
+    }
+    go(small(tmp_path / "run", **changes))
+    traced = {line["prompt"] for line in lines(tmp_path / "run" / "tokens.jsonl")}
+    assert traced
+    assert all(re.fullmatch(r"system: 1\nuser: [1-7] 7 8>29", prompt) for prompt in traced)
+    with pytest.raises(ModelError, match="chat template"):
+        go(small(tmp_path / "plain", **{**changes, "model__name": "countdown-tiny"}))
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_rewards_decide_and_a_continued_run_has_the_same(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"tracking__checkpoint_every": 1, "tracking__samples": 8, "evaluation": EVALUATE}
+    settings = {**changes, "reward": rewards(("graded", 2.0), ("task", -1.0))}
+    go(small(tmp_path / "run", **settings))
+    for line in lines(tmp_path / "run" / "samples.jsonl"):
+        assert line["reward"] == pytest.approx(2 * line["reward/graded"] - line["reward/task"])
+    whole = left(tmp_path / "run")
+    shutil.rmtree(sorted((tmp_path / "run" / "checkpoints").iterdir())[-1])
+    go(small(tmp_path / "run", **settings), resume=True)
+    assert differences(tmp_path / "run", whole) == []
+    with pytest.raises(CheckpointError, match="reward"):
+        go(small(tmp_path / "run", **changes, optimisation__rollouts=3, reward=rewards(("graded", 1.0))), resume=True)
+
+
+def test_completions_that_take_too_long_are_counted_and_cost_the_reward_alone(tmp_path: Path) -> None:
+    reward = [{"function": f"{FUNCTIONS}:hangs", "time_limit": 0.3, "workers": 2}]
+    records = go(small(tmp_path, reward=reward, tracking__samples=8, optimisation__rollouts=1)).records
+    samples = lines(tmp_path / "samples.jsonl")
+    late = [line for line in samples if sum(map(ord, line["text"])) % 3 == 1]
+    assert 0 < len(late) < len(samples) == 8
+    assert sum(record["scorer/timeouts"] for record in records) == len(late)
+    assert all(line.get("timed_out") is True and line["reward"] == 0 for line in late)
+    assert all("timed_out" not in line and line["reward"] > 0 for line in samples if line not in late)
+    assert sum(record["scorer/errors"] for record in records) == 0
+
+
+def test_a_reward_that_cannot_be_used_ends_the_run_at_its_start(tmp_path: Path) -> None:
+    for name in ("absent", "two", "VALUE"):
+        with pytest.raises(ConfigError, match=name):
+            go(small(tmp_path / "run", reward=rewards((name, 1.0))))
+    assert not (tmp_path / "run").exists()
+
+
+# -- signals and advantages --------------------------------------------------------------------------------------------
+
+#: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
+CUT: dict[str, Any] = {
+    "optimisation__mini_batches": 2,
+    "optimisation__micro_batch_size": 3,
+    "optimisation__refresh": "step",
+}
+
+
+def weighing(out: Path, signal: str, **changes: Any) -> Any:
+    return small(out, ["clip_higher", {"name": f"{own.__file__}:WeighPlaces", "signal": signal}], **CUT, **changes)
+
+
+def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) -> None:
+    go(weighing(tmp_path / "known", ""), advantages=own.fading)
+    signals = {"places": own.places, "unread": lambda responses: 1 / 0}
+    go(weighing(tmp_path / "given", "places"), advantages=own.fading, signals=signals)
+    go(small(tmp_path / "without", **CUT), advantages=own.fading)
+    assert equal(tmp_path / "known", tmp_path / "given")
+    assert largest_difference(tmp_path / "given", tmp_path / "without") > 1e-6
+
+
+def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_estimator(tmp_path: Path) -> None:
+    def each(responses: Rollout) -> Tensor:
+        return grpo(responses.rewards, responses.group_ids)
+
+    def token(responses: Rollout) -> Tensor:
+        return each(responses).unsqueeze(-1).expand(responses.response_mask.shape).clone()
+
+    go(small(tmp_path / "configured", **CUT))
+    for name, function in (("each", each), ("token", token)):
+        go(small(tmp_path / name, **CUT), advantages=function)
+        assert equal(tmp_path / name, tmp_path / "configured")
+        assert without_times(tmp_path / name) == without_times(tmp_path / "configured")
+
+
+def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Path) -> None:
+    def rude(responses: Rollout) -> Tensor:
+        found = own.places(responses)
+        for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
+            tensor.zero_()
+        responses.signals["rollout_logprobs"].zero_()
+        return torch.where(torch.isnan(found), 0.0, found)
+
+    for name, function in (("polite", own.places), ("rude", rude)):
+        go(weighing(tmp_path / name, "places"), signals={"places": function}, advantages=own.fading)
+    assert equal(tmp_path / "polite", tmp_path / "rude")
+
+
+def test_what_a_function_returns_is_checked_before_the_first_step(tmp_path: Path) -> None:
+    wrong: list[tuple[Any, type[Exception]]] = [
+        (lambda responses: own.places(responses)[:-1], ShapeError),
+        (lambda responses: responses.response_mask.long(), ShapeError),
+        (lambda responses: [1.0] * len(responses.texts), ShapeError),
+        (lambda responses: torch.full(responses.response_mask.shape, torch.nan), NonFinite),
+        (lambda responses: torch.full(responses.response_mask.shape, torch.inf), NonFinite),
+    ]
+    for function, error in wrong:
+        with pytest.raises(error, match=r"signals\['places'\]"):
+            go(weighing(tmp_path / "run", "places"), signals={"places": function})
+        with pytest.raises(error, match="advantages"):
+            go(small(tmp_path / "run"), advantages=function)
+    with pytest.raises(ConfigError, match="entropies"):
+        go(small(tmp_path / "run"), signals={"entropies": own.places})
+    assert not lines(tmp_path / "run" / "metrics.jsonl")

@@ -1,0 +1,484 @@
+"""What a run computes, logs and leaves, each against transformers, torch or a run of another shape."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    get_scheduler,
+)
+
+import rlstab
+from rlstab.errors import ConfigError, MissingSignal, ModelError, NonFinite
+from rlstab.presets import PRESETS
+from tests.train import own
+from tests.train.runs import (
+    ALIKE,
+    ROOT,
+    about,
+    checkpoints,
+    equal,
+    go,
+    largest_difference,
+    lines,
+    moved,
+    number,
+    quiet,
+    small,
+    weights,
+    without_times,
+)
+
+SHIPPED = ROOT / "rlstab" / "data" / "countdown-tiny"
+
+#: Between what the sampler or a trace says of a token and a forward of the model alone, in float32.
+NEAR = 1e-4
+
+
+def column(records: list[dict[str, Any]], name: str) -> list[Any]:
+    return [record[name] for record in records if name in record]
+
+
+# -- what is left ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_settings_records_samples_and_a_model_that_transformers_loads(tmp_path: Path) -> None:
+    every = {"every": 2, "prompts": 4, "samples": 4, "pass_at": [1, 4]}
+    run = small(tmp_path, optimisation__rollouts=3, evaluation=every, tracking__keep_checkpoints=1)
+    console = quiet()
+    result = go(run, console=console)
+    assert rlstab.config.load_run(tmp_path / "config.yaml") == run
+    assert about(tmp_path)["run_hash"] == rlstab.config.run_hash(run)
+    assert about(tmp_path)["objective_hash"] == rlstab.config.objective_hash(run.composition)
+    assert about(tmp_path)["processes"] == 1
+    assert (result.out, result.records) == (tmp_path, lines(tmp_path / "metrics.jsonl"))
+    assert [record["rollout"] for record in result.records] == [0, 1, 2, 3]
+    assert [record["rollout"] for record in result.evaluations] == [0, 2, 3]
+    for record in result.evaluations:
+        assert 0 <= record["eval/pass@1"] <= record["eval/pass@4"] <= 1
+    for record in result.records[1:]:
+        assert {"loss", "gradient/norm", "reward/mean", "tokens/entropy", "response/length", "lr"} <= record.keys()
+        assert {"seconds/rollout", "seconds/sample", "seconds/score", "seconds/train"} <= record.keys()
+    assert Counter(column(lines(tmp_path / "samples.jsonl"), "rollout")) == {1: 2, 2: 2, 3: 2}
+    assert "reward/mean" in console.file.getvalue()  # type: ignore[attr-defined]  # the table at the end
+    (newest,) = checkpoints(tmp_path)
+    assert number(newest) == 3
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(newest), AutoTokenizer.from_pretrained(newest)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in weights(tmp_path).items())
+    assert tokenizer("1+2")["input_ids"] == AutoTokenizer.from_pretrained(SHIPPED)("1+2")["input_ids"]
+
+
+def test_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    go(small(tmp_path, tracking__trackers=["tensorboard", "wandb"]))
+    assert list(tmp_path.rglob("events.out.tfevents*"))
+    assert list(tmp_path.rglob("offline-run-*")), "wandb is offline unless it is configured"
+    assert len(lines(tmp_path / "metrics.jsonl")) == 2
+
+
+#: One of each kind: plain, sequences, off-policy, with stages and a stale sampler.
+OFTEN = {"recommended", "gspo", "vcpo", "stack_stale"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in sorted(PRESETS)]
+)
+def test_every_preset_trains(name: str, tmp_path: Path) -> None:
+    run = small(tmp_path, {"preset": name}, optimisation__mini_batches=2, optimisation__epochs=2)
+    records = go(run).records
+    assert [record["rollout"] for record in records] == [1, 2]
+    assert all(math.isfinite(value) for record in records for value in record.values())
+    assert moved(tmp_path) > 0
+
+
+# -- which steps are made --------------------------------------------------------------------------------------------
+
+
+def test_the_ratio_is_exactly_one_where_the_policy_is_live_and_moves_where_data_are_stale(tmp_path: Path) -> None:
+    live = go(small(tmp_path / "live", optimisation__rollouts=3)).records
+    assert column(live, "ratio/mean") == [1.0] * 3
+    assert max(column(live, "sampler/largest_gap_live")) <= NEAR
+    for name, changes in {"epochs": {"optimisation__epochs": 3}, "queue": {"rollout__staleness": 1}}.items():
+        stale = go(small(tmp_path / name, optimisation__rollouts=3, **changes)).records
+        assert max(abs(ratio - 1) for ratio in column(stale, "ratio/mean")) > 1e-3, name
+
+
+def test_a_step_that_teaches_nothing_is_skipped_unless_a_penalty_acts(tmp_path: Path) -> None:
+    records = go(small(tmp_path / "plain", task={"name": f"{own.__file__}:Equal"})).records
+    assert column(records, "optimizer_steps/skipped") == [1, 1]
+    assert moved(tmp_path / "plain") == 0
+    paid = small(tmp_path / "paid", ["clip_higher", "entropy_bonus"], task={"name": f"{own.__file__}:Equal"})
+    assert all(norm > 0 for norm in column(go(paid).records, "gradient/norm"))
+    assert moved(tmp_path / "paid") > 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_rollout_with_rewards_that_are_not_numbers_leaves_the_weights(value: float, tmp_path: Path) -> None:
+    (record,) = go(small(tmp_path, optimisation__rollouts=1), task=own.Flawed(nan="0123456789", value=value)).records
+    assert record["optimizer_steps/refused"] == 1
+    assert moved(tmp_path) == 0
+
+
+def test_a_step_with_a_live_nan_is_refused_and_the_next_one_is_made(tmp_path: Path) -> None:
+    changes = {"optimisation__rollouts": 3, "tracking__checkpoint_every": 1, "tracking__keep_checkpoints": 3}
+    poisoned = small(tmp_path, ["clip_higher", f"{own.__file__}:Poisoned"], **changes)
+    records = go(poisoned, signals={"poison": own.poison}).records
+    assert [record.get("optimizer_steps/refused", 0) for record in records] == [0, 1, 0]
+    assert all(math.isfinite(value) for record in records for value in record.values())
+    first, second, third = (load_file(path / "model.safetensors") for path in checkpoints(tmp_path))
+    assert all(torch.equal(first[name], second[name]) for name in first), "the refused step"
+    assert not all(torch.equal(second[name], third[name]) for name in first)
+
+
+def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
+    lost = small(
+        tmp_path, ["clip_higher", f"{own.__file__}:Poisoned"], optimisation__rollouts=30, rollout__max_new_tokens=2
+    )
+    with pytest.raises(NonFinite, match="20 optimizer steps"):
+        go(lost, signals={"poison": lambda rollout: own.places(rollout).nan_to_num() * 0 + 1})
+    assert sum(column(lines(tmp_path / "metrics.jsonl"), "optimizer_steps/refused")) == 19
+
+
+def test_the_learning_rate_is_that_of_transformers(tmp_path: Path) -> None:
+    for schedule in (None, "cosine", {"name": "polynomial", "power": 2.0}):
+        name, options = (schedule["name"], {"power": 2.0}) if isinstance(schedule, dict) else (schedule, {})
+        out = tmp_path / str(name)
+        steps = {"optimisation__warmup_optimizer_steps": 2, "optimisation__rollouts": 6}
+        records = go(small(out, optimisation__schedule=schedule, rollout__max_new_tokens=3, **steps)).records
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+        name = name or "constant_with_warmup"
+        theirs = get_scheduler(name, optimizer, 2, 6, scheduler_specific_kwargs=options or None)
+        rates = []
+        for _ in range(6):
+            # the first step of a warm-up is made with a part of the rate and not with 0
+            optimizer.step()
+            theirs.step()
+            rates.append(theirs.get_last_lr()[0])
+        shown = {record["rollout"]: record["lr"] for record in records if "lr" in record}
+        assert len(shown) >= 4
+        before = {0: 0.0} | dict(enumerate(rates, 1))
+        assert all(rate in (pytest.approx(before[at]), pytest.approx(before[at - 1])) for at, rate in shown.items())
+
+
+def test_a_signal_that_nobody_provides_is_told_before_anything_runs(tmp_path: Path) -> None:
+    run = small(tmp_path / "run", ["clip_higher", f"{own.__file__}:Unprovided"])
+    with pytest.raises(MissingSignal, match="gradient_norms"):
+        go(run)
+    assert not (tmp_path / "run").exists()
+
+
+# -- what is sampled -------------------------------------------------------------------------------------------------
+
+TRACED: dict[str, Any] = {"tracking__trace_every": 1, "tracking__trace_responses": 100, "optimisation__rollouts": 1}
+
+
+def traced(out: Path) -> list[dict[str, Any]]:
+    """The traced responses of the first optimizer step."""
+    return [line for line in lines(out / "tokens.jsonl") if line["optimizer_step"] == 1]
+
+
+def assert_of_model(out: Path, model: Any, tokenizer: Any, temperature: float) -> int:
+    """The log-probs and entropies of a trace are those of a forward over each response alone; how many there were."""
+    count = 0
+    for line in traced(out):
+        prompt = tokenizer(line["prompt"])["input_ids"]
+        ids = torch.tensor([prompt + line["ids"]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+        logprobs = logits.log_softmax(-1)
+        mine = logprobs.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
+        assert line["logprobs"] == pytest.approx(mine.tolist(), rel=NEAR, abs=NEAR)
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        assert line["entropies"] == pytest.approx(entropies.tolist(), rel=NEAR, abs=NEAR)
+        count += len(line["ids"])
+    return count
+
+
+def test_traces_say_of_each_token_what_the_model_says_of_it(tmp_path: Path) -> None:
+    go(small(tmp_path, rollout__temperature=0.7, rollout__max_new_tokens=12, **TRACED))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
+    assert assert_of_model(tmp_path, model, tokenizer, 0.7) > 50
+    ended = 0
+    for line in traced(tmp_path):
+        assert tokenizer.eos_token_id not in line["ids"][:-1]
+        assert len(line["ids"]) == 12 or line["ids"][-1] == tokenizer.eos_token_id
+        ended += line["ids"][-1] == tokenizer.eos_token_id
+    assert 0 < ended < 8
+
+
+SIZE: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 19,
+}
+#: Positions that are learnt, caps on logits and windows, norms of heads, a scaled head, experts.
+FAMILIES = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=29, n_embd=16, n_layer=2, n_head=2, eos_token_id=19)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZE, head_dim=8, sliding_window=8, query_pre_attn_scalar=8)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZE, head_dim=8, tie_word_embeddings=True)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZE, logits_scaling=3.0)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZE, num_local_experts=4)),
+}
+
+
+def folder_of(model: PreTrainedModel, folder: Path) -> str:
+    """A model with random weights that depend on their tokens, and the tokenizer that ships."""
+    for value in model.parameters():
+        value.data.mul_(4.0 if value.ndim > 1 else 1.0)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(SHIPPED).save_pretrained(folder)
+    return str(folder)
+
+
+def test_models_of_other_families_are_sampled_and_trained_as_transformers_computes_them(tmp_path: Path) -> None:
+    for name, make in FAMILIES.items():
+        torch.manual_seed(0)
+        model = make().eval()
+        folder = folder_of(model, tmp_path / name / "model")
+        out = tmp_path / name / "run"
+        settings = {"model__name": folder, "rollout__max_new_tokens": 10, "optimisation__micro_batch_size": 8}
+        (record,) = go(small(out, **settings, **TRACED)).records
+        tokens = assert_of_model(out, model, AutoTokenizer.from_pretrained(SHIPPED), 1.0)
+        assert tokens == sum(len(line["ids"]) for line in traced(out)) > 20, name
+        assert record["sampler/largest_gap_live"] <= NEAR, name
+        assert record["gradient/norm"] > 0, name
+
+
+def test_a_model_that_keeps_its_state_elsewhere_than_in_the_cache_of_keys_and_values_is_refused(tmp_path: Path) -> None:
+    model = MambaForCausalLM(MambaConfig(vocab_size=29, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(ModelError):
+        go(small(tmp_path / "run", model__name=folder_of(model, tmp_path / "model")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_response_depends_on_its_identity_and_not_on_its_batch(tmp_path: Path) -> None:
+    found = []
+    for size in (3, 128):
+        go(small(tmp_path / str(size), rollout__batch_size=size, rollout__max_new_tokens=12, **TRACED))
+        found.append([(line["sequence_id"], line["ids"]) for line in traced(tmp_path / str(size))])
+    assert found[0] == found[1]
+    assert len({tuple(ids) for _, ids in found[0]}) > 4, "they differ from one another"
+
+
+def test_tokens_are_drawn_with_their_probabilities(tmp_path: Path) -> None:
+    """400 first tokens of one prompt; the bound is passed by chance once in ten thousand times."""
+    settings = {"rollout__prompts": 4, "rollout__group": 100, "rollout__max_new_tokens": 1, **TRACED}
+    go(small(tmp_path, task={"name": f"{own.__file__}:Single"}, **{**settings, "tracking__trace_responses": 400}))
+    (prompt,) = {line["prompt"] for line in traced(tmp_path)}
+    ids = AutoTokenizer.from_pretrained(SHIPPED)(prompt, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(SHIPPED)(ids).logits[0, -1].double().softmax(-1) * 400
+    found = Counter(line["ids"][0] for line in traced(tmp_path))
+    assert sum(found.values()) == 400
+    often = [token for token, count in enumerate(expected.tolist()) if count >= 5]
+    assert len(often) >= 3
+    chi = sum((found[token] - float(expected[token])) ** 2 / float(expected[token]) for token in often)
+    assert chi < len(often) + 4 * (2 * len(often)) ** 0.5 + 8
+
+
+def test_greedy_evaluation_is_that_of_transformers(tmp_path: Path) -> None:
+    task = own.Noting()
+    evaluation = {"every": 1, "prompts": 4, "samples": 1, "pass_at": [1], "greedy": True}
+    go(small(tmp_path, optimisation__rollouts=1, optimisation__lr=0.0, evaluation=evaluation), task=task)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
+    scored = set(task.seen)
+    for index in range(4):
+        prompt = str(task.example("eval", index).prompt)
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+        assert (prompt, tokenizer.decode(told[0, ids.shape[1] :], skip_special_tokens=True)) in scored
+
+
+def test_an_evaluation_is_of_held_out_prompts_and_pass_at_k_is_the_chance_of_a_right_one(tmp_path: Path) -> None:
+    task = own.Noting()
+    evaluation = {"every": 1, "prompts": 6, "samples": 4, "pass_at": [1, 2, 4], "greedy": False}
+    first = go(small(tmp_path, optimisation__rollouts=1, evaluation=evaluation), task=task).evaluations[0]
+    held_out, seen = [task.example("eval", index) for index in range(6)], list(task.seen)
+    grade = own.Graded().score
+    texts = [[text for prompt, text in seen if prompt == example.prompt][:4] for example in held_out]
+    scores = [[grade(example, text) for text in given] for example, given in zip(held_out, texts, strict=True)]
+    assert [len(of_prompt) for of_prompt in scores] == [4] * 6
+    assert first["eval/mean"] == pytest.approx(sum(map(sum, scores)) / 24)
+    right = [sum(score == 1 for score in of_prompt) for of_prompt in scores]
+    assert 0 < sum(right) < 24
+    for k in (1, 2, 4):
+        chances = [1 - math.comb(4 - count, k) / math.comb(4, k) for count in right]
+        assert first[f"eval/pass@{k}"] == pytest.approx(sum(chances) / 6)
+
+
+def test_a_stop_text_ends_a_response(tmp_path: Path) -> None:
+    go(small(tmp_path, rollout__stop="=", rollout__max_new_tokens=12, **TRACED))
+    texts = ["".join(line["tokens"]) for line in traced(tmp_path)]
+    assert sum("=" in text for text in texts) >= 4
+    assert all("=" not in text[:-1] for text in texts)
+
+
+# -- precision -------------------------------------------------------------------------------------------------------
+
+
+def test_bf16_rounds_what_it_computes_and_keeps_float32_weights(tmp_path: Path) -> None:
+    wide = go(small(tmp_path / "wide")).records
+    narrow = go(small(tmp_path / "narrow", optimisation__precision="bf16")).records
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path / "narrow").values())
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in weights(tmp_path / "narrow").values())
+    assert narrow[0]["tokens/entropy"] != wide[0]["tokens/entropy"]
+    assert narrow[0]["tokens/entropy"] == pytest.approx(wide[0]["tokens/entropy"], rel=0.05)
+    assert column(narrow, "ratio/mean") == [1.0, 1.0]
+    assert max(column(narrow, "sampler/largest_gap_live")) <= 0.5
+
+
+def test_a_sampler_of_fewer_bits_is_further_from_the_trainer_whose_weights_are_not_rounded(tmp_path: Path) -> None:
+    gaps = {}
+    for precision in (None, "bf16", "int8", "fp8", "int4"):
+        out = tmp_path / str(precision)
+        run = small(out, rollout__precision=precision, optimisation__rollouts=1, optimisation__old_logprobs="recompute")
+        gaps[precision] = go(run).records[0]["sampler/gap"]
+        assert any(not torch.equal(value, value.bfloat16().float()) for value in weights(out).values())
+    print(gaps)
+    assert list(gaps.values()) == sorted(gaps.values())
+    assert gaps[None] < 1e-6 < gaps["bf16"]
+    assert gaps["int4"] > 10 * gaps["bf16"]
+
+
+# -- prompts that are forwarded once ---------------------------------------------------------------------------------
+
+
+def test_shared_prompts_are_forwarded_once_and_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch of one response has nothing to share."""
+    seen: list[int] = []
+    forward = torch.nn.Embedding.forward
+
+    def counting(module: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            seen.append(ids.numel())
+        return forward(module, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", counting)
+    tokens = {}
+    for size in (1, 8):
+        seen.clear()
+        changes = {"optimisation__micro_batch_size": size, "optimisation__lr": 1e-4, "optimisation__eps": 1e-4}
+        run = small(tmp_path / str(size), task={"name": f"{own.__file__}:Wordy"}, rollout__max_new_tokens=4, **changes)
+        go(run)
+        tokens[size] = sum(seen)
+    print(f"tokens forwarded with a gradient: {tokens}")
+    assert tokens[8] < tokens[1] / 2
+    apart = largest_difference(tmp_path / "1", tmp_path / "8")
+    print(f"largest difference {apart:.1e}")
+    assert apart <= ALIKE
+    assert moved(tmp_path / "8") > 10 * ALIKE
+
+
+# -- what is only watched --------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_an_observed_method_is_the_run_without(tmp_path: Path) -> None:
+    watched = ["clip_higher", {"name": "observe", "method": {"name": "s2t", "max_prob": 0.2}}]
+    alone = go(small(tmp_path / "alone", optimisation__epochs=2)).records
+    beside = go(small(tmp_path / "beside", watched, optimisation__epochs=2)).records
+    assert equal(tmp_path / "alone", tmp_path / "beside")
+    for mine, theirs in zip(without_times(tmp_path / "alone"), without_times(tmp_path / "beside"), strict=True):
+        assert mine == {name: theirs[name] for name in mine}
+    assert len(column(beside, "observe_s2t/would_drop")) == len(alone)
+
+
+def test_responses_that_were_cut_off_are_known_to_methods(tmp_path: Path) -> None:
+    changes = {"rollout__max_new_tokens": 12, "optimisation__rollouts": 1, "tracking__trace_every": 1}
+    (record,) = go(small(tmp_path, ["clip_higher", "truncated_mask"], **changes)).records
+    assert 0 < record["truncated_mask/dropped"] < 1
+    assert record["tokens/kept"] == pytest.approx(1 - record["truncated_mask/dropped"])
+    for line in traced(tmp_path):
+        assert set(line["kept"]) == {line["ids"][-1] == 19}
+
+
+# -- models that cannot be used --------------------------------------------------------------------------------------
+
+
+def changed(folder: Path, **files: dict[str, object]) -> None:
+    for name, changes in files.items():
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def lacking(folder: Path) -> None:
+    kept = load_file(folder / "model.safetensors")
+    del kept["model.norm.weight"]
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+UNUSABLE: dict[str, Any] = {
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "pickled weights": pickled,
+    "empty weights": lambda folder: (folder / "model.safetensors").write_bytes(b""),
+    "a pickle as weights": lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04cposix\nsystem\n."),
+    "a weight less": lacking,
+    "another width": lambda folder: changed(folder, config={"hidden_size": 48}),
+    "another kind": lambda folder: changed(folder, config={"model_type": "vit"}),
+    "a damaged configuration": lambda folder: (folder / "config.json").write_text("{"),
+    "code of its own": lambda folder: changed(folder, config={"auto_map": {"AutoConfig": "code.C"}, "model_type": "x"}),
+    "no folder": lambda folder: folder.rename(folder.with_name("elsewhere")),
+}
+
+
+def test_a_model_that_cannot_be_used_is_told_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    told = 0
+    for kind, spoil in UNUSABLE.items():
+        folder = tmp_path / kind / "model"
+        shutil.copytree(SHIPPED, folder)
+        (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass C: pass\n")
+        spoil(folder)
+        with pytest.raises(ModelError) as caught:
+            go(small(tmp_path / kind / "run", model__name=str(folder)))
+        assert "\n" not in str(caught.value), kind
+        assert str(folder) in str(caught.value), kind
+        assert not (tmp_path / kind / "run").exists(), kind
+        told += 1
+    assert told == len(UNUSABLE)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_stage_or_a_setting_that_does_not_fit_the_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MissingSignal, match="blockwise"):
+        go(small(tmp_path / "run", stages=["blockwise"]))
+    with pytest.raises(ConfigError, match=r"optimisation\.old_logprobs"):
+        small(tmp_path / "run", rollout__staleness=1, optimisation__old_logprobs="live")
+    with pytest.raises(ModelError):
+        go(small(tmp_path / "run", rollout__chat=True))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,262 @@
+"""A run is the same however it is cut: into micro-batches, over ranks, by engine; and what ranks send and hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.train import own
+from tests.train.forks import Forks
+from tests.train.runs import (
+    ALIKE,
+    ROOT,
+    STAGED,
+    about,
+    file_of,
+    go,
+    largest_difference,
+    moved,
+    small,
+    weights,
+    without_times,
+)
+
+#: Statistics over the step, a token's own value on a threshold, and a penalty.
+STACK = [{"preset": "recommended"}, {"name": "lp_reg", "share": 0.2}, "entropy_bonus"]
+WITH_KL = [*STACK, {"name": "kl", "coefficient": 0.1}]
+
+#: Six optimizer steps on one prompt each, so that one of two ranks is empty in each of them. With a larger eps AdamW is
+#: smooth where a gradient is next to nothing; else rounding would decide the sign of a step there.
+SIX: dict[str, Any] = {
+    "seed": 3,
+    "rollout__prompts": 3,
+    "rollout__max_new_tokens": 8,
+    "optimisation__rollouts": 2,
+    "optimisation__mini_batches": 3,
+    "optimisation__micro_batch_size": 3,
+    "optimisation__eps": 1e-4,
+    "optimisation__max_grad_norm": 0.1,
+}
+ADAPTER = {"model__adapter": {"r": 4, "alpha": 8}}
+
+
+def apart(one: Path, other: Path, what: str) -> float:
+    found = largest_difference(one, other)
+    print(f"{what}: largest difference {found:.1e}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimisation__mini_batches": 2, "optimisation__refresh": "step", "optimisation__old_logprobs": "rollout"},
+        {"optimisation__epochs": 2, "optimisation__old_logprobs": "recompute", "rollout__temperature": 0.8},
+    ],
+    ids=["live", "refresh", "epochs"],
+)
+def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp_path: Path) -> None:
+    for size in (16, 3, 1):
+        changes = {"optimisation__micro_batch_size": size, "optimisation__lr": 1e-4, "optimisation__eps": 1e-4}
+        go(small(tmp_path / str(size), STACK, rollout__prompts=4, **changes, **options))
+    assert moved(tmp_path / "16") > 10 * ALIKE
+    for size in (3, 1):
+        assert apart(tmp_path / "16", tmp_path / str(size), f"micro-batches of {size}") <= ALIKE
+        for mine, theirs in zip(without_times(tmp_path / "16"), without_times(tmp_path / str(size)), strict=True):
+            assert mine.keys() == theirs.keys()
+            assert theirs == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in mine.items()}
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "run"
+    forks.does(file_of(small(out, STACK, **SIX)), 1)
+    assert about(out)["processes"] == 1
+    return out
+
+
+@pytest.mark.parametrize(
+    ("engine", "processes"),
+    [
+        ("ddp", 2),
+        ("fsdp2", 2),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("ddp", 3), ("fsdp2", 3), ("fsdp2", 1))),
+    ],
+)
+def test_processes_train_to_the_weights_of_one(
+    engine: str, processes: int, forks: Forks, alone: Path, tmp_path: Path
+) -> None:
+    """Gradients are clipped, and in every step a rank has no response."""
+    out = tmp_path / "run"
+    done = forks.does(file_of(small(out, STACK, **SIX, engine=engine)), processes, "counted")
+    assert [told["processes"] for told in done.counted] == [processes] * processes
+    assert (about(out)["processes"], about(out)["engine"].split(",")[0]) == (processes, engine)
+    records = without_times(out)
+    assert all(record["gradient/norm"] > SIX["optimisation__max_grad_norm"] for record in records), "clipped"
+    assert apart(alone, out, about(out)["engine"]) <= ALIKE
+    assert moved(out) > 100 * ALIKE
+
+
+CASES: dict[str, tuple[Any, dict[str, Any], str | dict[str, Any]]] = {
+    "an adapter, a reference": (WITH_KL, ADAPTER, "fsdp2"),
+    "an adapter under ddp": (WITH_KL, ADAPTER, "ddp"),
+    "a reference": (WITH_KL, {}, "fsdp2"),
+    "stages and a queue": (
+        STAGED["objective"],
+        {name: STAGED[name] for name in STAGED if name != "objective"},
+        "fsdp2",
+    ),
+    "gradients of responses": (STACK, {"stages": ["opob"]}, "fsdp2"),
+    "a rounded sampler": (STACK, {"rollout__precision": "int8"}, "fsdp2"),
+    "checkpointed gradients": (STACK, {"optimisation__gradient_checkpointing": True}, "fsdp2"),
+    "the same under ddp": (STACK, {"optimisation__gradient_checkpointing": True}, "ddp"),
+    "evidence of each step": (STACK, {"optimisation__refresh": "step"}, "fsdp2"),
+    "shards in host memory": (STACK, {}, {"name": "fsdp2", "offload": True}),
+    "an evaluation": (STACK, {"evaluation__every": 1, "evaluation__prompts": 3}, "ddp"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "an adapter, a reference" else [pytest.mark.slow]) for name in CASES],
+)
+def test_everything_works_over_two_processes_as_in_one(name: str, forks: Forks, tmp_path: Path) -> None:
+    objective, changes, engine = CASES[name]
+    settings = {**SIX, **changes}
+    forks.does(file_of(small(tmp_path / "one", objective, **settings)), 1)
+    forks.does(file_of(small(tmp_path / "two", objective, **settings, engine=engine)), 2)
+    assert [about(tmp_path / out)["processes"] for out in ("one", "two")] == [1, 2]
+    assert apart(tmp_path / "one", tmp_path / "two", f"{name}, {engine}") <= ALIKE
+    assert ("lora_" in "".join(weights(tmp_path / "two"))) == ("model__adapter" in changes)
+    for mine, theirs in zip(without_times(tmp_path / "one"), without_times(tmp_path / "two"), strict=True):
+        held_out = {key: value for key, value in mine.items() if key.startswith("eval/")}
+        assert {key: theirs[key] for key in held_out} == pytest.approx(held_out, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_an_untied_head_trains_over_two_processes_as_in_one(forks: Forks, tmp_path: Path) -> None:
+    shipped, model = ROOT / "rlstab" / "data" / "countdown-tiny", tmp_path / "model"
+    shutil.copytree(shipped, model)
+    given = load_file(shipped / "model.safetensors")
+    head = given["model.embed_tokens.weight"].clone()
+    save_file({**given, "lm_head.weight": head}, model / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    settings = {**SIX, "model__name": str(model)}
+    forks.does(file_of(small(tmp_path / "one", WITH_KL, **settings)), 1)
+    for engine in ("ddp", "fsdp2"):
+        forks.does(file_of(small(tmp_path / engine, WITH_KL, **settings, engine=engine)), 2)
+        assert "lm_head.weight" in weights(tmp_path / engine)
+        assert apart(tmp_path / "one", tmp_path / engine, f"untied, {engine}") <= ALIKE
+
+
+@pytest.mark.slow
+def test_gathered_in_bfloat16_weights_are_learnt_in_float32(forks: Forks, tmp_path: Path) -> None:
+    settings = {**SIX, "optimisation__precision": "bf16"}
+    forks.does(file_of(small(tmp_path / "one", STACK, **settings)), 1)
+    forks.does(file_of(small(tmp_path / "two", STACK, **settings, engine={"name": "fsdp2", "gather": "bf16"})), 2)
+    assert about(tmp_path / "two")["processes"] == 2
+    end = weights(tmp_path / "two")
+    assert all(value.dtype == torch.float32 for value in end.values())
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in end.values())
+    assert ALIKE < apart(tmp_path / "one", tmp_path / "two", "gathered in bf16") < moved(tmp_path / "two")
+
+
+def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp_path: Path) -> None:
+    """Each rank is asked for whole groups, and not at all where it has no response."""
+    objective = ["clip_higher", {"name": f"{own.__file__}:WeighPlaces", "signal": "places"}]
+    settings = {**SIX, "rollout__prompts": 1, "optimisation__mini_batches": 1}
+    one, two = (small(tmp_path / name, objective, **settings) for name in ("one", "two"))
+    forks.does(file_of(one), 1, "provided")
+    done = forks.does(file_of(two), 2, "provided")
+    assert [told["processes"] for told in done.counted] == [2, 2]
+    assert sorted(told["calls"] for told in done.counted) == [[], [[4], [4]]]
+    assert apart(tmp_path / "one", tmp_path / "two", "functions of the user") <= ALIKE
+    assert moved(tmp_path / "two") > 10 * ALIKE
+
+
+def test_a_nan_on_one_rank_is_refused_by_all(forks: Forks, tmp_path: Path) -> None:
+    settings = {**SIX, "optimisation__mini_batches": 1, "optimisation__rollouts": 2, "tracking__checkpoint_every": 1}
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        run = small(out, ["clip_higher", f"{own.__file__}:Poisoned"], **settings)
+        done = forks.does(file_of(run), processes, "poisoned")
+        assert [told["processes"] for told in done.counted] == [processes] * processes
+        assert [record.get("optimizer_steps/refused", 0) for record in without_times(out)] == [1, 0]
+    assert apart(tmp_path / "1", tmp_path / "2", "one step refused") <= ALIKE
+    assert moved(tmp_path / "2") > 10 * ALIKE
+
+
+# -- what ranks send and hold ----------------------------------------------------------------------------------------
+
+#: Rows of a matrix that two processes do not share evenly are filled up, and this little more is held or sent.
+FILLED = 2e-3
+
+
+def parameters() -> int:
+    shipped = load_file(ROOT / "rlstab" / "data" / "countdown-tiny" / "model.safetensors")
+    return sum(value.numel() for value in shipped.values())
+
+
+def large(sent: list[Any], kind: str) -> int:
+    """Elements of weights and gradients that collectives of a kind sent; statistics of a step are float64 or few."""
+    return sum(size for name, size, dtype in sent if kind in name and dtype in ("float32", "bfloat16") and size > 64)
+
+
+def counted(forks: Forks, out: Path, processes: int, **changes: Any) -> list[dict[str, Any]]:
+    run = small(out, STACK, **{**SIX, "rollout__prompts": 6, **changes})
+    told = forks.does(file_of(run), processes, "counted").counted
+    assert [one["processes"] for one in told] == [processes] * processes
+    assert [len(one["steps"]) for one in told] == [6] * processes
+    return list(told)
+
+
+def test_one_process_sends_nothing_ddp_its_gradients_once_a_step_and_fsdp2_shards(forks: Forks, tmp_path: Path) -> None:
+    size = parameters()
+    (one,) = counted(forks, tmp_path / "one", 1)
+    assert [step["sent"] for step in one["steps"]] == [[]] * 6
+    for told in [one, *counted(forks, tmp_path / "ddp", 2, engine="ddp")]:
+        for step in told["steps"]:
+            assert (step["weights"], step["gradients"], step["moments"]) == (4 * size, 4 * size, 8 * size)
+        for step in told["steps"][1:]:  # before the first one, weights are sent too
+            assert large(step["sent"], "allreduce") == (0 if told is one else size), "once, of several micro-batches"
+    for told in counted(forks, tmp_path / "fsdp2", 2, engine="fsdp2"):
+        for step in told["steps"]:
+            assert step["weights"] == pytest.approx(4 * size / 2, rel=FILLED)
+            assert step["gradients"] == pytest.approx(4 * size / 2, rel=FILLED)
+            assert step["moments"] == pytest.approx(8 * size / 2, rel=FILLED)
+        for step in told["steps"][1:]:
+            assert large(step["sent"], "allreduce") == 0
+            assert large(step["sent"], "reducescatter") > 0.4 * size
+            assert large(step["sent"], "allgather") > 0.9 * size
+
+
+@pytest.mark.slow
+def test_of_an_adapter_only_its_gradients_are_sent(forks: Forks, tmp_path: Path) -> None:
+    for told in counted(forks, tmp_path / "ddp", 2, engine="ddp", **ADAPTER):
+        trained = sum(value.numel() for value in weights(tmp_path / "ddp").values())
+        assert 0 < trained < parameters() / 10
+        for step in told["steps"][1:]:
+            assert step["moments"] == 8 * trained
+            assert large(step["sent"], "allreduce") == trained
+    for told in counted(forks, tmp_path / "fsdp2", 2, engine="fsdp2", **ADAPTER):
+        assert all(step["moments"] == pytest.approx(4 * trained, rel=0.02) for step in told["steps"])
+
+
+@pytest.mark.slow
+def test_weights_are_gathered_in_bfloat16_and_gradients_added_in_float32(forks: Forks, tmp_path: Path) -> None:
+    engine = {"name": "fsdp2", "gather": "bf16"}
+    for told in counted(forks, tmp_path / "run", 2, engine=engine, optimisation__precision="bf16"):
+        for step in told["steps"]:
+            assert {dtype for name, size, dtype in step["sent"] if "reducescatter" in name} == {"float32"}
+            assert "bfloat16" in {dtype for name, size, dtype in step["sent"] if "allgather" in name}
+            assert step["weights"] == pytest.approx(4 * parameters() / 2, rel=FILLED)

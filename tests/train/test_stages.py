@@ -1,0 +1,133 @@
+"""Stages in runs: selectors, expanders, estimators and what is behind, by what a run logs and learns."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.runs import ALIKE, go, largest_difference, lines, small, without_times
+
+DEEP = {"name": "deep_grpo", "branches": 3, "warmup": 4, "window": 16}
+TWO_STREAMS = ["clip_higher", "stream_weight"]
+
+
+def run(out: Path, stages: list[Any], objective: Any = "clip_higher", **changes: Any) -> list[dict[str, Any]]:
+    """The records of rollouts whose rewards are those of countdown, so that some groups have nothing to compare."""
+    settings = {
+        "task": {"name": "countdown"},
+        "rollout__prompts": 4,
+        "rollout__group": 8,
+        "rollout__max_new_tokens": 16,
+    }
+    return go(small(out, objective, stages=stages, **{**settings, "optimisation__lr": 1e-4, **changes})).records
+
+
+def column(records: list[dict[str, Any]], name: str) -> list[float]:
+    return [record[name] for record in records]
+
+
+def test_dynamic_sampling_leaves_no_dead_group_and_says_what_it_cost(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain", [])
+    refilled = run(tmp_path / "refilled", ["dynamic_sampling"])
+    assert max(column(plain, "reward/zero_std_groups")) > 0
+    assert column(refilled, "reward/zero_std_groups") == [0.0] * 2
+    dropped, cost = (column(refilled, f"dynamic_sampling/{name}") for name in ("dropped_groups", "sampled_per_learnt"))
+    # every rollout was filled: as many groups were sampled beyond the four as were dropped
+    assert cost == pytest.approx([(4 + count) / 4 for count in dropped])
+    dry = run(tmp_path / "dry", [{"name": "dynamic_sampling", "max_refills": 0}])
+    learnt = [record for record in dry if record["dynamic_sampling/dropped"] < 1]
+    assert learnt
+    for record in learnt:
+        share = 1 / (1 - record["dynamic_sampling/dropped"])
+        assert record["dynamic_sampling/sampled_per_learnt"] == pytest.approx(share)
+
+
+def test_a_rollout_of_which_everything_is_dropped_changes_nothing(tmp_path: Path) -> None:
+    """Groups of one have nothing to compare with."""
+    records = run(tmp_path / "run", [{"name": "dynamic_sampling", "max_refills": 1}], rollout__group=1)
+    assert column(records, "dynamic_sampling/dropped") == [1.0, 1.0]
+    assert column(records, "dynamic_sampling/dropped_groups") == [8.0, 8.0]
+    assert all("gradient/norm" not in record for record in records)
+
+
+def test_branches_are_learnt_in_a_stream_of_their_own(tmp_path: Path) -> None:
+    records = run(tmp_path / "run", [DEEP], TWO_STREAMS)
+    assert column(records, "stream_weight/weight") == pytest.approx([2.0] * 2)
+    assert all(0 < place < 1 for place in column(records, "deep_grpo/pivot"))
+    # all responses of the rollout are learnt from: the branches are as many of the tokens as the sampler says
+    shares = [share / (1 + share) for share in column(records, "deep_grpo/tokens")]
+    assert column(records, "stream_weight/branches") == pytest.approx(shares)
+    dropped = run(tmp_path / "dropped", [DEEP, "dynamic_sampling"], TWO_STREAMS)
+    assert all(count > 0 for count in column(dropped, "deep_grpo/branches"))
+    assert column(dropped, "reward/zero_std_groups") == [0.0] * 2
+    # weighed by 0, they change nothing
+    silent = ["clip_higher", {"name": "stream_weight", "coefficient": 0.0}]
+    run(tmp_path / "branches", [DEEP], silent, optimisation__rollouts=1, optimisation__eps=1e-4)
+    run(tmp_path / "none", [], optimisation__rollouts=1, optimisation__eps=1e-4)
+    assert largest_difference(tmp_path / "branches", tmp_path / "none") <= ALIKE
+
+
+#: What it reports in every rollout that has something to learn.
+ESTIMATORS: dict[str, tuple[Any, set[str]]] = {
+    "opo": ("opo", {"baseline_shift"}),
+    "reinforce_pp": ({"name": "reinforce_pp", "baseline": True}, {"mean", "deviation"}),
+    "bnpo": ("bnpo", {"alpha", "beta"}),
+    "opob": ("opob", {"baseline_shift", "effective_share"}),
+    "opob_proxy": ("opob_proxy", {"baseline_shift", "effective_share"}),
+    "blockwise": ("blockwise", {"alone", "blocks"}),
+}
+
+
+def test_every_estimator_learns_and_says_what_it_found(tmp_path: Path) -> None:
+    objective = ["clip_higher", "importance_correction", "block_mean"]
+    chain = {"task": {"name": "chain"}, "model__name": "chain-tiny", "rollout__max_new_tokens": 40}
+    for name, (stage, reported) in ESTIMATORS.items():
+        records = run(tmp_path / name, [stage], objective, **chain, optimisation__rollouts=1, optimisation__lr=1e-5)
+        found = {
+            key.partition("/")[2]: record[key] for record in records for key in record if key.startswith(f"{name}/")
+        }
+        assert found.keys() == reported, name
+        assert all(math.isfinite(value) for value in found.values()), name
+        assert any(record.get("gradient/norm", 0.0) > 0 for record in records), name
+
+
+def test_selectors_draw_from_their_pool_and_refills_are_of_other_prompts(tmp_path: Path) -> None:
+    for name in ("uniform", "goldilocks", "paced"):
+        out = tmp_path / name
+        run(out, [{"name": name, "pool": 12}], tracking__samples=99, optimisation__rollouts=3)
+        samples = lines(out / "samples.jsonl")
+        of_rollout = [{line["prompt"] for line in samples if line["rollout"] == number} for number in (1, 2, 3)]
+        assert [len(prompts) for prompts in of_rollout] == [4, 4, 4], name
+        assert len(set().union(*of_rollout)) <= 12, name
+    known = [record["paced/known"] for record in without_times(tmp_path / "paced") if "paced/known" in record]
+    assert known[:2] == [0, pytest.approx(4 / 12)]
+    with pytest.raises(ValueError, match="pool"):
+        run(tmp_path / "few", [{"name": "uniform", "pool": 3}])
+
+
+def test_a_stale_sampler_is_behind_by_as_many_updates_as_it_is_told(tmp_path: Path) -> None:
+    """With a learning rate that moves much, the policy of the first rollouts is recognised by its log-probs."""
+    traces: dict[str, Any] = {"tracking__trace_every": 1, "tracking__trace_responses": 99}
+    settings = {
+        "optimisation__rollouts": 4,
+        "optimisation__lr": 3e-3,
+        "task": small(tmp_path).task.model_dump(),
+        **traces,
+    }
+    for delay in (0, 2):
+        run(tmp_path / str(delay), [], rollout__staleness=delay, **settings)
+    ids = {}
+    for delay in (0, 2):
+        found = lines(tmp_path / str(delay) / "tokens.jsonl")
+        ids[delay] = [[line["ids"] for line in found if line["rollout"] == number] for number in (1, 2, 3, 4)]
+    assert ids[2][0] == ids[0][0], "both are of the first policy"
+    assert ids[2][1:] != ids[0][1:]
+    # what a policy that never moves samples is what the first policy samples: the first three rollouts of the stale run
+    run(tmp_path / "still", [], **{**settings, "optimisation__lr": 0.0})
+    found = lines(tmp_path / "still" / "tokens.jsonl")
+    still = [[line["ids"] for line in found if line["rollout"] == number] for number in (1, 2, 3, 4)]
+    assert [mine == theirs for mine, theirs in zip(ids[2], still, strict=True)] == [True, True, True, False]
+    assert [mine == theirs for mine, theirs in zip(ids[0], still, strict=True)] == [True, False, False, False]
