@@ -64,6 +64,7 @@ class CentredGate(TokenObjective):
     """Stops tokens whose surprise is above the mean of their group by more than the spread in the step."""
 
     name = "centred_gate"
+    needs = {"logprobs"}
     writes = {"gates"}
 
     def measure(self, batch):
