@@ -1,4 +1,4 @@
-"""The goals that hold on any machine: our own ratios and G units, on small shapes, in float32.
+"""The goals that hold on any machine: ratios of our own code to itself and bytes, on small shapes, in float32.
 
     python -m benchmarks check
 

@@ -2,7 +2,7 @@
 
 A shared machine is noisy. So all cases of a comparison run in one process, in an order that rotates each repetition,
 with a bare matrix product of the same shape between them; the least CPU-seconds of the repetitions count, and a time
-over that of the product (its G) means the same on any machine.
+over that of the product (its G) means much the same on machines of one kind.
 """
 
 from __future__ import annotations

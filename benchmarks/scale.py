@@ -1,8 +1,7 @@
 """Peak memory of each process of a training run against what `rlstab check` says before it starts.
 
-    python -m benchmarks scale             # measure all, and write the tables of docs/how-to/several-processes.md
+    python -m benchmarks scale
     python -m benchmarks scale --sizes 51M --engines "fsdp2, 2"
-    python -m benchmarks scale --sizes     # write the tables from what was measured before
 
 Llama models with random weights on the CPU, over gloo: two rollouts of answers of at most 24 tokens with an optimizer
 step each, and a checkpoint, in processes of their own. Resident memory above what the process had with all libraries
@@ -17,22 +16,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import MIB, resident
-from benchmarks.report import fill, markdown
 from rlstab.config import RunConfig, load_run
-from rlstab.train.footprint import footprint, shape_of
-from rlstab.train.footprint_table import bytes_of, in_words, longest_prompt
-from rlstab.train.policy import SHIPPED
-
-RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
-PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "several-processes.md"
+from rlstab.models import SHIPPED
+from rlstab.train.footprint import bytes_of, footprint, longest_prompt, shape_of
 
 #: Width, layers and the inner width of the layers.
 SIZES = {
@@ -56,12 +52,8 @@ ENGINES: dict[str, tuple[int, dict[str, Any]]] = {
 TOKENS = 24
 #: Responses in a micro-batch.
 ROWS = 4
-#: Activations are the difference between micro-batches of :data:`ROWS` and of so many, in a model of this size.
-MORE_ROWS, ACTIVATIONS = 16, "10M"
-#: MiB above what is said, at most: what libraries hold once, and the allocator. The page and a slow test claim it.
+#: MiB above what is said, at most: what libraries hold once, and the allocator.
 LIBRARIES = 100
-#: Bytes for each parameter are the difference between models of these sizes.
-SMALLER, LARGER = "134M", "302M"
 
 
 @dataclass(frozen=True)
@@ -69,28 +61,18 @@ class Measured:
     """One run.
 
     Attributes:
-        size, engine: keys of the tables above.
+        engine: a key of the table above.
         parameters: of the model, with its adapter.
-        rows: responses in a micro-batch.
-        tokens: in a response with its prompt, at most.
         processes: that took part, as they counted themselves.
         measured: MiB of the largest process; None where it would not fit in the memory or on the disk.
         said: MiB, by :mod:`rlstab.train.footprint`.
-        per_parameter, per_token: bytes, by the same.
-        torch: its version.
     """
 
-    size: str
     engine: str
     parameters: int
-    rows: int
-    tokens: int
     processes: int
     measured: float | None
     said: float
-    per_parameter: float
-    per_token: float
-    torch: str
 
 
 def model(size: str, folder: Path) -> Path:
@@ -112,17 +94,17 @@ def fill_in(folder: Path) -> None:
     LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).save_pretrained(folder)
 
 
-def settings(name: str, changes: dict[str, Any], rows: int, out: Path) -> RunConfig:
+def settings(name: str, changes: dict[str, Any], out: Path) -> RunConfig:
     """The run file."""
     data: dict[str, Any] = {
         "model": {"name": name},
         "objective": ["clip_higher", "s2t"],
         # several micro-batches in each of two processes
-        "rollout": {"prompts": max(8, 2 * rows), "group": 2, "max_new_tokens": TOKENS},
+        "rollout": {"prompts": max(8, 2 * ROWS), "group": 2, "max_new_tokens": TOKENS},
         # a reward that differs within groups, so that there is something to learn from
         "reward": ["benchmarks/broken_rewards.py:longer"],
         # the second step is the first with moments
-        "optimisation": {"rollouts": 2, "lr": 1e-5, "micro_batch_size": rows},
+        "optimisation": {"rollouts": 2, "lr": 1e-5, "micro_batch_size": ROWS},
         "evaluation": {"every": 0},
         "tracking": {"out": str(out), "checkpoint_every": 0},
     }
@@ -139,8 +121,6 @@ def worker(asked: dict[str, Any]) -> None:
     """One process of a run; writes what it took."""
     import io
 
-    from rich.console import Console
-
     from rlstab.train.loop import train
 
     run = load_run(asked["settings"])
@@ -152,26 +132,21 @@ def worker(asked: dict[str, Any]) -> None:
     Path(asked["found"], rank).write_text(str(resident("VmHWM") - before))
 
 
-def measure(size: str, engine: str, rows: int, memory: int, disk: int) -> Measured:
+def measure(size: str, engine: str, memory: int, disk: int) -> Measured:
     """What the largest process of a run takes, and what is said before."""
     processes, changes = ENGINES[engine]
     with tempfile.TemporaryDirectory() as place:
         folder, found = Path(place), Path(place, "found")
         found.mkdir()
-        run = settings(str(model(size, folder / "model")), changes, rows, folder / "run")
-        tokens = longest_prompt(run) + TOKENS
-        shape = shape_of(run, tokens)
-        name: Any = engine.partition(",")[0]
-        said = footprint(shape, run, name, processes, reference=False)
-        written = 4 * shape.whole.weights + 12 * shape.whole.trained  # the model, and a checkpoint
+        run = settings(str(model(size, folder / "model")), changes, folder / "run")
+        shape = shape_of(run, longest_prompt(run) + TOKENS)
+        said = footprint(shape, run, engine.partition(",")[0], processes)
+        written = 4 * shape.weights + 12 * shape.trained  # the model, and a checkpoint
         took = None
         if said.peak * processes <= memory and written <= disk:
             fill_in(folder / "model")
             took = _taken(run, processes, found)
-    return Measured(
-        size, engine, shape.whole.weights, rows, tokens, processes, took, said.peak / MIB, said.per_parameter,
-        shape.kept / tokens, torch.__version__,
-    )  # fmt: skip
+    return Measured(engine, shape.weights, processes, took, said.peak / MIB)
 
 
 def _taken(run: RunConfig, processes: int, found: Path) -> float:
@@ -184,50 +159,12 @@ def _taken(run: RunConfig, processes: int, found: Path) -> float:
     return max(took) / MIB
 
 
-def read(path: Path) -> dict[tuple[str, str, int], Measured]:
-    """The newest of each."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {(one.size, one.engine, one.rows): one for one in (Measured(**json.loads(line)) for line in lines)}
-
-
-def peaks(found: dict[tuple[str, str, int], Measured]) -> str:
-    """The table of all sizes."""
-    lines = []
-    for size in SIZES:
-        for engine in ENGINES:
-            one = found.get((size, engine, ROWS))
-            if one is not None:
-                got = ("too large to be run", "", "")
-                if one.measured is not None:
-                    got = f"{one.measured:.0f}", f"{one.measured / one.said:.2f}", f"{one.measured - one.said:+.0f}"
-                lines.append((_count(one.parameters), engine, f"{one.said:.0f}", *got))
-    return markdown(("parameters", "engine", "said, MiB", "measured, MiB", "measured / said", "difference"), lines)
-
-
-def slopes(found: dict[tuple[str, str, int], Measured]) -> str:
-    """The table of bytes for a parameter and for a token."""
-    lines = []
-    for engine in ENGINES:
-        row = [engine]
-        pairs = (
-            (((SMALLER, ROWS), (LARGER, ROWS)), lambda one: one.parameters, lambda change: f"{change:.2f}"),
-            (
-                ((ACTIVATIONS, ROWS), (ACTIVATIONS, MORE_ROWS)),
-                lambda one: one.rows * one.tokens,
-                lambda change: in_words(round(change)),
-            ),
-        )
-        for keys, count, words in pairs:
-            first, second = (found.get((size, engine, rows)) for size, rows in keys)
-            if first is None or second is None or first.measured is None or second.measured is None:
-                row += ["", ""]
-                continue
-            more = count(second) - count(first)
-            for change in (second.said - first.said, second.measured - first.measured):
-                row.append(words(change * MIB / more))
-        lines.append(tuple(row))
-    titles = ("engine", "bytes per parameter: said", "measured", "activations per token: said", "measured")
-    return markdown(titles, lines)
+def row(one: Measured) -> tuple[str, ...]:
+    """Of the table."""
+    words = (_count(one.parameters), one.engine, f"{one.said:.0f}")
+    if one.measured is None:
+        return (*words, "too large to be run", "")
+    return (*words, f"{one.measured:.0f}", f"{one.measured / one.said:.2f}")
 
 
 def _count(parameters: int) -> str:
@@ -240,24 +177,16 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--memory", type=bytes_of, default=14 * 10**9, help="of all processes together")
     parser.add_argument("--disk", type=bytes_of, default=10 * 10**9, help="for the model and a checkpoint of it")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file to append the results to, a line each")
-    parser.add_argument("--page", type=Path, default=PAGE, help="to write the tables to")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
         worker(json.loads(options.worker))
         return
+    table = Table("parameters", "engine", "said, MiB", "measured, MiB", "measured / said")
     for size in options.sizes:
-        for rows in (ROWS, MORE_ROWS) if size == ACTIVATIONS else (ROWS,):
-            for engine in options.engines:
-                one = measure(size, engine, rows, options.memory, options.disk)
-                print(f"{size}, {engine}, {rows} rows: {one.measured or 0:.0f} of {one.said:.0f} MiB", flush=True)
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(one)) + "\n")
-    found, text = read(options.results), options.page.read_text(encoding="utf-8")
-    for name, table in (("peaks", peaks(found)), ("slopes", slopes(found))):
-        text = fill(text, name, table, "scale")
-    options.page.write_text(text, encoding="utf-8")
+        for engine in options.engines:
+            table.add_row(*row(measure(size, engine, options.memory, options.disk)))
+    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
-from rlstab.extras import missing, require
+from rlstab.extras import require
 from rlstab.files import exists, is_file, is_foreign
 from rlstab.visible import visible
 
@@ -92,119 +92,94 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=lambda _: parser.print_help())
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    train = commands.add_parser("train", help="train a policy, as described in a YAML file")
+    def command(run: Callable[[argparse.Namespace], int], help: str, **more: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(run.__name__.removeprefix("_"), help=help, **more)
+        added.set_defaults(command=run)
+        return added
+
+    train = command(_train, "train a policy, as described in a YAML file")
     _takes_file(train, "run file", "run")
-    train.add_argument(
-        "--resume", action="store_true", help="continue from the newest intact checkpoint in tracking.out"
-    )
+    _takes_settings(train)
+    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in tracking.out")
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
-    train.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="how long to wait for a process that does not respond (1800)"
-    )
-    train.set_defaults(command=_train)
+    train.add_argument("--timeout", type=float, metavar="SECONDS", help="to wait for a silent process (1800)")
 
-    init = commands.add_parser("init", help="write a run file to start from, with a comment on every setting")
-    _completed(
-        init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them"),
-        _recipes,
-    )
-    init.add_argument(
-        "--out", metavar="FILE", help="file to write (RECIPE.yaml); an existing file is never overwritten"
-    )
-    init.set_defaults(command=_init)
+    init = command(_init, "write a run file to start from, with a comment on every setting")
+    recipe = init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
+    _completed(recipe, _recipes)
+    init.add_argument("--out", metavar="FILE", help="file to write (RECIPE.yaml); never over an existing file")
 
-    check = commands.add_parser("check", help="say what each method of a YAML file does, needs and costs")
+    check = command(_check, "try what is local and cheap, and say what each method does, needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
-    check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.epochs=2")
-    check.add_argument(
-        "--host", metavar="NAME", help="show what the adapter of another trainer makes of it, such as trl"
-    )
-    check.add_argument("--memory", metavar="SIZE", help="show what fits in this much memory per process, such as 24GB")
+    _takes_settings(check)
+    check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
+    check.add_argument("--memory", metavar="SIZE", help="what fits in this much memory per process, such as 24GB")
     check.add_argument("--processes", type=int, default=1, metavar="N", help="number of processes (1)")
-    check.set_defaults(command=_check)
 
-    doctor = commands.add_parser("doctor", help="say which other trainers are installed, and whether the adapters work")
-    doctor.set_defaults(command=_doctor)
+    command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
 
-    explain = commands.add_parser(
-        "explain", help="explain in words what an objective does and costs, and which recipe it is"
-    )
+    explain = command(_explain, "explain in words what an objective does and costs, and which recipe it is")
     source = _takes_file(explain, "run, objective or bench file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
+    _takes_settings(explain)
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
-    explain.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
-    explain.set_defaults(command=_explain)
 
-    schema = commands.add_parser("schema", help="write the JSON Schema of run files, for editors")
+    schema = command(_schema, "write the JSON Schema of run files, for editors")
     schema.add_argument("--of", choices=("run", "bench"), default="run", help="which files (run)")
     schema.add_argument("--out", help="file to write; standard output without it")
-    schema.set_defaults(command=_schema)
 
-    bench = commands.add_parser("bench", help="compare methods: settings x methods x seeds of a YAML file")
+    bench = command(_bench, "compare methods: settings x methods x seeds of a YAML file")
     _takes_file(bench, "bench file", "bench")
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
     bench.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
-    bench.add_argument(
-        "--only", action="append", default=[], metavar="SETTING/METHOD", help="only these runs; * matches anything"
-    )
+    bench.add_argument("--only", action="append", default=[], metavar="SETTING/METHOD", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
-    bench.set_defaults(command=_bench)
 
-    view = commands.add_parser("view", help="write a page of traced tokens and what each method did to them")
+    view = command(_view, "write a page of traced tokens and what each method did to them")
     view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
     view.add_argument("--out", help="page to write (view.html in the run folder)")
     view.add_argument("--terminal", action="store_true", help="print a few responses instead")
     view.add_argument("--rollout", type=int, help="show this rollout only")
     view.add_argument("--limit", type=int, help="show this many responses, by influence (2000; terminal: 8)")
     view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a file that has only token ids")
-    view.set_defaults(command=_view)
 
-    report = commands.add_parser("report", help="compare finished runs: one HTML file, figures, Markdown tables")
+    report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
     report.add_argument("runs", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", metavar="FILE.md", help="write the comparison as Markdown")
-    report.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="outcome to compare, such as eval/mean or NAME/area (all)",
-    )
+    report.add_argument("--metric", action="append", default=[], metavar="NAME", help="such as eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
-    report.set_defaults(command=_report)
 
-    diagnose = commands.add_parser(
-        "diagnose",
-        help="say what went wrong first in a run of TRL, verl or rlstab, and what acts on it",
+    diagnose = command(
+        _diagnose,
+        "say what went wrong first in a run of TRL, verl or rlstab, and what acts on it",
         description="Say which sign of trouble came first in a run, at which step, what is likely behind it, and which "
         "methods act on that. Reads run folders and results files of rlstab, trainer_state.json of TRL (or the output "
         "folder), the file logger of verl (.jsonl), CSV exports of wandb, and token exports of prime-rl.",
     )
     diagnose.add_argument("runs", nargs="+", metavar="RUN", help="folder or file of a log; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
-    diagnose.set_defaults(command=_diagnose)
 
-    runs = commands.add_parser("runs", help="list runs: what ran, how far it got, its best value")
+    runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
-    runs.set_defaults(command=_runs)
 
-    listing = commands.add_parser("list", help="list methods, stages, presets, examples, or classes of your own")
-    listing.add_argument("files", nargs="*", metavar="FILE.py", help="files with classes of your own, which are run")
-    listing.set_defaults(command=_list)
+    listing = command(_list, "list methods, stages, presets, examples, or user-defined classes")
+    listing.add_argument("what", nargs="*", metavar="WORD", help="words to look for, or .py files, which are run")
     return parser
+
+
+def _takes_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
 
 
 def _takes_file(parser: argparse.ArgumentParser, what: str, *kinds: Kind) -> argparse._MutuallyExclusiveGroup:
     """A command that takes a file, or an example that ships by its name."""
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("file", nargs="?", help=what)
-    named = group.add_argument(
-        "--example", metavar="NAME", help="an example from the package instead; `rlstab list` lists them"
-    )
+    named = group.add_argument("--example", metavar="NAME", help="an example of the package; `rlstab list` lists them")
     _completed(named, lambda: _examples(kinds))
     parser.set_defaults(kinds=kinds)
     return group
@@ -218,7 +193,7 @@ def _completed(action: argparse.Action, names: Callable[[], list[str]]) -> None:
 def _examples(kinds: Sequence[Kind]) -> list[str]:
     from rlstab.config.bundled_examples import examples
 
-    return [name for name, one in examples().items() if not kinds or one.kind in kinds]
+    return [name for name, example in examples().items() if not kinds or example.kind in kinds]
 
 
 def _recipes() -> list[str]:
@@ -241,13 +216,13 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
         return {}
     from rlstab.config import Document  # each command pays only for what it uses
 
-    found = {}
+    overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set {pair}: expected KEY=VALUE, for example --set optimisation.lr=1e-4.")
-        found[key] = Document.parse(value, f"--set {key}").data
-    return found
+        overrides[key] = Document.parse(value, f"--set {key}").data
+    return overrides
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -278,8 +253,7 @@ def _check(options: argparse.Namespace) -> int:
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check
     from rlstab.explain.tables import read
-    from rlstab.tasks.build import require_settings
-    from rlstab.tasks.rewards import require_functions
+    from rlstab.preflight import preflight
 
     file = _file(options)
     if is_file(file) and is_bench(file):
@@ -294,23 +268,20 @@ def _check(options: argparse.Namespace) -> int:
         )
     with no_fit_warnings():
         _, run = read(file, _overrides(options.set))
-        if run is not None and options.host is None:
-            require_settings(run.task)
-            require_functions(run.reward)
-        check(file, _overrides(options.set), host=options.host)
-        if run is not None and options.host is None:
+        tried = preflight(run) if run is not None and options.host is None else []
+        check(file, _overrides(options.set), host=options.host, tried=tried)
+        if run is not None and (options.memory is not None or options.processes != 1):
             _memory(run, options)
     return 0
 
 
 def _memory(run: RunConfig, options: argparse.Namespace) -> None:
-    """What the run would hold, where what is needed to know it is installed."""
+    """What the run would hold in each process."""
     if options.processes < 1:
         raise ConfigError(f"--processes {options.processes}: expected 1 or more.")
-    if missing("train"):
-        return
+    require("train", "rlstab check --memory")
     from rlstab.console import Terminal
-    from rlstab.train.footprint_table import bytes_of, describe_memory
+    from rlstab.train.footprint import bytes_of, describe_memory
 
     memory = None if options.memory is None else bytes_of(options.memory)
     Terminal().print(describe_memory(run, options.processes, memory))
@@ -440,7 +411,11 @@ def _list(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
     from rlstab.explain.catalogue import listing, listing_of_files
 
-    Terminal().print(listing_of_files(options.files) if options.files else listing())
+    files = [word for word in options.what if word.endswith(".py")]
+    words = [word for word in options.what if word not in files]
+    if files and words:
+        raise ConfigError(f"rlstab list: {words[0]} is not a .py file. Give words, or files, and not both.")
+    Terminal().print(listing_of_files(files) if files else listing(words))
     return 0
 
 

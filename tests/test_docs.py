@@ -136,6 +136,7 @@ def test_the_page_on_methods_runs(folder: Path, capsys: pytest.CaptureFixture[st
         load_objective(folder / "objective.yaml")
 
 
+@pytest.mark.slow
 def test_its_tests_pass_under_pytest(folder: Path) -> None:
     """With fewer drawn steps than a user takes: the block that checks the method takes them all."""
     tests = f"{with_text('def oracle')}\n\n{with_text('@parametrize_laws')}".replace("oracles=", "examples=4, oracles=")

@@ -118,7 +118,7 @@ LIGHT = {
     "": 0,
     "list": 0,
     "check {examples}/countdown.yaml": 0,
-    "check {examples}/jsonl_math.yaml": 0,
+    "check {examples}/jsonl_math.yaml": 2,
     "explain --preset dapo": 0,
     "explain {examples}/bench_entropy.yaml": 0,
     "schema --out run.json": 0,
@@ -130,6 +130,7 @@ LIGHT = {
     "diagnose {examples}/../tests/diagnose/data/truncation.jsonl": 0,
     "runs": 2,
     "view runs/x": 2,
+    "diagnose runs/x": 2,
     "train --example countdown": 2,
 }
 PROGRAM = """

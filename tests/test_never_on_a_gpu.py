@@ -26,7 +26,6 @@ NAMED = {
     "train/engines/choice.py": ["also with one process and `offload`"],
     "train/engines/fsdp2.py": ["with pinned memory"],
     "train/footprint.py": ["what `rlstab check` says of a GPU's memory"],
-    "train/footprint_table.py": ["what `rlstab check` says of a GPU's memory"],
     "train/policy.py": ["bfloat16 on a device"],
     "train/processes.py": ["CUDA as such"],
     "train/sampling.py": ["at every eighth token"],

@@ -306,24 +306,12 @@ def test_gates_and_pulls_leave_the_exempt_alone(method: TokenObjective) -> None:
         assert one.clipped[~free].any()
 
 
-def test_a_plan_knows_only_its_own_parts() -> None:
-    plan = make_plan(compose(TokenMean()), [part(1)[0]])
-    batch, live = part(2)
-    with pytest.raises(ValueError, match="not one of the parts"):
-        trace(plan, batch, live)
-
-
 def test_texts_of_tokens_join_to_the_text() -> None:
     text = "naïve 😀 \ufffd ok"
     texts = token_texts(lambda ids: bytes(ids).decode(errors="replace"), list(text.encode()))
     assert len(texts) == len(text.encode())
     assert "".join(texts) == text
     assert texts[:4] == ["n", "a", "", "ï"]
-
-
-def test_a_leading_space_stays_with_its_token() -> None:
-    words = [" a", " b", "c", " d"]
-    assert token_texts(lambda ids: "".join(words[one] for one in ids).strip(), [0, 1, 2, 3]) == ["a", " b", "c", " d"]
 
 
 def test_a_character_that_never_ends_is_shown_with_the_last_token() -> None:
@@ -394,11 +382,6 @@ def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_p
         groups = {one["group_id"] for one in after if one["rollout"] == rollout}
         assert len(groups) == 1
         assert len({one["sequence_id"] for one in after if one["rollout"] == rollout}) == 4
-
-
-def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
-    go(small(tmp_path, optimisation__rollouts=1))
-    assert not (tmp_path / "tokens.jsonl").exists()
 
 
 def _appending(path: Path) -> Callable[[str], None]:

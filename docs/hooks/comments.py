@@ -24,8 +24,8 @@ class Comments(griffe.Extension):
         if attr.docstring or attr.lineno is None or not isinstance(attr.filepath, Path):
             return
         above = attr.lines_collection[attr.filepath][: attr.lineno - 1]
-        found: list[str] = []
+        lines: list[str] = []
         while above and (line := above.pop().strip()).startswith("#:"):
-            found.insert(0, line.removeprefix("#:").strip())
-        if found:
-            attr.docstring = griffe.Docstring("\n".join(found), parent=attr)
+            lines.insert(0, line.removeprefix("#:").strip())
+        if lines:
+            attr.docstring = griffe.Docstring("\n".join(lines), parent=attr)

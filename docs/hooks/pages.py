@@ -202,7 +202,7 @@ def presets_with(name: str) -> str:
 
 def yaml_of(cls: type[Method[Any]]) -> str:
     """How it is listed in a run file, with what has no default."""
-    required = [one.name for one in settings_of(cls) if one.default is dataclasses.MISSING]
+    required = [key.name for key in settings_of(cls) if key.default is dataclasses.MISSING]
     return f"`{{{', '.join([f'name: {cls.name}', *(f'{name}: ...' for name in required)])}}}`"
 
 
@@ -240,7 +240,7 @@ def method_page(cls: type[TokenObjective], links: Links, shown: Picture) -> str:
     )
     declared = {
         "Interacts": [f"**{title}:** {text}" for title, text in interacts(cls)],
-        "Limits": [limit(cls, one) for one in cls.about.no_op_at],
+        "Limits": [limit(cls, case) for case in cls.about.no_op_at],
     }
     return _page(cls, links, facts, picture_of_it, declared)
 
@@ -347,8 +347,8 @@ def method_index(links: Links, drawn: list[TokenObjective]) -> str:
 
 def _placed(leaf: Leaf, links: Mapping[str, str]) -> str:
     """A method of a preset with its settings, and where it acts."""
-    settings = ", ".join(f"`{one.name}` {getattr(leaf.method, one.name)}" for one in settings_of(type(leaf.method)))
-    place = f" within {', '.join(f'`{one.name}`' for one in leaf.around)}" if leaf.around else ""
+    settings = ", ".join(f"`{key.name}` {getattr(leaf.method, key.name)}" for key in settings_of(type(leaf.method)))
+    place = f" within {', '.join(f'`{outer.name}`' for outer in leaf.around)}" if leaf.around else ""
     return f"{inline(f'``{leaf.name}``', links)}{place}{': ' if settings else ''}{settings}"
 
 

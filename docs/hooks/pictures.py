@@ -89,10 +89,13 @@ _TOKENS = frozenset({"keep", "weight", "bonus", "unclipped", "penalties"})
 
 #: Of Okabe and Ito, whom the colour-blind can tell apart.
 BLUE, SKY, ORANGE, VERMILION, GREEN, PURPLE = "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#a0447f"
-GREY, PALE = "#8a8a8a", "#c4c4c4"
+GREY, PALE = "#8a8a8a", "#b4b4b4"
 COLOURS, DASHES = (BLUE, VERMILION, GREEN, SKY, PURPLE, ORANGE), ("-", "--", ":")
-#: From damped to boosted.
-SHADES = LinearSegmentedColormap.from_list("factor", [VERMILION, ORANGE, "#f2cb6b", "#a9d6f0", SKY, BLUE])
+#: Of factors, with the range that they cover.
+SHADES = {
+    "damped": (LinearSegmentedColormap.from_list("damped", [VERMILION, ORANGE, "#f2cb6b"]), LogNorm(0.3, 1)),
+    "boosted": (LinearSegmentedColormap.from_list("boosted", ["#a9d6f0", SKY, BLUE]), LogNorm(1, 3)),
+}
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rlstab",
@@ -301,8 +304,8 @@ def _cloud_panel(part: Part, side: Tensor, title: str, by_response: bool) -> Pan
                     size = 3 if colour == PALE else 4
                     ax.plot(x[here], y[here], "o", color=colour, ms=size, mew=0, label=label)
                 else:
-                    shade = {"cmap": SHADES, "norm": LogNorm(0.3, 1 / 0.3)}
-                    ax.scatter(x[here], y[here], 16, shades[here], lw=0, label=label, **shade)
+                    cmap, norm = SHADES[label.partition(",")[0]]
+                    ax.scatter(x[here], y[here], 16, shades[here], lw=0, label=label, cmap=cmap, norm=norm)
         if by_response:
             ax.set(title=f"{title} responses", xlabel="place of the token in its response", xlim=(0, LIMIT + 1))
             ax.set(ylabel="responses, the longest above", yticks=[])
@@ -356,7 +359,7 @@ def _lengths(part: Part) -> Panel:
     batch, weights = part.batch, divisors(part)
     lengths = batch.sequence.bincount()
     spread = [weights[batch.sequence == row] for row in range(len(lengths))]
-    by_place = any(float(one.max() - one.min()) > 1e-9 for one in spread)
+    by_place = any(float(weight.max() - weight.min()) > 1e-9 for weight in spread)
     order = sorted(range(len(lengths)), key=lambda row: int(lengths[row]))
 
     def panel(ax: Axes) -> None:
@@ -449,5 +452,5 @@ def _price(method: TokenObjective) -> Panel | None:
 
 def settings_in_words(method: TokenObjective) -> str:
     """With which settings it was drawn."""
-    values = ", ".join(f"`{one.name}={getattr(method, one.name)!r}`" for one in settings_of(type(method)))
+    values = ", ".join(f"`{key.name}={getattr(method, key.name)!r}`" for key in settings_of(type(method)))
     return values or "no settings"

@@ -99,14 +99,14 @@ def notebook(place: str) -> dict[str, str | bytes]:
 
 def public(module: str, package: griffe.Module) -> list[str]:
     """Full names of what a module exports, less the methods, which have pages of their own."""
-    found = package if module == "rlstab" else package[module.removeprefix("rlstab.")]
-    names = found.exports
+    exporting = package if module == "rlstab" else package[module.removeprefix("rlstab.")]
+    names = exporting.exports
     if names is None:
-        names = [name for name, one in found.members.items() if not one.is_alias and one.is_class]
+        names = [name for name, member in exporting.members.items() if not member.is_alias and member.is_class]
     full, undocumented = [], []
-    for name in sorted(map(str, names), key=lambda one: FIRST.index(one) if one in FIRST else len(FIRST)):
-        one = found.members[name]
-        real = one.final_target if one.is_alias else one
+    for name in sorted(map(str, names), key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+        member = exporting.members[name]
+        real = member.final_target if member.is_alias else member
         if real.is_module or real.path.startswith("rlstab.zoo."):
             continue
         if not real.has_docstring:
@@ -154,9 +154,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for _, link, _ in LINK.findall((ROOT / source).read_text(encoding="utf-8")):
             path = target(link, source)
             if not path.startswith("docs") and path != "README.md" and address(path) not in elsewhere:
+                if not (ROOT / path).exists():
+                    raise PluginError(f"{source} links to {path}, which does not exist")
                 elsewhere[address(path)] = path
                 waiting.append(path)
-    for file in [one for one in files if one.src_uri.endswith(".ipynb")]:
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         for place, content in notebook(file.src_uri).items():
             files.append(File.generated(config, place, content=content))
     for place, path in elsewhere.items():

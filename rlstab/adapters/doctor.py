@@ -1,14 +1,15 @@
-"""``rlstab doctor``: which hosts are installed, in which versions, and whether each adapter works with them."""
+"""``rlstab doctor``: device, extras, which hosts are installed, and whether each adapter works with them."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import warnings
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
-from rlstab.extras import how_to_install
+from rlstab.extras import EXTRAS, how_to_install, missing
 from rlstab.hosts import HOSTS, Host
 
 #: What every host stands on.
@@ -23,6 +24,13 @@ def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     """
     stack = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in BELOW)
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
+    import torch  # not by who only asks for the version of rlstab
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU alone"
+    ready = [extra for extra in EXTRAS if not missing(extra)]
+    absent = [f"{extra} (no {', '.join(missing(extra))})" for extra in EXTRAS if extra not in ready]
+    lines.append(f"device: {device}, {os.cpu_count()} processors")
+    lines.append(f"extras: {', '.join(ready) or 'none'}; not installed: {', '.join(absent) or 'none'}")
     for host in hosts:
         if host.package:
             line, live = _examined(host)

@@ -273,16 +273,19 @@ def _values(document: Document, place: Place) -> dict[str, Document]:
     return {key: part(here, (_free(document, key, (*place, key)),)) for key in here.data}
 
 
+#: What a bench decides itself, by the first part of a dotted key.
+DECIDED = {
+    "seed": "the bench gives each run its seed. List them under `seeds`.",
+    "objective": "an objective is a method of the bench. Name it under `methods`.",
+    "tracking": "the bench decides where its runs are kept. Set tracking in the base.",
+    "model": "all runs of a bench start from one model. Set it in the base.",
+}
+
+
 def _free(document: Document, key: str, place: Place) -> str:
     head, _, rest = key.partition(".")
-    if head == "seed":
-        raise document.error(place, "the bench gives each run its seed. List them under `seeds`.")
-    if head == "objective":
-        raise document.error(place, "an objective is a method of the bench. Name it under `methods`.")
-    if head == "tracking":
-        raise document.error(place, "the bench decides where its runs are kept. Set tracking in the base.")
-    if head == "model" and rest != "reference":
-        raise document.error(place, "all runs of a bench start from one model. Set it in the base.")
+    if head in DECIDED and key != "model.reference":
+        raise document.error(place, DECIDED[head])
     if not rest and head in RunConfig.model_fields.keys() - {"task", "stages"}:
         raise document.error(place, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")
     return key

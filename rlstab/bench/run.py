@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -209,28 +212,22 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     console = console or Terminal()
     runs = chosen(bench, only)
     plan = plan_of(runs, overwrite=False, retry=False)
-    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for column in ("setting", "method"):
-        table.add_column(column, overflow="fold")  # names that are cut look the same
-    for column in ("runs", "finished", "rollouts", "optimizer steps", "responses"):
-        width = max(map(len, column.split()))  # words, and the numbers below them, stay whole
-        table.add_column(column, justify="right", min_width=width)
+    table = Table("setting", "method", box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"  # names that are cut look the same
+    for name in ("runs", "finished", "rollouts", "optimizer steps", "responses"):
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # numbers stay whole
     totals = [0] * 5
-    for setting in bench.settings:
-        for method in bench.methods:
-            these = [run for run in runs if (run.setting, run.method) == (setting, method)]
-            if these:
-                rollouts = sum(run.config.optimisation.rollouts for run in these)
-                config = these[0].config
-                numbers = [
-                    len(these),
-                    sum(run in plan["finished"] for run in these),
-                    rollouts,
-                    rollouts * config.optimisation.optimizer_steps_per_rollout,
-                    rollouts * config.rollout.prompts * config.rollout.group,
-                ]
-                totals = [total + number for total, number in zip(totals, numbers, strict=True)]
-                table.add_row(escape(setting), escape(method), *map(str, numbers))
+    for setting, method in product(bench.settings, bench.methods):
+        some = [run for run in runs if (run.setting, run.method) == (setting, method)]
+        if not some:
+            continue
+        rollouts, config = sum(run.config.optimisation.rollouts for run in some), some[0].config
+        steps = rollouts * config.optimisation.optimizer_steps_per_rollout
+        responses = rollouts * config.rollout.prompts * config.rollout.group
+        numbers = [len(some), sum(run in plan["finished"] for run in some), rollouts, steps, responses]
+        totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+        table.add_row(escape(setting), escape(method), *map(str, numbers))
     table.add_section()
     table.add_row("all", "", *map(str, totals))
     console.print(table)
@@ -281,12 +278,10 @@ def _describe(bench: Bench, workers: int) -> None:
 def _processor() -> str:
     """The processor's name and how many there are."""
     name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else name} x {os.cpu_count()}"
+    if Path("/proc/cpuinfo").is_file():  # Linux
+        models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        name = models[0] if models else name
+    return f"{name} x {os.cpu_count()}"
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------
@@ -307,7 +302,7 @@ class _Workers:
         self._running: dict[BenchRun, subprocess.Popen[bytes]] = {}
         self._starting, self._stopping = threading.Lock(), False
         self._gpus: SimpleQueue[str | None] = SimpleQueue()
-        names = gpus() or [None]
+        names: list[str | None] = [*gpus()] or [None]
         for place in range(workers):  # workers share the GPUs evenly
             self._gpus.put(names[place % len(names)])
 
@@ -373,11 +368,9 @@ class _Workers:
                 COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **ONE_THREAD, **seen}
             )
         assert process.stdin is not None
-        try:
+        with suppress(OSError):  # it died at once; how it ended says why
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
-        except OSError:  # it died at once; how it ended says why
-            pass
         self._screen.started(run, resume)
         return process
 
@@ -399,19 +392,15 @@ class _Workers:
 def _dismiss(process: subprocess.Popen[bytes]) -> None:
     """Ask it to leave: a worker goes when its standard input ends."""
     assert process.stdin is not None
-    try:
+    with suppress(OSError):  # what was not yet written has no reader
         process.stdin.close()
-    except OSError:  # what was not yet written has no reader
-        pass
 
 
 def _how(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {names.get(-code, f'signal {-code}')}"
 
 
 def gpus() -> list[str]:

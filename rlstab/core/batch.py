@@ -13,7 +13,7 @@ from torch import Tensor
 from rlstab.core.compare import greater, less
 from rlstab.core.random import uniform_in
 from rlstab.core.sequences import SequenceArithmetic
-from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
+from rlstab.errors import MissingSignal, OutOfRange, ShapeError, UnknownName, did_you_mean, kind_of
 
 #: Signals beyond the basic ones that rlstab itself knows how to provide, with what each is.
 SIGNALS: Mapping[str, str] = {
@@ -174,19 +174,11 @@ class TokenBatch(SequenceArithmetic):
         advantages: Tensor,
         old_logprobs: Tensor,
         logprobs: Tensor | None = None,
-        entropies: Tensor | None = None,
-        ref_logprobs: Tensor | None = None,
-        rollout_logprobs: Tensor | None = None,
-        max_logprobs: Tensor | None = None,
-        log_kept_mass: Tensor | None = None,
-        sum_p_sq: Tensor | None = None,
-        truncated: Tensor | None = None,
-        branch: Tensor | None = None,
-        block_ids: Tensor | None = None,
         extra: Mapping[str, Tensor] | None = None,
         sequence_ids: Tensor | None = None,
         group_ids: Tensor | None = None,
         live_ratio: bool = False,
+        **signals: Tensor | None,
     ) -> TokenBatch:
         """Pack ``(B, T)`` tensors. Values where the mask is False are never read, be they 0, NaN or Inf.
 
@@ -195,40 +187,27 @@ class TokenBatch(SequenceArithmetic):
             advantages: ``(B,)`` or ``(B, T)``.
             old_logprobs: ``(B, T)`` log-probs of the policy that the ratio divides by, nats.
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
-            entropies: ``(B, T)``; this and the following signals where the objective ``needs`` them.
-            ref_logprobs: ``(B, T)``.
-            rollout_logprobs: ``(B, T)``.
-            max_logprobs: ``(B, T)``.
-            log_kept_mass: ``(B, T)``.
-            sum_p_sq: ``(B, T)``.
-            truncated: ``(B,)`` or ``(B, T)``, of any dtype.
-            branch: ``(B,)`` or ``(B, T)``, of any dtype.
-            block_ids: ``(B, T)``, of any dtype.
             extra: further ``(B, T)`` signals by name, for your own methods.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
                 optimizer step comes in parts and a method uses randomness.
             group_ids: ``(B,)`` integers, the prompt of each row; None makes every row of this batch a group of its own.
                 Give them when an optimizer step comes in parts and a method measures by group.
             live_ratio: see the class.
+            signals: ``(B, T)`` signals that the objective ``needs``, by the names of :data:`SIGNALS`; ``truncated``
+                and ``branch`` may be ``(B,)``, and these two and ``block_ids`` are of any dtype.
 
         Raises:
             ShapeError: tensors that belong together disagree in shape, dtype or device.
-            OutOfRange: something is no tensor, or the mask holds something else than 0 and 1.
+            UnknownName: no signal has such a name.
+            OutOfRange: something is not a tensor, or the mask holds something else than 0 and 1.
         """
-        optional = {
-            "logprobs": logprobs,
-            "entropies": entropies,
-            "ref_logprobs": ref_logprobs,
-            "rollout_logprobs": rollout_logprobs,
-            "max_logprobs": max_logprobs,
-            "log_kept_mass": log_kept_mass,
-            "sum_p_sq": sum_p_sq,
-            "truncated": truncated,
-            "branch": branch,
-            "block_ids": block_ids,
-            "sequence_ids": sequence_ids,
-            "group_ids": group_ids,
-        }
+        arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
+        for name in sorted(signals.keys() - SIGNALS.keys()):
+            raise UnknownName(
+                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} A user-defined signal goes "
+                f"into extra={{'{name}': values}}."
+            )
+        optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
         named = {name: values for name, values in optional.items() if values is not None}
         _require_tensors(
             {"response_mask": response_mask, "advantages": advantages, "old_logprobs": old_logprobs}
@@ -288,7 +267,7 @@ class TokenBatch(SequenceArithmetic):
                 f"({rows}, {width}). Give one per response, or one per token."
             )
         old = pack("old_logprobs", old_logprobs)
-        signals = {name: pack(name, named[name]) for name in SIGNALS if name in named}
+        packed = {name: pack(name, named[name]) for name in SIGNALS if name in named}
         return cls(
             old_logprobs=old,
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
@@ -300,7 +279,7 @@ class TokenBatch(SequenceArithmetic):
             extra={name: pack(name, values) for name, values in (extra or {}).items()},
             live_ratio=live_ratio,
             _layout=Layout(index, (rows, width)),
-            **signals,
+            **packed,  # type: ignore[arg-type]  # each is a field of this class
         )
 
     @classmethod

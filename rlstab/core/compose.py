@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -23,8 +24,41 @@ from rlstab.core.terms import SLOTS, Bounds, Constants, Gate, Penalty, Surrogate
 from rlstab.errors import Conflict, NonFinite, OutOfRange
 
 
+class Combinator(TokenObjective, combinator=True):
+    """Methods as one: it needs, writes and compares what they do."""
+
+    @property
+    @abstractmethod
+    def inside(self) -> tuple[TokenObjective, ...]:
+        """What it combines."""
+
+    @property
+    def needs(self) -> Set[str]:
+        return frozenset().union(*(method.needs for method in self.inside))
+
+    @property
+    def live_needs(self) -> Set[str]:
+        return frozenset().union(*(method.live_needs for method in self.inside))
+
+    @property
+    def writes(self) -> Set[str]:
+        return frozenset().union(*(method.writes for method in self.inside))
+
+    @property
+    def signal_options(self) -> Mapping[str, float]:
+        return {name: value for method in self.inside for name, value in method.signal_options.items()}
+
+    @property
+    def reads_drift(self) -> Set[str]:
+        return frozenset().union(*(method.reads_drift for method in self.inside))
+
+    def _active_methods(self) -> Iterator[TokenObjective]:
+        for method in self.inside:
+            yield from method._active_methods()
+
+
 @final
-class Composition(TokenObjective, combinator=True):
+class Composition(Combinator, combinator=True):
     """Several methods as one. Make it with :func:`compose`; ``str`` shows who contributes to which field."""
 
     members: tuple[TokenObjective, ...]
@@ -37,6 +71,10 @@ class Composition(TokenObjective, combinator=True):
         object.__setattr__(self, "members", tuple(flat))
         check_fit(self.keyed)
 
+    @property
+    def inside(self) -> tuple[TokenObjective, ...]:
+        return self.members
+
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
         """Members by key: the label, numbered where a label occurs several times."""
@@ -48,30 +86,6 @@ class Composition(TokenObjective, combinator=True):
             free = (key for key in numbered if key not in labels and key not in keyed)
             keyed[next(free) if one._label in several else one._label] = one
         return keyed
-
-    @property
-    def needs(self) -> Set[str]:
-        return frozenset().union(*(one.needs for one in self.members))
-
-    @property
-    def live_needs(self) -> Set[str]:
-        return frozenset().union(*(one.live_needs for one in self.members))
-
-    @property
-    def writes(self) -> Set[str]:
-        return frozenset().union(*(one.writes for one in self.members))
-
-    @property
-    def signal_options(self) -> Mapping[str, float]:
-        return {name: value for one in self.members for name, value in one.signal_options.items()}
-
-    @property
-    def reads_drift(self) -> Set[str]:
-        return frozenset().union(*(one.reads_drift for one in self.members))
-
-    def _active_methods(self) -> Iterator[TokenObjective]:
-        for one in self.members:
-            yield from one._active_methods()
 
     def init_state(self) -> State:
         return {key: one.init_state() for key, one in self.keyed.items()}
@@ -145,7 +159,7 @@ class Composition(TokenObjective, combinator=True):
 
 
 @final
-class Within(TokenObjective, combinator=True):
+class Within(Combinator, combinator=True):
     """``inner`` sees only the tokens that ``outer`` keeps. Make it with :func:`within`."""
 
     outer: TokenObjective
@@ -168,28 +182,8 @@ class Within(TokenObjective, combinator=True):
         check_fit({"outer": self.outer, "inner": self.inner})
 
     @property
-    def needs(self) -> Set[str]:
-        return self.outer.needs | self.inner.needs
-
-    @property
-    def live_needs(self) -> Set[str]:
-        return self.outer.live_needs | self.inner.live_needs
-
-    @property
-    def writes(self) -> Set[str]:
-        return self.outer.writes | self.inner.writes
-
-    @property
-    def signal_options(self) -> Mapping[str, float]:
-        return {**self.outer.signal_options, **self.inner.signal_options}
-
-    @property
-    def reads_drift(self) -> Set[str]:
-        return self.outer.reads_drift | self.inner.reads_drift
-
-    def _active_methods(self) -> Iterator[TokenObjective]:
-        yield from self.outer._active_methods()
-        yield from self.inner._active_methods()
+    def inside(self) -> tuple[TokenObjective, ...]:
+        return self.outer, self.inner
 
     def init_state(self) -> State:
         return {"outer": self.outer.init_state(), "inner": self.inner.init_state()}
@@ -244,7 +238,7 @@ def within(outer: TokenObjective, inner: TokenObjective) -> Within:
 
 
 @final
-class Observe(TokenObjective, combinator=True):
+class Observe(Combinator, combinator=True):
     """``method`` without effect. Make it with :func:`observe`.
 
     Its metrics are under ``observe_NAME/``: those of the method, and the shares ``would_drop``, ``would_boost``,
@@ -255,6 +249,7 @@ class Observe(TokenObjective, combinator=True):
 
     method: TokenObjective
     name = "observe"
+    live_needs = frozenset[str]()
 
     def __post_init__(self) -> None:
         check_methods("observe", (self.method,))
@@ -266,24 +261,16 @@ class Observe(TokenObjective, combinator=True):
             )
 
     @property
+    def inside(self) -> tuple[TokenObjective, ...]:
+        return (self.method,)
+
+    @property
     def _label(self) -> str:
         return f"observe_{self.method._label}"
 
     @property
-    def needs(self) -> Set[str]:
-        return self.method.needs
-
-    @property
     def writes(self) -> Set[str]:
         return frozenset({"gates"} if self.method.writes & {"gates", "bounds", "surrogate"} else ())
-
-    @property
-    def signal_options(self) -> Mapping[str, float]:
-        return self.method.signal_options
-
-    @property
-    def reads_drift(self) -> Set[str]:
-        return self.method.reads_drift
 
     def _active_methods(self) -> Iterator[TokenObjective]:
         yield from ()

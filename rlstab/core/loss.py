@@ -50,7 +50,7 @@ class LossOutput:
     lr_scale: float = 1.0
 
     def __repr__(self) -> str:
-        return f"LossOutput(loss={float(self.loss):.4g}, {len(self.report)} metrics)"
+        return f"LossOutput(loss={float(self.loss.detach()):.4g}, {len(self.report)} metrics)"
 
     def metrics(self) -> dict[str, float]:
         """The report as numbers, without metrics that counted nothing."""

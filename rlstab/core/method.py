@@ -6,8 +6,8 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import FrozenInstanceError, dataclass
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform
+from dataclasses import FrozenInstanceError, dataclass, fields
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
@@ -25,7 +25,7 @@ from rlstab.core.validate import (
     checked_stat,
     checked_state,
 )
-from rlstab.errors import MethodError
+from rlstab.errors import MethodError, UnknownName, did_you_mean
 
 #: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
 State: TypeAlias = Mapping[str, Any]
@@ -55,8 +55,8 @@ class Method(ABC, Generic[Part]):
             MethodError: see :func:`rlstab.core.validate.check_class`.
         """
         super().__init_subclass__(**kwargs)
-        annotations = inspect.get_annotations(cls)
-        annotations.update({name: ClassVar[Any] for name in DECLARED if name in annotations})
+        hints = inspect.get_annotations(cls)
+        cls.__annotations__ = {name: ClassVar[Any] if name in DECLARED else hint for name, hint in hints.items()}
         for name in SETS:
             if isinstance(cls.__dict__.get(name), set):
                 setattr(cls, name, frozenset(cls.__dict__[name]))
@@ -72,6 +72,19 @@ class Method(ABC, Generic[Part]):
         acts = getattr(cls, cls._acts_by, None)
         if not combinator and acts is not None and not getattr(acts, "__isabstractmethod__", False):
             check_class(cls)
+
+    def __new__(cls, *settings: object, **named: object) -> Self:
+        """Refuse a misspelt setting.
+
+        Raises:
+            UnknownName: with the nearest setting.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in sorted(named.keys() - known):
+            raise UnknownName(
+                f"'{cls.name}' has no setting '{name}'. {did_you_mean(name, known) if known else 'It has none.'}"
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)

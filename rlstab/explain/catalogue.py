@@ -19,7 +19,7 @@ from rlstab.core.metadata import SOURCES, docstring, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.errors import RlstabError
+from rlstab.errors import RlstabError, UnknownName
 from rlstab.explain.card import card
 from rlstab.explain.costs import beyond_free
 from rlstab.explain.stages import KINDS, cost
@@ -34,8 +34,15 @@ Made = TypeVar("Made", bound=Method[Any])
 _VALUES = (0.5, 2, 2.0, "", True)
 
 
-def listing() -> RenderableType:
-    """What each method and stage does, reads, keeps and costs at its defaults, where it is from; presets, examples."""
+def listing(words: Sequence[str] = ()) -> RenderableType:
+    """What each method and stage does, reads, keeps and costs at its defaults, where it is from; presets, examples.
+
+    Args:
+        words: only what has each of them in its name, its text or its heading.
+
+    Raises:
+        UnknownName: nothing has.
+    """
     methods = [METHODS.get(name) for name in METHODS.names()]
     stages = [STAGES.get(name) for name in STAGES.names()]
     sections: list[tuple[str, list[tuple[str, str]]]] = []
@@ -48,7 +55,13 @@ def listing() -> RenderableType:
     sections.append(("presets", [_of_preset(name, preset) for name, preset in PRESETS.items()]))
     named = {kind: [name for name, example in examples().items() if example.kind == kind] for kind in get_args(Kind)}
     sections.append(("examples, for --example", [(kind, ", ".join(names)) for kind, names in named.items()]))
-    return Group(*_blocks(sections))
+    matching = [
+        (heading, [row for row in rows if all(word.lower() in f"{heading} {' '.join(row)}".lower() for word in words)])
+        for heading, rows in sections
+    ]
+    if not any(rows for _, rows in matching):
+        raise UnknownName(f"nothing in the list has {' and '.join(map(repr, words))}. Run `rlstab list` for all of it.")
+    return Group(*_blocks(matching))
 
 
 def listing_of_files(files: Sequence[str]) -> RenderableType:

@@ -75,7 +75,7 @@ def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]
 
 def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list[str]:
     return unmet(objective) + (
-        stages_unmet(pipeline, [one.name for one in active_methods(objective)]) if pipeline else []
+        stages_unmet(pipeline, [method.name for method in active_methods(objective)]) if pipeline else []
     )
 
 
@@ -85,14 +85,14 @@ def repeated(objective: Composition) -> list[str]:
     for name, count in Counter(method.name for method in objective.members).items():
         if count > 1 and name != "within":
             first, *others = [method for method in objective.members if method.name == name]
-            same = "with the same settings" if all(one == first for one in others) else "with different settings"
+            same = "with the same settings" if all(method == first for method in others) else "with different settings"
             lines.append(f"{name} is listed {count} times {same}, and each acts. Remove one if that is not meant.")
     return lines
 
 
 def _with_several_steps(objective: Composition) -> list[str]:
     """Of an objective without a run: what only compares the live policy with the old one."""
-    names = [_compares(f"`{key}`", one) for key, one in objective.keyed.items() if "live" in one.reads_drift]
+    names = [_compares(f"`{key}`", method) for key, method in objective.keyed.items() if "live" in method.reads_drift]
     return [f"Only with several optimizer steps per rollout, for else the ratio is 1: {', '.join(names)}."] * bool(
         names
     )
@@ -133,7 +133,8 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     optimisation, lines = run.optimisation, []
     steps = optimisation.optimizer_steps_per_rollout
     bound = any(
-        one.writes & _REGION - {"ratio"} or "trust region" in one.about.addresses for one in active_methods(objective)
+        method.writes & _REGION - {"ratio"} or "trust region" in method.about.addresses
+        for method in active_methods(objective)
     )
     if steps > 1 and not bound:
         lines.append(

@@ -141,8 +141,8 @@ def _otherwise(field: str, objective: Composition) -> str:
     if field == "keep":
         return "No token is dropped."
     elsewhere = any(
-        one.writes & {"surrogate", "gates"} and "trust region" in one.about.addresses
-        for one in active_methods(objective)
+        method.writes & {"surrogate", "gates"} and "trust region" in method.about.addresses
+        for method in active_methods(objective)
     )
     if field != "bounds" or "surrogate" in objective.writes or elsewhere:
         return ""
@@ -152,7 +152,7 @@ def _otherwise(field: str, objective: Composition) -> str:
 
 
 def _among(leaf: Leaf) -> str:
-    kept = "` and `".join(one.name for one in leaf.around)
+    kept = "` and `".join(outer.name for outer in leaf.around)
     return f", among the tokens that `{kept}` keeps" if kept else ""
 
 
@@ -173,7 +173,7 @@ def _where(objective: Composition) -> list[str]:
 
 def _are_names(source: str) -> bool:
     """Words, or classes of files, with commas between, and no file of this name."""
-    return not exists(source) and all(re.fullmatch(r"\w+", one) or is_user_code(one) for one in _names(source))
+    return not exists(source) and all(re.fullmatch(r"\w+", name) or is_user_code(name) for name in _names(source))
 
 
 def _named(source: str) -> list[dict[str, str]]:

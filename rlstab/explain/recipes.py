@@ -37,19 +37,19 @@ def parts(objective: TokenObjective) -> dict[str, Leaf]:
 
 def recipes(objective: Composition, pipeline: Pipeline | None) -> list[str]:
     """Whether it is a preset, else the nearest ones and every difference."""
-    found = {name: differences(objective, pipeline, one) for name, one in PRESETS.items()}
-    name, *others = _nearest(found)
-    if found[name]:
-        lines = [f"- Nearest: `{name}` ({PRESETS[name].about.rstrip('.')}). This one {'; '.join(found[name])}."]
+    differing = {name: differences(objective, pipeline, recipe) for name, recipe in PRESETS.items()}
+    name, *others = _nearest(differing)
+    if differing[name]:
+        lines = [f"- Nearest: `{name}` ({PRESETS[name].about.rstrip('.')}). This one {'; '.join(differing[name])}."]
     else:
         lines = [f"- Equals `{name}`: {PRESETS[name].about}"]
     if others:
         lines.append(f"- As near: {in_backticks(others)}.")
     if name in _OURS:
-        published, *others = _nearest({key: one for key, one in found.items() if key not in _OURS})
+        published, *others = _nearest({key: ends for key, ends in differing.items() if key not in _OURS})
         about = PRESETS[published].about.rstrip(".")
         as_near = f" As near: {in_backticks(others)}." if others else ""
-        told = "; ".join(found[published])
+        told = "; ".join(differing[published])
         lines.append(f"- Nearest that is published: `{published}` ({about}). This one {told}.{as_near}")
     alone = f" An objective alone has no stages; for the advantage `{name}` takes `{PRESETS[name].estimator}`."
     return [
@@ -59,9 +59,9 @@ def recipes(objective: Composition, pipeline: Pipeline | None) -> list[str]:
     ]
 
 
-def _nearest(found: Mapping[str, list[str]]) -> list[str]:
-    least = min(map(_distance, found.values()))
-    return [name for name, one in found.items() if _distance(one) == least]
+def _nearest(differing: Mapping[str, list[str]]) -> list[str]:
+    least = min(map(_distance, differing.values()))
+    return [name for name, ends in differing.items() if _distance(ends) == least]
 
 
 def differences(objective: Composition, pipeline: Pipeline | None, recipe: Preset) -> list[str]:
@@ -80,14 +80,14 @@ def differences(objective: Composition, pipeline: Pipeline | None, recipe: Prese
 def _other_settings(name: str, method: TokenObjective | Stage, other: TokenObjective | Stage) -> list[str]:
     if method.in_words() == other.in_words():
         return []
-    settings = [(one.name, getattr(method, one.name), getattr(other, one.name)) for one in settings_of(type(method))]
+    settings = [(key.name, getattr(method, key.name), getattr(other, key.name)) for key in settings_of(type(method))]
     return [f"sets `{name}.{key}` to {new} instead of {old}" for key, new, old in settings if new != old]
 
 
 def _other_stages(pipeline: Pipeline, theirs: Pipeline) -> list[str]:
     """What a run does outside the loss and a recipe does not, or otherwise; only settings that have an effect."""
     mine, wanted = ({stage.name: stage for stage in stages} for stages in (pipeline, theirs))
-    # of a kind that a run has once, one stands for the other
+    # of a kind that a run has once, its stage stands for that of the recipe
     once = (
         ("the prompts of", pipeline.selector.name, theirs.selector.name),
         ("the advantage", estimator_of(pipeline), estimator_of(theirs)),
@@ -109,9 +109,9 @@ def estimator_of(pipeline: Pipeline) -> str:
 
 
 def _place(leaf: Leaf) -> str:
-    return f"within {in_backticks(one.name for one in leaf.around)}" if leaf.around else "on all tokens"
+    return f"within {in_backticks(outer.name for outer in leaf.around)}" if leaf.around else "on all tokens"
 
 
-def _distance(found: list[str]) -> int:
+def _distance(ends: list[str]) -> int:
     """A method more or less weighs as much as three settings."""
-    return sum(3 if one.startswith(("lacks", "adds")) else 1 for one in found)
+    return sum(3 if end.startswith(("lacks", "adds")) else 1 for end in ends)

@@ -44,8 +44,8 @@ Line = tuple[str, str]
 
 def recipes() -> dict[str, str]:
     """Name and one line of every recipe: the examples of runs, and the presets that have another name."""
-    runs = {name: one.about for name, one in examples().items() if one.kind == "run"}
-    return runs | {name: one.about for name, one in PRESETS.items() if name not in runs}
+    runs = {name: example.about for name, example in examples().items() if example.kind == "run"}
+    return runs | {name: preset.about for name, preset in PRESETS.items() if name not in runs}
 
 
 def recipe_list() -> RenderableType:
@@ -115,7 +115,7 @@ def run_file(recipe: str, name: str = "FILE") -> str:
         f"  rlstab train {name}",
     ]
     lines = _run(load_run(data), data, sources)
-    return "\n".join([*(f"# {one}" for one in head), "", *_set(lines)])
+    return "\n".join([*(f"# {line}" for line in head), "", *_set(lines)])
 
 
 def _around(preset: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _section(cls: type[BaseModel], given: Mapping[str, Any]) -> Iterator[Line]:
         value = given.get(key, field.get_default(call_default_factory=True))
         said = _said(field.description or "", properties[key])
         if cls in tasks and key == "name":
-            others = [one.model_fields["name"].default for one in tasks if one is not cls]
+            others = [task.model_fields["name"].default for task in tasks if task is not cls]
             said = f"or {', '.join(map(str, others))}, with settings of their own"
         yield f"  {key}: {flow(value)}", said
 
@@ -170,7 +170,7 @@ def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[s
             continue
         cls: Any = METHODS.get(name) if name in METHODS.names() else STAGES.get(name)
         yield f"{indent}- name: {name}", summary(cls)
-        allowed = {one.name: str(one).replace(" or None", " or null") for one in settings_of(cls)}
+        allowed = {key.name: str(key).replace(" or None", " or null") for key in settings_of(cls)}
         told = card(cls).parameters
         for key in allowed:
             source = sources.get(f"{name}.{key}")
@@ -180,19 +180,18 @@ def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[s
 
 def _said(description: str, schema: Mapping[str, Any]) -> str:
     """What a field is, and what it may be."""
-    return "; ".join(one for one in (description, _allowed(schema)) if one)
+    return "; ".join(part for part in (description, _allowed(schema)) if part)
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    options = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     if len(options) != 1:
         return ""
-    (one,) = options
-    one = one.get("items", one)
-    if "enum" in one:
-        return " | ".join(one["enum"])
+    option = options[0].get("items", options[0])
+    if "enum" in option:
+        return " | ".join(option["enum"])
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    return ", ".join(f"{text} {one[key]}" for key, text in words.items() if key in one)
+    return ", ".join(f"{text} {option[key]}" for key, text in words.items() if key in option)
 
 
 def _set(lines: Iterable[Line]) -> Iterator[str]:
@@ -202,7 +201,7 @@ def _set(lines: Iterable[Line]) -> Iterator[str]:
         if line[0]:
             section.append(line)
             continue
-        beside = [one for one in section if len(one[0]) + len(one[1]) + 4 <= WIDTH and len(one[0]) <= WIDTH // 2]
+        beside = [line for line in section if len(line[0]) + len(line[1]) + 4 <= WIDTH and len(line[0]) <= WIDTH // 2]
         column = max((len(text) for text, _ in beside), default=0) + 2
         for text, comment in section:
             indent = " " * (len(text) - len(text.lstrip()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -24,8 +24,22 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.pipeline import Pipeline
 
 
-def check(path: str, overrides: Mapping[str, Any], console: Console | None = None, *, host: str | None = None) -> None:
+def check(
+    path: str,
+    overrides: Mapping[str, Any],
+    console: Console | None = None,
+    *,
+    host: str | None = None,
+    tried: Sequence[str] = (),
+) -> None:
     """Print what a file means, for rlstab's own trainer or a host; what cannot run raises what the trainer would raise.
+
+    Args:
+        path: of the file.
+        overrides: values by dotted path.
+        console: where to print.
+        host: a trainer other than rlstab's own.
+        tried: what was found by trying the run, see :func:`rlstab.preflight.preflight`.
 
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
@@ -41,6 +55,11 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         verb = "train" if adapted(host).package else "express"
         console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can {verb} it")
         return
+    console.print(
+        f"no conflict: objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else ""), style="bold"
+    )
+    for line in tried:
+        console.print(escape(line))
     console.print(describe(objective))
     if run is not None:
         console.print(describe_stages(run.pipeline))
@@ -52,9 +71,6 @@ def check(path: str, overrides: Mapping[str, Any], console: Console | None = Non
         )
     for note in notes(objective, run):
         console.print(f"[yellow]note:[/] {escape(note)}")
-    console.print(
-        f"objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else "") + ": no conflict"
-    )
 
 
 def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
@@ -90,13 +106,18 @@ def describe_stages(pipeline: Pipeline) -> RenderableType:
     table = Table(show_lines=True)
     for column in ("stage", "acts on", "what it does", "needs", "keeps"):
         table.add_column(column, overflow="fold")
-    for one in pipeline:
-        cells = (one.kind, one.in_words(), ", ".join(sorted(one.needs)) or "basics only", ", ".join(one.init_state()))
-        table.add_row(one.name, *map(escape, cells))
+    for stage in pipeline:
+        cells = (
+            stage.kind,
+            stage.in_words(),
+            ", ".join(sorted(stage.needs)) or "basics only",
+            ", ".join(stage.init_state()),
+        )
+        table.add_row(stage.name, *map(escape, cells))
     lines = [
-        f"needs {name}, for {one.name}: {escape(stages.cost(one, name))}"
-        for one in pipeline
-        for name in sorted(one.needs)
+        f"needs {name}, for {stage.name}: {escape(stages.cost(stage, name))}"
+        for stage in pipeline
+        for name in sorted(stage.needs)
     ]
     return Group(table, *lines)
 
@@ -142,13 +163,13 @@ def _from(method: TokenObjective, host: Host) -> str:
     asks = refusal(method) if host.data_level else None
     if asks is not None:
         return f"refused: {asks}"
-    found = []
+    told = []
     for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
-            found.append(f"{name}: missing; {host.cure(name)}")
+            told.append(f"{name}: missing; {host.cure(name)}")
         elif name in host.how:
-            found.append(f"{name}: {host.how[name]}")
-    return "; ".join(dict.fromkeys(found)) or "all of it"
+            told.append(f"{name}: {host.how[name]}")
+    return "; ".join(dict.fromkeys(told)) or "all of it"
 
 
 def _forwards(objective: Composition, host: Host) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +16,15 @@ from rlstab.report.token_traces import Sample, read_tokens
 
 #: Last parts of metrics that are shares of the tokens which a method touched.
 SHARES = ("dropped", "selected", "boosted", "damped")
+#: By method, the metrics that are 0 where it never acted, and why.
+ZERO: dict[str, tuple[tuple[str, str], ...]] = {
+    "s2t": (
+        ("candidates", "no token with positive advantage had a probability below {max_prob}"),
+        ("dropped", "no candidate had an entropy below the threshold"),
+    ),
+    "stare": (("gate", "its gate never opened, the mean entropy stayed at or above {target_entropy} nats"),),
+    "adaptive_entropy": (("coefficient", "its price was 0 throughout"),),
+}
 
 
 @dataclass(frozen=True)
@@ -91,73 +100,41 @@ def _parts(run: RunRecord, items: Any, prefix: str) -> list[tuple[str, str]]:
 
 def _one(run: RunRecord, item: Mapping[str, Any], place: str) -> list[tuple[str, str]]:
     name = str(item.get("name"))
-    why = RULES.get(name, _generic)(run, item, place)
+    why = _reason(run, item, place)
     shown = place if place.rpartition("/")[2].startswith(name) else f"{place} ({name})"
     return [(shown, why)] if why else []
 
 
-def _clip(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
+def _reason(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
+    name = item.get("name")
+    if name in ("kl", "entropy_bonus"):
+        return "its coefficient is 0" if item.get("coefficient") == 0 else None
+    if name == "clip_higher":
+        return _unclipped(run)
+    if name == "top_entropy":
+        _, values = binned(run, f"{place}/share")
+        return "every token counted" if len(values) and values.min() >= 1 else None
+    if name == "adaptive_entropy" and {f"{place}/coefficient", f"{place}/value"} & run.metrics.keys():
+        if f"{place}/value" not in run.metrics:
+            return f"the mean entropy never fell below {item.get('target_entropy')} nats"
+    for metric, why in ZERO.get(str(name), ()):
+        if _highest(run, f"{place}/{metric}") == 0:
+            return why.format(**item)
+    shares = [share for metric in SHARES if (share := _highest(run, f"{place}/{metric}")) is not None]
+    return "it touched no token" if shares and max(shares) == 0 else None
+
+
+def _unclipped(run: RunRecord) -> str | None:
     shares = [_highest(run, f"ratio/clipped_{side}") for side in ("high", "low", "dual")]
-    known = [one for one in shares if one is not None]
-    if not known or max(known) > 0:
+    if all(share is None for share in shares) or any(shares):
         return None
-    epochs, parts = (setting_of(run.config, f"optimisation.{one}") for one in ("epochs", "mini_batches"))
-    if epochs == 1 and parts == 1:
-        return "on-policy, the ratio is 1"
-    return "no ratio left its bounds"
-
-
-def _s2t(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    if _highest(run, f"{place}/dropped") != 0:
-        return None
-    if _highest(run, f"{place}/candidates") == 0:
-        return f"no token with positive advantage had a probability below {item.get('max_prob')}"
-    return "no candidate had an entropy below the threshold"
-
-
-def _top_entropy(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    _, values = binned(run, f"{place}/share")
-    return "every token counted" if len(values) and values.min() >= 1 else None
-
-
-def _stare(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    if _highest(run, f"{place}/gate") == 0:
-        return f"its gate never opened, the mean entropy stayed at or above {item.get('target_entropy')} nats"
-    return _generic(run, item, place)
-
-
-def _adaptive(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    if _highest(run, f"{place}/coefficient") is None:
-        return None
-    if _highest(run, f"{place}/value") is None:
-        return f"the mean entropy never fell below {item.get('target_entropy')} nats"
-    return "its price was 0 throughout" if _highest(run, f"{place}/coefficient") == 0 else None
-
-
-def _penalty(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    return "its coefficient is 0" if item.get("coefficient") == 0 else None
-
-
-def _generic(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    shares = [_highest(run, f"{place}/{share}") for share in SHARES]
-    known = [one for one in shares if one is not None]
-    return "it touched no token" if known and max(known) == 0 else None
+    epochs, parts = (setting_of(run.config, f"optimisation.{name}") for name in ("epochs", "mini_batches"))
+    return "on-policy, the ratio is 1" if epochs == parts == 1 else "no ratio left its bounds"
 
 
 def _highest(run: RunRecord, name: str) -> float | None:
     _, values = binned(run, name)
     return float(np.max(values)) if len(values) else None
-
-
-RULES: dict[str, Callable[[RunRecord, Mapping[str, Any], str], str | None]] = {
-    "clip_higher": _clip,
-    "s2t": _s2t,
-    "top_entropy": _top_entropy,
-    "stare": _stare,
-    "adaptive_entropy": _adaptive,
-    "kl": _penalty,
-    "entropy_bonus": _penalty,
-}
 
 
 # -- overlap -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,39 +63,6 @@ class Detection:
     text: str
 
 
-#: What each detector means.
-DEFINITIONS = {
-    "reward_fall": (
-        f"training reward over the last tenth below {REWARD_KEPT} x its best ten rollouts, the drop above "
-        f"{REWARD_NOISE:g} x the noise of ten rollouts"
-    ),
-    "entropy_floor": (
-        f"token entropy of ten rollouts below {ENTROPY_FLOOR} x that of the first ten, or below {ENTROPY_LEAST} nats"
-    ),
-    "entropy_blow_up": f"token entropy of ten rollouts above {ENTROPY_CEILING} x that of the first ten",
-    "gradient_spikes": f"a gradient norm above {SPIKE:g} x the median so far of the mean norm of ten rollouts",
-    "zero_std_groups": (
-        f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, at a reward below {SOLVED}"
-    ),
-    "truncation": (
-        f"fewer than {ENDED} of the responses end by themselves over the last tenth, {ENDED_DROP} less than at first"
-    ),
-    "refused_steps": "an optimizer step refused for NaN or Inf",
-    "below_start": "training reward over the last tenth below that of the policy at the start",
-}
-
-TITLES = {
-    "reward_fall": "reward fall",
-    "entropy_floor": "entropy floor",
-    "entropy_blow_up": "entropy blow-up",
-    "gradient_spikes": "gradient spikes",
-    "zero_std_groups": "zero-variance groups",
-    "truncation": "truncation",
-    "refused_steps": "refused optimizer steps",
-    "below_start": "ends below start",
-}
-
-
 def last_tenth(run: RunRecord, name: str) -> float | None:
     """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
     ends, values = binned(run, name)
@@ -105,6 +72,44 @@ def last_tenth(run: RunRecord, name: str) -> float | None:
     if not inside.any():
         return None
     return float(np.average(values[inside], weights=bin_weights(run, ends)[inside]))
+
+
+#: The detectors by name, their titles, and what each means.
+DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {}
+TITLES: dict[str, str] = {}
+DEFINITIONS: dict[str, str] = {}
+
+#: Whether a definition holds, the bins in which it does, the value and the text; None if nothing can be said.
+_Judgement: TypeAlias = tuple[bool, NDArray[np.int64], float, str] | None
+
+
+_Judge: TypeAlias = Callable[[RunRecord, NDArray[np.int64], NDArray[np.float64]], _Judgement]
+
+
+def _detector(
+    metric: str, title: str, definition: str, least: int = MIN_BINS
+) -> Callable[[_Judge], Callable[[RunRecord], Detection]]:
+    """Make a detector of what judges the bins of a metric (ends and values), of which it takes at least so many."""
+
+    def register(judge: _Judge) -> Callable[[RunRecord], Detection]:
+        name = judge.__name__
+
+        def detector(run: RunRecord) -> Detection:
+            ends, values = binned(run, metric)
+            judgement = judge(run, ends, values) if len(values) >= least else None
+            if judgement is None:
+                count = len(values)
+                why = (
+                    f"too short: {count} tens of rollouts, and it takes {MIN_BINS}" if count else f"{metric} is missing"
+                )
+                return Detection(name, None, None, None, why)
+            fired, when, value, text = judgement
+            return Detection(name, fired, int(when[0]) if fired and len(when) else None, value, text)
+
+        DETECTORS[name], TITLES[name], DEFINITIONS[name] = detector, title, definition
+        return detector
+
+    return register
 
 
 def detect(run: RunRecord) -> list[Detection]:
@@ -118,128 +123,126 @@ def collapsed(run: RunRecord) -> bool:
     return diverged or reward_fall(run).fired is True
 
 
-def reward_fall(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["reward_fall"]``. Noise: median absolute difference of neighbouring bins, as a deviation."""
-    ends, values = binned(run, "reward/mean")
+@_detector(
+    "reward/mean",
+    "reward fall",
+    f"training reward over the last tenth below {REWARD_KEPT} x its best ten rollouts, the drop above {REWARD_NOISE:g} "
+    "x the noise of ten rollouts",
+)
+def reward_fall(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """See :data:`DEFINITIONS`."""
     end = last_tenth(run, "reward/mean")
-    if len(values) < MIN_BINS or end is None:
-        return _unknown("reward_fall", "reward/mean", len(values))
-    place = int(values.argmax())
-    peak = float(values[place])
-    # differences of two independent values vary by the square root of two more than each; 1.4826 for normal noise
+    if end is None:
+        return None
+    place, peak = int(values.argmax()), float(values.max())
+    # Noise is the median absolute difference of neighbouring bins as a deviation: differences of two independent values
+    # vary by the square root of two more than each; 1.4826 for normal noise.
     noise = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)
-    low = (values < REWARD_KEPT * peak) & (np.arange(len(values)) > place)
-    fired = bool(peak > 0 and end < REWARD_KEPT * peak and peak - end > REWARD_NOISE * noise and low.any())
+    when = ends[(values < REWARD_KEPT * peak) & (np.arange(len(values)) > place)]
+    fired = peak > 0 and end < REWARD_KEPT * peak and peak - end > REWARD_NOISE * noise and len(when) > 0
     share = end / peak if peak > 0 else 1.0
-    return Detection(
-        "reward_fall",
-        fired,
-        _first(ends, low) if fired else None,
-        share,
-        f"ends at {end:.3g}, {share:.2f} x its peak of {peak:.3g} at rollout {ends[place]}",
-    )
+    return bool(fired), when, share, f"ends at {end:.3g}, {share:.2f} x its peak of {peak:.3g} at rollout {ends[place]}"
 
 
-def entropy_floor(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["entropy_floor"]``."""
-    ends, values = binned(run, "tokens/entropy")
-    if len(values) < MIN_BINS:
-        return _unknown("entropy_floor", "tokens/entropy", len(values))
-    low = values < max(ENTROPY_FLOOR * values[0], ENTROPY_LEAST)
+@_detector(
+    "tokens/entropy",
+    "entropy floor",
+    f"token entropy of ten rollouts below {ENTROPY_FLOOR} x that of the first ten, or below {ENTROPY_LEAST} nats",
+)
+def entropy_floor(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """See :data:`DEFINITIONS`."""
+    when = ends[values < max(ENTROPY_FLOOR * values[0], ENTROPY_LEAST)]
     share = float(values.min() / values[0]) if values[0] > 0 else 0.0
-    text = f"lowest {values.min():.3g} nats, {share:.2f} x its start"
-    return Detection("entropy_floor", bool(low.any()), _first(ends, low), share, text)
+    return len(when) > 0, when, share, f"lowest {values.min():.3g} nats, {share:.2f} x its start"
 
 
-def entropy_blow_up(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["entropy_blow_up"]``."""
-    ends, values = binned(run, "tokens/entropy")
-    if len(values) < MIN_BINS:
-        return _unknown("entropy_blow_up", "tokens/entropy", len(values))
-    high = values > ENTROPY_CEILING * max(float(values[0]), ENTROPY_LEAST)
-    share = float(values.max() / max(float(values[0]), ENTROPY_LEAST))
-    text = f"highest {values.max():.3g} nats, {share:.2f} x its start"
-    return Detection("entropy_blow_up", bool(high.any()), _first(ends, high), share, text)
+@_detector(
+    "tokens/entropy",
+    "entropy blow-up",
+    f"token entropy of ten rollouts above {ENTROPY_CEILING} x that of the first ten",
+)
+def entropy_blow_up(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """See :data:`DEFINITIONS`."""
+    start = max(float(values[0]), ENTROPY_LEAST)
+    when, share = ends[values > ENTROPY_CEILING * start], float(values.max() / start)
+    return len(when) > 0, when, share, f"highest {values.max():.3g} nats, {share:.2f} x its start"
 
 
-def gradient_spikes(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["gradient_spikes"]``. The value is the largest multiple; the text counts bins with one."""
-    means = dict(zip(*(one.tolist() for one in binned(run, "gradient/norm")), strict=True))
-    ends, found = run.largest.get("gradient/largest_norm", EMPTY)
-    largest = {end: value for end, value in zip(ends.tolist(), found.tolist(), strict=True) if end in means}
-    if len(largest) < MIN_BINS:
-        return _unknown("gradient_spikes", "gradient/largest_norm", len(largest))
+@_detector(
+    "gradient/norm",
+    "gradient spikes",
+    f"a gradient norm above {SPIKE:g} x the median so far of the mean norm of ten rollouts",
+)
+def gradient_spikes(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """The value is the largest multiple; the text counts bins with one."""
+    own_ends, largest = run.largest.get("gradient/largest_norm", EMPTY)
+    both, means, highest = np.intersect1d(ends, own_ends, return_indices=True)
+    if len(both) < MIN_BINS:
+        return None
     # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
-    ends = np.array(list(largest), dtype=np.int64)
-    medians = _running_medians([means[end] for end in largest])
-    multiples = np.array(list(largest.values())) / np.maximum(medians, np.finfo(np.float64).tiny)
-    high = multiples > SPIKE
-    text = f"{int(high.sum())} of {len(high)} tens of rollouts; the largest norm is {multiples.max():.3g} x the median"
-    return Detection("gradient_spikes", bool(high.any()), _first(ends, high), float(multiples.max()), text)
+    medians = _running_medians(values[means].tolist())
+    multiples = largest[highest] / np.maximum(medians, np.finfo(np.float64).tiny)
+    when, most = both[multiples > SPIKE], float(multiples.max())
+    text = f"{len(when)} of {len(both)} tens of rollouts; the largest norm is {most:.3g} x the median"
+    return len(when) > 0, when, most, text
 
 
-def zero_std_groups(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["zero_std_groups"]``. The rollout is the first from which the share stays above."""
-    ends, values = binned(run, "reward/zero_std_groups")
+@_detector(
+    "reward/zero_std_groups",
+    "zero-variance groups",
+    f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, at a reward below {SOLVED}",
+)
+def zero_std_groups(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """The rollout is the first from which the share stays above."""
     end, reward = last_tenth(run, "reward/zero_std_groups"), last_tenth(run, "reward/mean")
-    if len(values) < MIN_BINS or end is None or reward is None:
-        return _unknown("zero_std_groups", "reward/zero_std_groups", len(values))
-    fired = end > ZERO_STD and reward < SOLVED
+    if end is None or reward is None:
+        return None
     below = np.flatnonzero(values <= ZERO_STD)
-    since = ends[min(int(below[-1]) + 1, len(ends) - 1)] if len(below) else ends[0]
+    when = ends[min(int(below[-1]) + 1, len(ends) - 1) :] if len(below) else ends
     text = f"{end:.2f} of the groups at the end, at reward {reward:.3g}"
-    if end > ZERO_STD and not fired:
-        text += ": solved"
-    return Detection("zero_std_groups", fired, int(since) if fired else None, end, text)
+    solved = end > ZERO_STD and reward >= SOLVED
+    return end > ZERO_STD and not solved, when, end, text + (": solved" if solved else "")
 
 
-def truncation(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["truncation"]``."""
-    ends, values = binned(run, "response/ended")
-    end = last_tenth(run, "response/ended")
-    if len(values) < MIN_BINS or end is None:
-        return _unknown("truncation", "response/ended", len(values))
-    low = (values < ENDED) & (values <= values[0] - ENDED_DROP)
-    fired = bool(end < ENDED and end <= values[0] - ENDED_DROP and low.any())
-    text = f"{end:.2f} end by themselves at the end, {values[0]:.2f} at first"
-    return Detection("truncation", fired, _first(ends, low) if fired else None, end, text)
+@_detector(
+    "response/ended",
+    "truncation",
+    f"fewer than {ENDED} of the responses end by themselves over the last tenth, {ENDED_DROP} less than at first",
+)
+def truncation(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """See :data:`DEFINITIONS`."""
+    end, start = last_tenth(run, "response/ended"), float(values[0])
+    if end is None:
+        return None
+    when = ends[(values < ENDED) & (values <= start - ENDED_DROP)]
+    fired = end < ENDED and end <= start - ENDED_DROP and len(when) > 0
+    return fired, when, end, f"{end:.2f} end by themselves at the end, {start:.2f} at first"
 
 
-def refused_steps(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["refused_steps"]``. A run without the metric has none: it is written only when counted."""
-    ends, values = binned(run, "optimizer_steps/refused")
-    count = float((values * bin_weights(run, ends)).sum()) if len(values) else 0.0
-    bad = values > 0
-    text = f"{round(count)} optimizer steps"
-    return Detection("refused_steps", bool(bad.any()), _first(ends, bad), round(count), text)
+# the metric is written only where there was something to count
+@_detector("optimizer_steps/refused", "refused optimizer steps", "an optimizer step refused for NaN or Inf", least=0)
+def refused_steps(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """See :data:`DEFINITIONS`."""
+    count = round(float((values * bin_weights(run, ends)).sum()))
+    return bool((values > 0).any()), ends[values > 0], count, f"{count} optimizer steps"
 
 
-def below_start(run: RunRecord) -> Detection:
-    """See ``DEFINITIONS["below_start"]``. The start is the evaluation at rollout 0, else the first ten rollouts."""
+@_detector(
+    "reward/mean", "ends below start", "training reward over the last tenth below that of the policy at the start"
+)
+def below_start(run: RunRecord, ends: NDArray[np.int64], values: NDArray[np.float64]) -> _Judgement:
+    """The start is the evaluation at rollout 0, else the first ten rollouts."""
     # an evaluation has no flaky grader, so what it is compared with has none either
     name = "reward/true" if "reward/true" in run.metrics else "reward/mean"
     ends, values = binned(run, name)
     end = last_tenth(run, name)
     if len(values) < MIN_BINS or end is None:
-        return _unknown("below_start", name, len(values))
+        return None
     first = run.evaluations[0] if run.evaluations else {}
     evaluated = first.get("rollout") == 0 and "eval/mean" in first
     start = first["eval/mean"] if evaluated else float(values[0])
-    low = values < start
     text = f"ends at {end:.3g}, began at {start:.3g} ({'held out' if evaluated else 'first ten rollouts'})"
-    return Detection("below_start", end < start, _first(ends, low) if end < start else None, end - start, text)
-
-
-DETECTORS: dict[str, Callable[[RunRecord], Detection]] = {
-    "reward_fall": reward_fall,
-    "entropy_floor": entropy_floor,
-    "entropy_blow_up": entropy_blow_up,
-    "gradient_spikes": gradient_spikes,
-    "zero_std_groups": zero_std_groups,
-    "truncation": truncation,
-    "refused_steps": refused_steps,
-    "below_start": below_start,
-}
+    return end < start, ends[values < start], end - start, text
 
 
 def _running_medians(values: Sequence[float]) -> NDArray[np.float64]:
@@ -251,15 +254,6 @@ def _running_medians(values: Sequence[float]) -> NDArray[np.float64]:
         middle = len(ordered) // 2
         medians.append(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
     return np.array(medians)
-
-
-def _first(ends: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:
-    return int(ends[where.argmax()]) if where.any() else None
-
-
-def _unknown(detector: str, metric: str, bins: int) -> Detection:
-    why = f"{metric} is missing" if not bins else f"too short: {bins} tens of rollouts, and it takes {MIN_BINS}"
-    return Detection(detector, None, None, None, why)
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A run is judged by outcomes: one number per run, each with its definition.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.activity import Idle, Overlap, idle_methods, overlaps_of
-from rlstab.report.collapse import DETECTORS, Detection, Sweep, collapsed, detect, last_tenth, sweeps_of
+from rlstab.report.collapse import DETECTORS, Sweep, collapsed, detect, last_tenth, sweeps_of
 from rlstab.report.runs import Loaded, RunRecord, bin_weights, binned
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 
@@ -156,7 +157,6 @@ class Collapse:
         collapsed: whose reward fell, or that failed over NaN or Inf.
         fired: by detector, in how many it fired.
         judged: by detector, of how many it could say anything.
-        detections: by seed, what each said.
     """
 
     runs: int
@@ -164,7 +164,6 @@ class Collapse:
     collapsed: int
     fired: dict[str, int]
     judged: dict[str, int]
-    detections: dict[int, list[Detection]]
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,6 @@ class Comparison:
 
     Attributes:
         loaded: runs, what was left out, notes on what was read.
-        baseline: asked for by name; None where each bench's own baseline, or the first method, is taken.
         outcomes: the columns, the main one first.
         tables: one per setting of a bench, swept settings by their value.
         idle: methods that never acted.
@@ -219,7 +217,6 @@ class Comparison:
     """
 
     loaded: Loaded
-    baseline: str | None
     outcomes: list[Outcome]
     tables: list[Table]
     idle: list[Idle]
@@ -243,9 +240,9 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
     if baseline is not None and baseline not in known:
         raise ReportError(f"--baseline {baseline}: no run has this method. {did_you_mean(baseline, known)}")
     outcomes = chosen_outcomes(loaded.runs, metrics)
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    groups: dict[tuple[str, str], list[RunRecord]] = defaultdict(list)
     for run in loaded.runs:
-        groups.setdefault((run.bench or "", run.setting), []).append(run)
+        groups[run.bench or "", run.setting].append(run)
     sweeps = sweeps_of(loaded.runs)
     swept = {(sweep.bench, point.setting): point.value for sweep in sweeps for point in sweep.points}
     order = sorted(groups, key=lambda group: (group[0], swept.get(group, 0.0), group[1]))
@@ -253,7 +250,6 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
     overlaps, unread = overlaps_of(loaded.runs)
     return Comparison(
         loaded=loaded,
-        baseline=baseline,
         outcomes=outcomes,
         tables=tables,
         idle=idle_methods(loaded.runs),
@@ -264,9 +260,9 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
 
 
 def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome]) -> Table:
-    by_method: dict[str, list[RunRecord]] = {}
+    by_method: dict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
-        by_method.setdefault(run.method, []).append(run)
+        by_method[run.method].append(run)
     baseline = _baseline(runs, asked)
     methods = sorted(by_method, key=lambda one: (one != baseline, one))
     first = runs[0]
@@ -274,7 +270,7 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
     finished = [run for run in runs if run.status == "finished"]
-    missing: dict[tuple[RunRecord, ...], list[str]] = {}
+    missing: dict[tuple[RunRecord, ...], list[str]] = defaultdict(list)
     for outcome in outcomes:
         values = {method: _values(by_method[method], outcome.name) for method in methods}
         others = {method: one for method, one in values.items() if method != baseline}
@@ -283,7 +279,7 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
             cells[method, outcome.name] = Cell(values[method], summary(values[method]), paired.get(method))
         lacking = tuple(one for one in finished if one.seed not in values[one.method])
         if lacking:
-            missing.setdefault(lacking, []).append(outcome.name)
+            missing[lacking].append(outcome.name)
     for lacking, names in missing.items():
         which = ", ".join(f"{one.method} seed {one.seed}" for one in lacking)
         which = "every finished run" if len(lacking) == len(finished) else f"{which}, left out there"
@@ -337,13 +333,11 @@ def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
 
 
 def _collapse(runs: Sequence[RunRecord]) -> Collapse:
-    detections = {run.seed: detect(run) for run in runs}
-    every = [one for found in detections.values() for one in found]
+    detections = [detection for run in runs for detection in detect(run)]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
-        collapsed=sum(collapsed(run) for run in runs),
-        fired={name: sum(one.detector == name and one.fired is True for one in every) for name in DETECTORS},
-        judged={name: sum(one.detector == name and one.fired is not None for one in every) for name in DETECTORS},
-        detections=detections,
+        collapsed=sum(map(collapsed, runs)),
+        fired={name: sum(one.detector == name and one.fired is True for one in detections) for name in DETECTORS},
+        judged={name: sum(one.detector == name and one.fired is not None for one in detections) for name in DETECTORS},
     )

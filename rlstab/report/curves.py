@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.report.comparison import AREA, DERIVED, Comparison
-from rlstab.report.formatting import in_order
+from rlstab.report.formatting import METRICS, in_order
 from rlstab.report.runs import WIDTH, Curve, RunRecord, binned
 
 #: Numbers that all curves together may hold: about 7 bytes each in the page.
@@ -44,11 +44,11 @@ def looks_of(comparison: Comparison) -> dict[str, Look]:
     baselines = [table.baseline for table in comparison.tables if table.baseline is not None]
     # with several baselines none of them is the neutral one of all figures, so the most usual is
     baseline = max(baselines, key=baselines.count) if baselines else None
-    looks = {baseline: Look(0, 0, 0)} if baseline in methods else {}
+    looks = {baseline: Look(0, 0, 0)} if baseline is not None else {}
     hues = len(LIGHT) - 1
     for index, name in enumerate(method for method in methods if method != baseline):
         looks[name] = Look(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
-    return looks  # type: ignore[return-value]  # None is not among the methods
+    return looks
 
 
 @dataclass(frozen=True)
@@ -122,18 +122,6 @@ def _curve(run: RunRecord, metric: str) -> Curve:
 
 # -- which figures -----------------------------------------------------------------------------------------------------
 
-#: What a run measures whatever its methods are; the rest belongs to methods, by its prefix.
-GENERAL = (
-    *("reward/", "response/", "scorer/", "tokens/", "ratio/", "sampler/", "gradient/", "head/"),
-    *("optimizer_steps/", "eval/"),
-)
-#: Curves that say nothing of a comparison.
-_ASIDE = ("sampler/gap", "sampler/largest_gap", "sampler/gap_live", "sampler/largest_gap_live", "loss")
-_GRADIENTS = ("gradient/norm", "gradient/largest_norm")
-_SHARES = ("tokens/live", "tokens/kept", "ratio/clipped_high", "ratio/clipped_low", "ratio/clipped_dual")
-#: First choices of the panels of learning curves.
-_LEARNING = ("reward/mean", "eval/mean", "tokens/entropy", "eval/pass@", "response/length", "eval/greedy")
-
 
 @dataclass(frozen=True)
 class Panels:
@@ -162,17 +150,17 @@ def panels_of(runs: Iterable[RunRecord]) -> Panels:
     own: dict[str, list[str]] = {}
     for name in names:
         method = name.rpartition("/")[0]
-        if method and not name.startswith(GENERAL):
+        if method and not name.startswith(tuple(METRICS["general"])):
             own.setdefault(method, []).append(name)
     # the largest k says most about what the policy can still find
     largest = [name for name in names if name.startswith("eval/pass@")][-1:]
-    first = [name for stem in _LEARNING for name in (largest if stem == "eval/pass@" else [stem])]
+    first = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
     return Panels(
-        choices=[name for name in names if name not in _ASIDE],
+        choices=[name for name in names if name not in METRICS["aside"]],
         learning=[name for name in first if name in names],
         trajectory={"tokens/entropy", "reward/mean"} <= set(names),
-        gradients=[name for name in _GRADIENTS if name in names],
-        shares=[name for name in _SHARES if name in names],
+        gradients=[name for name in METRICS["gradients"] if name in names],
+        shares=[name for name in METRICS["shares"] if name in names],
         own=own,
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from rlstab.errors import ReportError
-from rlstab.report.activity import Overlap
 from rlstab.report.collapse import Sweep
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import LIGHT, Look, Seeds, looks_of, panels_of, seeds_of
@@ -111,8 +110,6 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
             yield "touched", table.title, _grid(methods, own, 3, touched=True)
     for sweep in comparison.sweeps:
         yield "sweep", sweep.bench, _sweep(comparison, sweep, _Methods({}, looks))
-    for overlap in comparison.overlaps:
-        yield "overlap", overlap.where, _overlap(overlap)
 
 
 def _file_name(text: str) -> str:
@@ -158,7 +155,7 @@ def _curves(axes: Axes, methods: _Methods, metric: str, *, log: bool = False, to
         marker = methods.marker(method) if metric.startswith("eval/") else None
         axes.plot(curves.rollouts, middle, **style, linewidth=1.6, marker=marker, markersize=3.5, label=_name(method))
         if len(curves.seeds) > 1:
-            low, high = (curves.over(lambda column, share=share: np.quantile(column, share)) for share in (0.25, 0.75))
+            low, high = (curves.over(partial(np.quantile, q=share)) for share in (0.25, 0.75))
             axes.fill_between(curves.rollouts, low, high, color=style["color"], alpha=0.13, linewidth=0)
     axes.set(title=own_title(metric) if about.title == metric else about.title, xlabel="rollout")
     last = max((run.rollouts for runs in methods.runs.values() for run in runs), default=0)
@@ -245,11 +242,12 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
         axes.axvline(0, color="#8a8a86", linewidth=0.9)
         for place, name in enumerate(others):
             paired = table.cells[name, outcome.name].paired
-            if paired is None or paired.difference.value is None:
+            size = paired.difference if paired else None
+            if size is None or size.value is None:
                 across, box = axes.get_yaxis_transform(), {"facecolor": "white", "linewidth": 0, "pad": 1.5}
                 axes.text(0.02, place, "no seed in both", transform=across, fontsize=8, va="center", bbox=box)
                 continue
-            size, color = paired.difference, methods.style(name)["color"]
+            color = methods.style(name)["color"]
             if size.low is not None and size.high is not None:
                 axes.plot([size.low, size.high], [place, place], color=color, linewidth=1.8)
             axes.plot(size.value, place, methods.marker(name), color=color, markersize=7, markeredgecolor="white")
@@ -266,11 +264,13 @@ def _sweep(comparison: Comparison, sweep: Sweep, methods: _Methods) -> Figure:
     """The main outcome over the swept key; open markers where not stable, a ring at the highest stable value."""
     tables = {(table.bench or "", table.setting): table for table in comparison.tables}
     figure, [axes] = _panels(1, 1, (6.8, 3.8))
-    outcome = comparison.outcomes[0] if comparison.outcomes else None
-    for name in [known for known in methods.looks if known in sweep.highest and outcome is not None]:
+    outcome = next(iter(comparison.outcomes), None)
+    for name in [known for known in methods.looks if known in sweep.highest]:
         color, marker = methods.style(name)["color"], methods.marker(name)
         line = []
         for point in [point for point in sweep.points if point.method == name]:
+            if outcome is None:
+                break
             size = tables[sweep.bench, point.setting].cells[name, outcome.name].summary
             if size.value is None:
                 continue
@@ -292,22 +292,4 @@ def _sweep(comparison: Comparison, sweep: Sweep, methods: _Methods) -> Figure:
     axes.set_title("Open: not stable. Ring: highest stable value.")
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
-    return figure
-
-
-def _overlap(overlap: Overlap) -> Figure:
-    names = list(map(_name, overlap.names))
-    side = 0.75 * len(names) + 2.6
-    figure, [axes] = _panels(1, 1, (side, side))
-    values = np.array([[np.nan if value is None else value for value in row] for row in overlap.matrix], np.float64)
-    axes.imshow(values, cmap="Blues", vmin=0, vmax=1.4)
-    for (row, column), value in np.ndenumerate(values):
-        axes.text(column, row, f"{value:.2f}" if np.isfinite(value) else "none", ha="center", va="center", fontsize=8)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(names)), [f"{name} ({n})" for name, n in zip(names, overlap.touched, strict=True)])
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    text = f"Of the tokens that either method touched, the share that both touched. {overlap.where}: {overlap.compared}"
-    figure.suptitle("\n".join(textwrap.wrap(_name(text), width=max(round(13 * side), 30))), fontsize=8.5)
     return figure

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
 
 #: Stands where there is no number, and before one below zero.
 NOTHING, MINUS = "\u2013", "\u2212"
@@ -69,59 +73,10 @@ def paragraphs(text: str) -> list[str]:
     return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
-_TITLES = {
-    "reward/mean": "training reward",
-    "reward/true": "training reward before the flaky grader",
-    "reward/zero_std_groups": "share of zero-variance groups",
-    "eval/mean": "held-out reward",
-    "eval/greedy": "held-out reward, greedy",
-    "eval/entropy": "held-out entropy, nats per token",
-    "eval/length": "held-out response length, tokens",
-    "eval/ended": "held-out share of responses that ended",
-    "tokens/entropy": "entropy, nats per token",
-    "tokens/kept": "share of tokens kept",
-    "tokens/live": "share of live tokens",
-    "response/length": "response length, tokens",
-    "response/ended": "share of responses that ended",
-    "response/tokens": "tokens sampled per rollout",
-    "gradient/norm": "gradient norm, mean",
-    "gradient/largest_norm": "gradient norm, largest",
-    "ratio/mean": "ratio, mean",
-    "ratio/clipped_high": "share of tokens clipped above",
-    "ratio/clipped_low": "share of tokens clipped below",
-    "ratio/clipped_dual": "share of tokens clipped by the dual bound",
-    "sampler/gap": "sampler-trainer gap, mean over all tokens, nats",
-    "sampler/largest_gap": "sampler-trainer gap, largest over all tokens, nats",
-    "sampler/gap_live": "sampler-trainer gap, mean over live tokens, nats",
-    "sampler/largest_gap_live": "sampler-trainer gap, largest over live tokens, nats",
-    "lr": "learning rate",
-}
-#: Axes that do not begin at zero: what has no natural zero, or stays near another value.
-_FREE = ("ratio/mean", "loss", "length", "threshold", "value", "coefficient", "boost", "kept")
-#: In the order in which a reader looks for them; others follow by name.
-_FIRST = (
-    "reward/mean",
-    "eval/mean",
-    "eval/greedy",
-    "eval/pass@",
-    "tokens/entropy",
-    "eval/entropy",
-    "response/length",
-    "eval/length",
-    "response/ended",
-    "eval/ended",
-    "reward/zero_std_groups",
-    "tokens/live",
-    "tokens/kept",
-    "gradient/norm",
-    "gradient/largest_norm",
+#: What metrics are called, in which order they come, and which figures show them: ``metrics.yaml``.
+METRICS: dict[str, Any] = yaml.safe_load(
+    (resources.files("rlstab.report") / "metrics.yaml").read_text(encoding="utf-8")
 )
-#: Of what methods log, by its last part.
-_OWN = {
-    "threshold": "nats",
-    "gate": "share of optimizer steps open",
-    **dict.fromkeys(("candidates", "dropped", "selected", "boosted", "damped"), "share of tokens"),
-}
 
 
 @dataclass(frozen=True)
@@ -136,13 +91,13 @@ def axis(metric: str) -> Axis:
     """The axis of any metric; unknown ones are called by their own name."""
     last = metric.rpartition("/")[2]
     title = f"held-out {last}" if last.startswith("pass@") else metric
-    return Axis(_TITLES.get(metric, title), metric not in _FREE and last not in _FREE)
+    return Axis(METRICS["titles"].get(metric, title), not {metric, last} & set(METRICS["free"]))
 
 
 def own_title(metric: str, method: str = "") -> str:
     """What a method logs, with its unit where that is known; without the method, which may stand above it."""
     last = metric.rpartition("/")[2]
-    unit, name = _OWN.get(last), metric.removeprefix(f"{method}/")
+    unit, name = METRICS["units"].get(last), metric.removeprefix(f"{method}/")
     if last == "share":
         return f"{name} of tokens"
     return f"{name}, {unit}" if unit else name
@@ -150,11 +105,15 @@ def own_title(metric: str, method: str = "") -> str:
 
 def in_order(metrics: set[str]) -> list[str]:
     """Those a reader looks for first come first; ``pass@4`` before ``pass@16``."""
+    first = METRICS["first"]
 
     def place(name: str) -> tuple[int, int, str]:
         stem, at, _ = name.partition("@")
         number = name.rpartition("@")[2]
-        first = _FIRST.index(stem + at) if stem + at in _FIRST else len(_FIRST)
-        return first, int(number) if number.isdecimal() else 0, name
+        return (
+            first.index(stem + at) if stem + at in first else len(first),
+            int(number) if number.isdecimal() else 0,
+            name,
+        )
 
     return sorted(metrics, key=place)

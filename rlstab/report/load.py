@@ -365,17 +365,11 @@ def _text(value: Any) -> str | None:
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
-#: Say how a run was made or how long, not what it is; they name runs that nothing else tells apart.
-MINOR = (
-    "evaluation",
-    "optimisation.rollouts",
-    "optimisation.micro_batch_size",
-    "rollout.batch_size",
-    "task.time_limit",
-    "task.workers",
+#: Never part of a name: they say how a run was made, or how long it went on.
+APART = (
+    *("seed", "tracking", "evaluation", "task.time_limit", "task.workers"),
+    *("optimisation.rollouts", "optimisation.micro_batch_size", "rollout.batch_size"),
 )
-#: Never part of a name.
-APART = ("seed", "tracking")
 #: Parts of a run that belong to its method.
 OF_METHOD = ("objective", "stages")
 #: Values that a name shows; where they do not tell the runs apart, all are shown.
@@ -395,9 +389,7 @@ def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
             _name_benches(named, places)
     alone = [place for place, run in enumerate(named) if not run.bench]
     for places in _groups(named, alone, lambda run: (run.setting, run.method)).values():
-        _name_by_settings(named, places, lambda path: not _within(path, (*MINOR, *APART)))
-    for places in _clashing(named, range(len(named))):
-        _name_by_settings(named, places, lambda path: _within(path, MINOR))
+        _name_by_settings(named, places)
     for places in _clashing(named, range(len(named))):
         for place, tail in zip(places, _tails([named[place].path for place in places]), strict=True):
             named[place] = replace(named[place], setting=_joined(named[place].setting, tail))
@@ -436,12 +428,12 @@ def _root(path: str) -> str:
     return str(Path(path).parents[3]) if len(parts) > 4 and parts[-4] == "runs" else path
 
 
-def _name_by_settings(named: list[RunRecord], places: Sequence[int], wanted: Callable[[str], bool]) -> None:
+def _name_by_settings(named: list[RunRecord], places: Sequence[int]) -> None:
     """By the settings in which the runs differ, of those that all of them have."""
     values = {place: _flat_run(named[place].config) for place in places}
-    shared = [path for path in values[places[0]] if wanted(path) and all(path in own for own in values.values())]
+    shared = [path for path in set.intersection(*map(set, values.values())) if not _within(path, APART)]
     stages = [_stage_names(named[place].config) for place in places]
-    differ = [path for path in shared if len({repr(own[path]) for own in values.values()}) > 1]
+    differ = sorted(path for path in shared if len({repr(own[path]) for own in values.values()}) > 1)
     if "stages" in differ:  # only the stages that not all of them have tell anything
         everywhere = set.intersection(*map(set, stages))
         for own, names in zip(values.values(), stages, strict=True):

@@ -9,8 +9,7 @@ from importlib import resources
 
 import jinja2
 
-from rlstab.report.activity import Overlap
-from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES, Sweep
+from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES
 from rlstab.report.comparison import Cell, Comparison, Table
 from rlstab.report.formatting import NOTHING, counted, decimals, paragraphs, places, setting
 from rlstab.report.runs import RunRecord, setting_of
@@ -53,13 +52,9 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         paragraphs=paragraphs,
         frame=_frame,
         result_rows=lambda table: list(_result_rows(comparison, table)),
-        in_words=lambda table: _in_words(comparison, table),
-        collapse_rows=_collapse_rows,
         sweeps=comparison.sweeps,
-        sweep_rows=_sweep_rows,
         idle=list(_idle(comparison)),
         overlaps=comparison.overlaps,
-        overlap_rows=_overlap_rows,
         left_out=comparison.loaded.left_out,
         notes=comparison.notes,
         commands=_commands(runs),
@@ -104,58 +99,12 @@ def _estimate(estimate: Estimate, digits: int, *, sign: bool = False) -> str:
     return f"{value} [{decimals(estimate.low, digits, sign)}, {decimals(estimate.high, digits, sign)}]"
 
 
-def _in_words(comparison: Comparison, table: Table) -> Iterator[str]:
-    """One sentence per outcome, from the verdicts."""
-    for outcome in comparison.outcomes:
-        verdicts: dict[str, list[str]] = defaultdict(list)
-        for method in table.methods:
-            cell = table.cells[method, outcome.name]
-            if cell.paired is not None and cell.values:
-                verdicts[cell.paired.verdict].append(method)
-        if verdicts:
-            told = "; ".join(f"{verdict}: {', '.join(methods)}" for verdict, methods in sorted(verdicts.items()))
-            yield f"{outcome.name} against {table.baseline}: {told}."
-
-
-def _collapse_rows(table: Table) -> list[list[str]]:
-    return [
-        [
-            method,
-            *map(str, (collapse.runs, collapse.failed, collapse.collapsed)),
-            *(f"{collapse.fired[name]} of {collapse.judged[name]}" for name in DETECTORS),
-        ]
-        for method, collapse in table.collapses.items()
-    ]
-
-
-def _sweep_rows(sweep: Sweep) -> Iterator[list[str]]:
-    for method, highest in sweep.highest.items():
-        points = {point.value: point for point in sweep.points if point.method == method}
-        yield [
-            method,
-            "none" if highest is None else setting(highest),
-            *(
-                f"{point.collapsed}, {point.below_start}, {point.unknown} of {point.runs}"
-                if (point := points.get(value))
-                else ""
-                for value in sweep.values
-            ),
-        ]
-
-
 def _idle(comparison: Comparison) -> Iterator[str]:
     methods: dict[tuple[str, str], list[str]] = defaultdict(list)
     for idle in comparison.idle:
         methods[idle.text, ", ".join(filter(None, (idle.bench, idle.setting)))].append(idle.method)
     for (text, where), names in methods.items():
         yield f"{text}. This holds in {where}: {', '.join(names)}."
-
-
-def _overlap_rows(overlap: Overlap) -> list[list[str]]:
-    return [
-        [name, str(count), *("" if value is None else f"{value:.2f}" for value in row)]
-        for name, count, row in zip(overlap.names, overlap.touched, overlap.matrix, strict=True)
-    ]
 
 
 def _commands(runs: Sequence[RunRecord]) -> list[str]:

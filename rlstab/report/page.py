@@ -38,6 +38,7 @@ from rlstab.report.figures import Saved
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, counted, decimals, listed, own_title, places, setting
 from rlstab.report.runs import WIDTH, RunRecord
+from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
 from rlstab.visible import visible
@@ -122,16 +123,8 @@ def digest(text: str) -> str:
 
 def safe_json(numbers: Any) -> str:
     """JSON for the inside of a ``<script>`` element: nothing in it can end the element. NaN and Inf become null."""
-    text = json.dumps(_finite(numbers), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(plain(numbers), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.translate(_UNSAFE)
-
-
-def _finite(numbers: Any) -> Any:
-    if isinstance(numbers, Mapping):
-        return {str(key): _finite(value) for key, value in numbers.items()}
-    if isinstance(numbers, list | tuple):
-        return [_finite(value) for value in numbers]
-    return None if isinstance(numbers, float) and not math.isfinite(numbers) else numbers
 
 
 def _visible(value: Any) -> Any:
@@ -144,7 +137,7 @@ def _stills(comparison: Comparison, figures: Sequence[Saved]) -> Mapping[str, Se
     first = ["", *(table.title for table in comparison.tables[:MOST_STILLS])]
     stills: dict[str, list[dict[str, str]]] = defaultdict(list)
     for figure in figures:
-        if figure.path.suffix == ".svg" and (figure.setting in first or figure.section in ("sweep", "overlap")):
+        if figure.path.suffix == ".svg" and (figure.setting in first or figure.section == "sweep"):
             image = f"data:image/svg+xml;base64,{base64.b64encode(figure.path.read_bytes()).decode()}"
             stills[figure.section].append({"alt": f"{figure.section} {figure.setting}".strip(), "src": image})
     return stills
@@ -169,18 +162,6 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
     samples = samples_of(runs)
     samples.sort(key=lambda sample: _order(sample.run, key_of, tables))
     first, *others = findings(comparison)
-    shown = {
-        "curves": "Learning curves" if learning else "",
-        "trajectory": "Entropy against reward" if panels.trajectory else "",
-        "gradients": "Gradient norms" if panels.gradients else "",
-        "sweep": "Sweep" if comparison.sweeps else "",
-        "touched": "What each method touched",
-        "overlap": "Overlap" if comparison.overlaps else "",
-        "collapse": "Collapse",
-        "samples": "Samples" if samples else "",
-        "left-out": "Left out, notes" if comparison.loaded.left_out or comparison.notes else "",
-        "again": "How to reproduce it",
-    }
     return {
         "title": _title(comparison, looks),
         "what": _what(comparison, len(looks)),
@@ -221,19 +202,12 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
         "configs": {key: [_config(table, name) for name in table.methods] for key, table in tables.items()},
-        "contents": {id: name for id, name in shown.items() if name},
     }
 
 
 def _tables(comparison: Comparison) -> dict[str, Table]:
-    """The settings by their key on the page; those of a sweep in the order of its values."""
-    values = {(sweep.bench, point.setting): point.value for sweep in comparison.sweeps for point in sweep.points}
-    benches = list(dict.fromkeys(table.bench for table in comparison.tables))
-    ordered = sorted(
-        comparison.tables,
-        key=lambda table: (benches.index(table.bench), values.get((table.bench or "", table.setting), 0.0)),
-    )
-    return {f"s{index}": table for index, table in enumerate(ordered)}
+    """The settings by their key on the page."""
+    return {f"s{index}": table for index, table in enumerate(comparison.tables)}
 
 
 def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
@@ -355,7 +329,7 @@ def _yaml(config: Mapping[str, Any]) -> str:
     shown = {key: value for key, value in config.items() if key != "seed"}
     if isinstance(tracking := shown.get("tracking"), Mapping):
         shown["tracking"] = {key: value for key, value in tracking.items() if key != "out"}
-    return yaml.safe_dump(_finite(shown), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(plain(shown), sort_keys=False, allow_unicode=True, width=100)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -437,24 +411,17 @@ class Scale:
 
     def ticks(self) -> list[dict[str, Any]]:
         """Zero, and round numbers to its sides, as many as have room."""
-        ticks: list[dict[str, Any]] = [{"at": self.at(0.0), "text": "0"}]
         if self.high <= self.low:
-            return ticks
-        for count in (6, 5, 4, 3, 2, 1):
+            return [{"at": self.at(0.0), "text": "0"}]
+        for count in (4, 3, 2):
             values = MaxNLocator(count, steps=[1, 2, 5, 10]).tick_values(self.low, self.high)
             step = values[1] - values[0]
             digits = max(0, -math.floor(math.log10(step) + 1e-9))
-            inside = [round(value / step) * step for value in values if self.low <= value <= self.high]
-            if len(inside) < 2 <= len(ticks):  # better a little tight than nothing beside zero
+            inside = [float(value) for value in values if self.low <= value <= self.high]
+            texts = ["0" if abs(value) < step / 2 else decimals(value, digits, signed=True) for value in inside]
+            if step / (self.high - self.low) * (FOREST - 2 * MARGIN) >= max(map(len, texts)) * CHARACTER + GAP:
                 break
-            ticks = [
-                {"at": self.at(value), "text": "0" if value == 0 else decimals(value, digits, signed=True)}
-                for value in inside
-            ]
-            widest = max((len(tick["text"]) for tick in ticks), default=0) * CHARACTER + GAP
-            if all(later["at"] - tick["at"] >= widest for tick, later in itertools.pairwise(ticks)):
-                break
-        return ticks
+        return [{"at": self.at(value), "text": text} for value, text in zip(inside, texts, strict=True)]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

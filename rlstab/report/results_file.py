@@ -18,7 +18,7 @@ from rlstab.errors import ReportError
 from rlstab.files import is_foreign
 from rlstab.report.formatting import ranges
 from rlstab.report.runs import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, binned, rounded
-from rlstab.report.safe_read import read_bytes
+from rlstab.report.safe_read import plain, read_bytes
 
 FORMAT = 2
 
@@ -96,8 +96,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
     shared = {name: getattr(run, name) for name in _Shared.model_fields} | {"about": _without_places(run.about)}
     return {
         "format": FORMAT,
-        **_finite(shared),
-        "evaluations": _finite(run.evaluations),
+        **plain(shared),
+        "evaluations": plain(run.evaluations),
         "curves": {
             "width": run.bin_width if run.bin_width > 1 else WIDTH,
             "rollout": rollouts,
@@ -120,17 +120,6 @@ def _without_places(about: Mapping[str, Any]) -> dict[str, Any]:
 def _aligned(curve: Curve, rollouts: list[int]) -> list[float | None]:
     values = {int(end): rounded(float(value)) for end, value in zip(*curve, strict=True) if math.isfinite(value)}
     return [values.get(end) for end in rollouts]
-
-
-def _finite(data: Any) -> Any:
-    """Without what JSON does not have: NaN and Inf become null."""
-    if isinstance(data, Mapping):
-        return {str(key): _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    return data if data is None or isinstance(data, str | int | bool) else str(data)
 
 
 def read_results(path: Path) -> list[RunRecord | LeftOut]:

@@ -42,18 +42,18 @@ def first_line(error: Exception) -> str:
 
 
 def plain(data: Any) -> Any:
-    """The same without what files cannot hold: text gets a mark in place of each lone surrogate, NaN and Inf are None.
+    """The same as JSON can hold it: text gets a mark in place of each lone surrogate, NaN and Inf are None.
 
     Args:
-        data: mappings, lists and scalars, without circles.
+        data: mappings, lists, tuples and scalars, without circles.
     """
     if isinstance(data, Mapping):
-        return {plain(key): plain(value) for key, value in data.items()}
-    if isinstance(data, list):
+        return {readable(str(key)): plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
         return [plain(value) for value in data]
     if isinstance(data, float):
         return data if math.isfinite(data) else None
-    return readable(data) if isinstance(data, str) else data
+    return data if data is None or isinstance(data, int) else readable(str(data))
 
 
 def readable(text: str) -> str:

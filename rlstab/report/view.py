@@ -167,7 +167,7 @@ def _plain(text: str) -> str:
 
 def _sample(sample: Sample) -> dict[str, Any]:
     influence = sample.influence()
-    columns = {
+    columns: dict[str, Numbers] = {
         "surprisal": sample.surprisal,
         "entropy": sample.entropies,
         "advantage": sample.advantages,
@@ -175,7 +175,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
         "weight": sample.weight,
         "bonus": sample.bonus,
         "gate": sample.gate,
-        "influence": list(map(_short, influence)),
+        "influence": [_short(value) for value in influence],
     }
     return {
         "rollout": sample.rollout,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -128,7 +127,7 @@ class AdaptiveEntropy(TokenObjective):
                 f"low <= initial <= high."
             )
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "penalties": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, subtract a "
             f"price times the entropy of the live policy, on every token. The price begins at {self.initial}; for the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
@@ -109,7 +108,7 @@ class AR(TokenObjective):
 
     alpha: Annotated[float, Range(ge=0, le=1)] = 0.3
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Multiply the policy term of a token by 1 - {self.alpha} (1 - q), where q is its probability "
             f"under the policy that the ratio divides by. The divisor stays."

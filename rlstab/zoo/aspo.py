@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -116,7 +115,7 @@ class ASPO(TokenObjective):
     share: Annotated[float, Range(ge=0, le=1)] = 0.2
     cap: Annotated[float, Range(ge=1)] = 3.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "surrogate": f"A token pulls with its ratio, or with the inverse where its advantage is positive, at most "
             f"{self.cap}. It stops once the ratio is above 1 + {self.room}, or below 1 - {self.room} where its "

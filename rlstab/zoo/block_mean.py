@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -109,7 +107,7 @@ class BlockMean(TokenObjective):
     needs = {"block_ids"}
     writes = {"aggregate", "weight"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "aggregate": "Average over the tokens of a block, add up the blocks of a response, then average over the "
             "responses of the optimizer step: every block weighs the same.",

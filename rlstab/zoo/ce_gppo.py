@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -104,7 +103,7 @@ class CEGPPO(TokenObjective):
     pull_high: Annotated[float, Range(ge=0)] = 1.0
     dual_clip: Annotated[float | None, Range(gt=1)] = None
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         dual = "" if self.dual_clip is None else f", and above {self.dual_clip} not at all (dual clip)"
         return {
             "surrogate": f"A token pulls with its ratio. Where its advantage is positive, it pulls above 1 + "

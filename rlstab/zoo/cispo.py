@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -104,7 +103,7 @@ class CISPO(TokenObjective):
     cap: Annotated[float, Range(ge=1)] = 5.0
     floor: Annotated[float | None, Range(ge=0, le=1)] = None
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         least = "" if self.floor is None else f" and at least {self.floor}"
         return {
             "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, and all "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -155,7 +154,7 @@ class ClipCov(TokenObjective):
         if self.low > self.high:
             raise OutOfRange(f"'{self.name}': low = {self.low}, high = {self.high}, expected low <= high.")
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Give the weight 0 to {percent(self.share)} of the tokens of the optimizer step (rounded down, "
             f"at least one), drawn by seed {self.seed} among those whose log-prob and advantage have a covariance "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
@@ -106,7 +105,7 @@ class ClipHigher(TokenObjective):
     high: Annotated[float, Range(ge=0)] = 0.28
     dual_clip: Annotated[float | None, Range(gt=1)] = None
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         dual = (
             ""
             if self.dual_clip is None

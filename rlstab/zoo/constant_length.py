@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -110,7 +109,7 @@ class ConstantLength(TokenObjective):
 
     length: Annotated[int, Range(ge=1)]
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "aggregate": f"Sum over the tokens of a response, divide by {self.length}, and average over the responses "
             f"of the optimizer step: a token weighs the same whatever the length of its response."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Annotated, Literal
 
 import torch
@@ -153,7 +153,7 @@ class CPPO(TokenObjective):
     def needs(self) -> Set[str]:
         return anchor_needs(self.anchor)
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         return {
             "gates": f"Stop a token whose probability has moved from {anchor}, the way of its advantage, by more than "

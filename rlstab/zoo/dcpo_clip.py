@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
@@ -104,7 +103,7 @@ class DCPOClip(TokenObjective):
     cap: Annotated[float, Range(ge=1)] = 10.0
     dual_clip: Annotated[float | None, Range(gt=1)] = 10.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         dual = (
             ""
             if self.dual_clip is None

@@ -136,7 +136,7 @@ class DPPO(TokenObjective):
             return own
         return {**own, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -119,7 +119,7 @@ class DRPO(TokenObjective):
     def needs(self) -> Set[str]:
         return anchor_needs(self.anchor)
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         back = (
             f" Beyond m = {self.delta} it pulls back."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -92,7 +91,7 @@ class EntropyBonus(TokenObjective):
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -116,7 +115,7 @@ class EntropyShaping(TokenObjective):
     alpha: Annotated[float, Range(ge=0)] = 0.4
     kappa: Annotated[float, Range(gt=1)] = 2.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "bonus": f"Add {self.alpha} times the entropy at its place to the advantage of a token, at most the size "
             f"of the advantage divided by {self.kappa}."

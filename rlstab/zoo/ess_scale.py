@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -121,7 +121,7 @@ class ESSScale(TokenObjective):
     def needs(self) -> Set[str]:
         return {"logprobs", f"{self.anchor}_logprobs"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         over = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "lr_scale": f"Multiply the learning rate by (ess / {self.base}) ** {self.power}, at most 1, where ess is "

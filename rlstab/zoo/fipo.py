@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -119,7 +118,7 @@ class FIPO(TokenObjective):
     max_ratio: Annotated[float | None, Range(gt=1)] = 10.0
     safe_ratio: Annotated[float | None, Range(gt=1)] = 4.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         outliers = "" if self.max_ratio is None else f" A token whose ratio is above {self.max_ratio} adds nothing."
         safe = (
             ""

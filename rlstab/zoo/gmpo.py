@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -122,7 +121,7 @@ class GMPO(TokenObjective):
     low: Annotated[float, Range(ge=0)] = 0.4
     high: Annotated[float, Range(ge=0)] = 0.4
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "ratio": f"All tokens of a response have one ratio, the geometric mean of those that are kept. Before it "
             f"is taken, a log-ratio is clipped at {self.high} where the advantage is positive and at -{self.low} where "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
@@ -116,7 +114,7 @@ class GSPO(TokenObjective):
     name = "gspo"
     writes = {"ratio"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "ratio": "All tokens of a response have one ratio, the geometric mean of the ratios of those that are kept."
         }

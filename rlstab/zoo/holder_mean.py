@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -118,7 +117,7 @@ class HolderMean(TokenObjective):
     final_power: Annotated[float, Range(ge=-100, le=100)] = -2.0
     steps: Annotated[int, Range(ge=1)] = 500
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         falls = "" if self.power == self.final_power else f", moving to {self.final_power} over {self.steps} of them"
         return {
             "ratio": f"All tokens of a response have one ratio, the power mean of the ratios of those that are kept; a "

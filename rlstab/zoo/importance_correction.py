@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -182,7 +181,7 @@ class ImportanceCorrection(TokenObjective):
     def _rejects(self) -> bool:
         return not self.keep_low is self.keep_high is self.veto is None
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         whose = {
             "token": "its ratio",
             "sequence": "the product of the ratios of its response",

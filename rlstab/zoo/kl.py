@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -122,7 +121,7 @@ class KLPenalty(TokenObjective):
     estimator: Literal["k1", "k2", "k3", "k3_straight_through", "k3_unbiased"] = "k3"
     cap: Annotated[float | None, Range(gt=0)] = 10.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         capped = {
             "k3": "at most {}",
             "k3_straight_through": "its value at most {}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -127,7 +126,7 @@ class KLCov(TokenObjective):
     share: Annotated[float, Range(gt=0, le=1)] = 2e-3
     coefficient: Annotated[float, Range(ge=0)] = 1.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "penalties": f"Add {self.coefficient} times the size of the log-ratio on the {percent(self.share)} of the "
             f"tokens of the optimizer step (rounded down, at least one) whose log-prob and advantage have the largest "

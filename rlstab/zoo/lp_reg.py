@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -177,7 +176,7 @@ class LpReg(TokenObjective):
     def signal_options(self) -> dict[str, float]:
         return {"min_p": self.min_p}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         lowest = f"in the lowest {percent(self.share)} of"
         if self.form == "paper":
             what = f"-ln of the mass that a min-p filter at {self.min_p} keeps of the live policy"

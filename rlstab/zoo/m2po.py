@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -120,7 +119,7 @@ class M2PO(TokenObjective):
 
     budget: Annotated[float, Range(ge=0)] = 0.04
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Of the tokens that moved from the rollout policy the way of their advantage, give those that "
             f"moved furthest the weight 0, until the mean squared log-ratio of the others is at most {self.budget}, "

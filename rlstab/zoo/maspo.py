@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -136,7 +135,7 @@ class MASPO(TokenObjective):
                 f"{self.max_sigma} and min_scale <= max_scale = {self.max_scale}."
             )
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         cap = "" if self.cap is None else f" A punished token with a ratio above {self.cap} pulls with that."
         return {
             "gates": f"A token that moves away from the old policy (ratio above 1 where its advantage A is positive, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Literal
 
 import torch
@@ -121,7 +121,7 @@ class Mismatch(TokenObjective):
     def needs(self) -> Set[str]:
         return {self.of, self.to}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "report": f"Measure how far `{self.of}` are from `{self.to}`: divergence, chi-square, effective sample "
             f"size, perplexity, largest log-ratio."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Annotated, Literal
 
 import torch
@@ -118,7 +118,7 @@ class OffPolicyMask(TokenObjective):
     def needs(self) -> Set[str]:
         return anchor_needs(self.anchor)
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         whose = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "gates": f"Stop a token when its advantage is negative and its response is, on average over its tokens, "

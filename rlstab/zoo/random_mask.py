@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -112,7 +111,7 @@ class RandomMask(TokenObjective):
     sign: Literal["positive", "all"] = "positive"
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         whose = "each token whose advantage is positive" if self.sign == "positive" else "each token"
         return {
             "keep": f"Drop {whose} with a chance of {percent(self.share)}, drawn by seed {self.seed}. It leaves the "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -156,7 +155,7 @@ class S2TMask(TokenObjective):
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.75
     population: Literal["candidates", "all"] = "candidates"
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         pool = {
             "candidates": "the tokens of the optimizer step that meet the first two conditions",
             "all": "all tokens of the optimizer step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -112,7 +111,7 @@ class SAPO(TokenObjective):
     positive: Annotated[float, Range(ge=0)] = 1.0
     negative: Annotated[float, Range(ge=0)] = 1.05
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "gates": f"A token pulls 1 / cosh(tau (ratio - 1) / 2)^2 times as hard, tau = {self.positive} where its "
             f"advantage is positive and {self.negative} where it is negative. It still counts in full."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -95,7 +93,7 @@ class SequenceMean(TokenObjective):
     name = "sequence_mean"
     writes = {"aggregate"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "aggregate": "Average over the tokens of a response, then over the responses of the optimizer step: every "
             "response weighs the same."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -112,7 +111,7 @@ class SignWeights(TokenObjective):
     positive: Annotated[float, Range(ge=0)] = 0.1
     negative: Annotated[float, Range(ge=0)] = 1.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Multiply the policy term of a token by {self.positive} where its advantage is positive, and by "
             f"{self.negative} where it is negative. The divisor stays."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -179,7 +178,7 @@ class STARE(TokenObjective):
                 f"{self.max_boost} and damp >= min_damp = {self.min_damp} when increment > 0."
             )
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         rarest, both = f"the rarest {percent(self.share)} of the", self.variant == "C2"
         damp = f", and on {rarest} tokens with negative advantage by {self.damp}" if both else ""
         moves = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -139,7 +138,7 @@ class STEER(TokenObjective):
     low: Annotated[float, Range(gt=0, le=1)] = 0.8
     form: Literal["exponential", "linear"] = "exponential"
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         if self.form == "linear":
             span = f"from {self.high} where the estimate is smallest in the optimizer step to {self.low} where it is"
         else:

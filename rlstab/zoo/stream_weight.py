@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -116,7 +115,7 @@ class StreamWeight(TokenObjective):
 
     coefficient: Annotated[float, Range(ge=0)] = 1.0
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Multiply the policy term so that answers from the prompt have a mean of their own, and "
             f"branches another that counts {self.coefficient} times."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, NoOpAt
@@ -76,7 +74,7 @@ class TokenMean(TokenObjective):
     name = "token_mean"
     writes = {"aggregate"}
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {"aggregate": "Average over all tokens of the optimizer step: every token weighs the same."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
@@ -115,7 +114,7 @@ class TopEntropyMask(TokenObjective):
     def writes(self) -> frozenset[str]:
         return frozenset({"keep" if self.denominator == "kept" else "weight"})
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         when = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the optimizer step"
         left = f"About {percent(self.share)} are left, more by ties."
         if self.denominator == "kept":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
@@ -98,7 +97,7 @@ class TruncatedMask(TokenObjective):
     def writes(self) -> frozenset[str]:
         return frozenset({"keep" if self.denominator == "kept" else "weight"})
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         when = "when its response was cut off at the length limit"
         if self.denominator == "kept":
             return {"keep": f"Drop a token {when}. It leaves the divisor too."}

@@ -130,7 +130,7 @@ class VESPO(TokenObjective):
     def needs(self) -> Set[str]:
         return anchor_needs(self.anchor)
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         over = {"old": "the old policy", "rollout": "the sampler"}[self.anchor]
         return {
             "surrogate": f"The tokens of a response pull with W^k exp(lam (1 - W)) instead of their ratios, W being "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
@@ -126,7 +125,7 @@ class WAPO(TokenObjective):
 
     length: Annotated[int, Range(ge=1)]
 
-    def in_words(self) -> Mapping[str, str]:
+    def in_words(self) -> dict[str, str]:
         return {
             "weight": "Give the weight 0 to every token whose advantage is not positive.",
             "aggregate": f"Sum over the tokens of a group, divide by its responses and by {self.length}, and average "

@@ -20,8 +20,8 @@ from rlstab import load_objective
 from rlstab.cli import main
 from rlstab.config import objective_hash
 from rlstab.hosts import HOSTS
+from rlstab.models import SHIPPED
 from rlstab.presets import PRESETS
-from rlstab.train.policy import SHIPPED
 
 ROOT = Path(rlstab.__file__).parents[1]
 FOLDER = ROOT / "examples" / "recipes"

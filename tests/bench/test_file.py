@@ -45,10 +45,6 @@ def test_runs_come_seed_by_seed(tmp_path: Path) -> None:
     assert (bench.baseline, bench.workers) == ("a", 2)
 
 
-def test_without_settings_there_is_one(tmp_path: Path) -> None:
-    assert load_bench(tiny(tmp_path, {"a": "clip_higher"})).runs[0].name == "default/a/seed-0"
-
-
 def test_a_run_is_that_of_its_run_file(tmp_path: Path) -> None:
     file = tiny(tmp_path, {"a": {"objective": {"preset": "dr_grpo"}, "set": {"optimisation.epochs": 2}}}, seeds=[7])
     (run,) = load_bench(file).runs
@@ -120,11 +116,6 @@ def test_a_stack_is_taken_apart(tmp_path: Path, how: str, found: list[str]) -> N
         assert made["base-plus-stare"] == ["clip_higher", "stare"]
     else:
         assert made["all-minus-stare"] == ["clip_higher", "kl", "s2t"]
-
-
-def test_a_stack_of_two_makes_nothing_twice(tmp_path: Path) -> None:
-    made = methods(tmp_path, f"{HEAD}stack: [s2t, stare]\nablate: both\n")
-    assert list(made) == ["base", "all", "base-plus-s2t", "base-plus-stare"]
 
 
 def test_a_stack_without_a_base_stands_alone(tmp_path: Path) -> None:

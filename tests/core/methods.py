@@ -30,7 +30,7 @@ class Unweighted(TokenObjective):
 class Exempt(TokenObjective):
     """Exempt every token from the trust region."""
 
-    name = "unclipped"
+    name = "exempt"
     writes = {"unclipped"}
 
     def terms(self, batch, stat, state):

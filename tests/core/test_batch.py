@@ -106,42 +106,6 @@ def packed(**changes):
     return TokenBatch(**(given | changes))
 
 
-def test_packed_tensors_are_checked_too():
-    with refused(
-        "TokenBatch: 'advantages' has shape (3,), 'old_logprobs' has (2,). Packed tensors are (n,); build the batch "
-        "with TokenBatch.from_padded."
-    ):
-        packed(advantages=torch.zeros(3))
-    with refused(
-        "TokenBatch: 'sequence_ids' has shape (2,), 'group_ids' has (1,). Both are (S,), one entry per sequence."
-    ):
-        packed(group_ids=torch.zeros(1, dtype=torch.int64))
-    with refused(
-        "TokenBatch: 'logprobs' requires grad. A batch holds evidence; what is differentiated goes into PolicyOutputs."
-    ):
-        packed(logprobs=torch.zeros(2, requires_grad=True))
-    with refused("this TokenBatch was not built by from_padded, so it has no (B, T) shape. Build it by that."):
-        to_padded(packed(), torch.zeros(2))
-
-
-def test_each_tensor_has_one_entry_per_token():
-    whole = torch.zeros(3, dtype=torch.int64)
-    for name in ("logprobs", "advantages", "entropies", "ref_logprobs", "truncated", "block_ids"):
-        with refused(f"TokenBatch: '{name}' has shape (3,), 'old_logprobs' has (2,). ..."):
-            packed(**{name: torch.zeros(3)})
-    with refused("TokenBatch: 'mine' has shape (3,), 'old_logprobs' has (2,). ..."):
-        packed(extra={"mine": torch.zeros(3)})
-    for name in ("sequence", "position"):
-        for wrong in (whole, whole[:1], whole[:0], torch.zeros(1, 2, dtype=torch.int64)):
-            with refused(
-                f"TokenBatch: '{name}' has shape {tuple(wrong.shape)}, 'old_logprobs' has (2,). Both are (n,), one "
-                f"entry per token."
-            ):
-                packed(**{name: wrong})
-    with refused("TokenBatch: 'sequence_ids' has shape (1, 2), 'group_ids' has (1, 2). ..."):
-        packed(sequence_ids=whole[None, :2], group_ids=whole[None, :2])
-
-
 @pytest.mark.parametrize("name", ["sequence", "position", "sequence_ids", "group_ids"])
 def test_numbers_of_tokens_and_sequences_are_int64(name):
     for dtype in (torch.float32, torch.int32, torch.bool):
@@ -220,21 +184,3 @@ def test_empty_batch_has_the_signals_that_are_needed():
     assert batch.num_sequences == len(batch) == 0
     with pytest.raises(MissingSignal):
         batch.signal("ref_logprobs")
-
-
-def test_missing_signal_says_what_there_is_and_what_to_do():
-    text = (
-        "signal 'ref_logprobs' (log-prob of the token under the reference policy, nats) was read, but the batch was "
-        "built without it; it has: entropies, mine. Pass ref_logprobs= to TokenBatch.from_padded, or name it in the "
-        "method's `needs` so that a trainer provides it."
-    )
-    with says(MissingSignal, text):
-        make(entropies=VALUES, extra={"mine": VALUES}).signal("ref_logprobs")
-    with says(
-        MissingSignal,
-        "signal 'yours' was read, but the batch was built without it; it has: none beyond the basic ones...",
-    ):
-        make().signal("yours")
-    text = "a penalty differentiates 'entropies', but PolicyOutputs was built without it. Pass entropies= with grad."
-    with says(MissingSignal, text):
-        PolicyOutputs(torch.zeros(1)).signal("entropies")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import threading
-import time
 
 import pytest
 import torch
@@ -245,37 +244,9 @@ def test_few_and_many_in_one_step(monkeypatch):
     assert (len(meeting.sizes), sorted(meeting.gathered)) == (3, [0, 80])
 
 
-def test_few_values_of_two_dtypes_are_gathered_too(monkeypatch):
-    monkeypatch.setattr(module, "FEW", 10)
-    narrow, wide = torch.tensor([1.0, 0.1]), torch.tensor([0.1, 1 + 1e-13], dtype=torch.float64)
-    found, _ = meet([of(narrow, 3, 4), of(wide, 3, 4)])
-    assert [one["one"].values for one in found] == [(1.0, 1 + 1e-13)] * 2
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_stay_on_their_device(dtype):
     values = torch.randn(100_000, generator=torch.Generator().manual_seed(5)).to(dtype)
     found = select(of(values.cuda(), 70_000, 70_001), LocalComm())
     assert list(found["one"].values) == expected(values, 70_000, 70_001)
-
-
-def test_it_is_faster_than_a_full_sort():
-    values = torch.rand(1 << 18, generator=torch.Generator().manual_seed(6))
-    took = {"ours": [], "torch": []}
-    for _ in range(3):
-        start = time.thread_time()
-        select(of(values, 200_000, 200_001), LocalComm())
-        middle = time.thread_time()
-        torch.quantile(values, 0.8)
-        took["ours"].append(middle - start)
-        took["torch"].append(time.thread_time() - middle)
-    assert min(took["torch"]) > 3 * min(took["ours"])
-
-
-@pytest.mark.slow
-def test_two_to_the_25_values():
-    values = torch.rand(1 << 25, generator=torch.Generator().manual_seed(7))
-    rank = 4 * values.numel() // 5
-    found = select(of(values, rank, rank + 1), LocalComm())
-    assert list(found["one"].values) == values.sort().values[rank - 1 : rank + 1].tolist()

@@ -1,7 +1,6 @@
 """Arithmetic per sequence, against plain Python loops and numpy."""
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -124,14 +123,6 @@ def test_running_totals_that_decay(lengths, reverse, decay):
     assert found == pytest.approx(expected, rel=0, abs=2e-15 * (1 + size))
 
 
-def test_positions_may_have_holes():
-    """Of a batch that dropped tokens: the place in the response orders them, whatever is missing between."""
-    batch = of(torch.tensor([1, 0, 1, 0]), torch.tensor([9, 4, 2, 3]), 2)
-    values = torch.tensor([1.0, 10.0, 100.0, 1000.0])
-    assert batch.running_total(values).tolist() == [101.0, 1010.0, 100.0, 1000.0]
-    assert batch.running_total(values, reverse=True).tolist() == [1.0, 10.0, 101.0, 1010.0]
-
-
 def test_spread_gives_each_token_the_value_of_its_sequence():
     batch, *_ = ragged([2, 0, 3], shuffle=True)
     for dtype in (torch.float32, torch.float64, torch.int64, torch.bool):
@@ -152,20 +143,3 @@ def test_nothing_has_sums_of_nothing():
     assert silent.lengths.tolist() == silent.sequence_mean(none).tolist() == [0.0] * 3
     assert silent.sequence_quantile(none, 0.5).isnan().tolist() == [True] * 3
     assert silent.running_total(none, reverse=True).dtype == torch.float64
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_sequence_does_not_depend_on_the_others(seed):
-    """Bit for bit, also beside one whose values would swallow the others' in a sum over all tokens."""
-    lengths = random.Random(seed).choices(range(9), k=4)
-    alone, values, marks, *_ = ragged(lengths, seed)
-    huge = torch.full((5,), 1e17, dtype=torch.float64)
-    several = of(torch.cat([torch.full((5,), 0), alone.sequence + 1]), torch.cat([torch.arange(5), alone.position]), 5)
-    beside, marked = torch.cat([huge, values]), torch.cat([torch.ones(5, dtype=torch.bool), marks])
-    assert torch.equal(several.sequence_total(beside)[1:], alone.sequence_total(values))
-    assert torch.equal(several.sequence_mean(beside, marked)[1:], alone.sequence_mean(values, marks))
-    one, other = several.sequence_quantile(beside, 0.3)[1:], alone.sequence_quantile(values, 0.3)
-    assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
-    for reverse in (False, True):
-        found = several.running_total(beside, reverse=reverse)[5:]
-        assert torch.equal(found, alone.running_total(values, reverse=reverse))

@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from rlstab import ClipHigher, S2TMask
 from rlstab.core.settings import Range, settings_of
 from rlstab.errors import OutOfRange
 from tests.core.methods import Chooser
@@ -59,10 +58,3 @@ def test_settings_are_read_off_the_annotations():
     assert found["mode"].choices == ("kept", "all")
     assert (found["cap"].optional, found["share"].optional) == (True, False)
     assert found["share"].range == Range(gt=0, le=1)
-
-
-def test_methods_of_the_zoo_check_their_settings():
-    with says(OutOfRange, "'clip_higher': low = 1.5, expected float in [0, 1]. The default is 0.2."):
-        ClipHigher(low=1.5)
-    with says(OutOfRange, "'s2t': population = 'batch', expected 'candidates' | 'all'. The default is 'candidates'."):
-        S2TMask(population="batch")

@@ -502,7 +502,6 @@ def test_markdown_has_the_numbers_of_the_comparison(bench: Path, sweep: Path) ->
         f"{wins.value:.2f} [{wins.low:.2f}, {wins.high:.2f}]",
         "higher",
     ] in [row[1:] for row in rows(text)]
-    assert "- eval/entropy against grpo: higher: 20_entropy, stare; identical: s2t." in text
     assert ["s2t", "2e-4", "0, 0, 0 of 3", "0, 0, 0 of 3", "3, 3, 0 of 3"] in rows(text)
     # the command of a bench is what its folder says, and not a block to copy
     assert "```text\nrlstab bench examples/entropy.yaml\n" in text

@@ -245,9 +245,9 @@ def test_runs_are_told_apart_by_what_differs(tmp_path: Path) -> None:
             [("default", f"clip_higher (pool={pool})") for pool in (256, 64)],
         ),
         ([{}, {}], [("0", "clip_higher"), ("1", "clip_higher")]),  # nothing: their folders
-        # length names runs only where nothing else tells them apart
+        # nor does their length
         ([{"seed": 0}, {"seed": 1, "rollouts": 70}], [("default", "clip_higher")] * 2),
-        ([{}, {"rollouts": 70}], [("rollouts=60", "clip_higher"), ("rollouts=70", "clip_higher")]),
+        ([{}, {"rollouts": 70}], [("0", "clip_higher"), ("1", "clip_higher")]),
     ]
     for number, (runs, wanted) in enumerate(cases):
         for place, options in enumerate(runs):

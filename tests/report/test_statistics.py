@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from rlstab.report import statistics
 from rlstab.report.statistics import Estimate, against_baseline, holm, interquartile_mean, summary
@@ -152,15 +151,6 @@ def test_the_interval_of_a_value_covers_less_with_few_seeds(
     monkeypatch.setattr(statistics, "RESAMPLES", 499)
     # 300 repeats: two standard errors are 0.05 at 72 %, 0.03 at 93 %
     assert least < covered(summary, seeds, 300) < most
-
-
-def test_a_bootstrap_of_a_mean_would_not() -> None:
-    def bootstrap(values: dict[int, float]) -> Estimate:
-        found = np.array(list(values.values()))
-        interval = stats.bootstrap((found,), np.mean, n_resamples=499, rng=np.random.default_rng(0)).confidence_interval
-        return Estimate(0.0, float(interval.low), float(interval.high), "")
-
-    assert covered(bootstrap, 5, 300) < 0.91
 
 
 def test_verdicts_among_many_methods_err_rarely(monkeypatch: pytest.MonkeyPatch) -> None:

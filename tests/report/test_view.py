@@ -286,13 +286,6 @@ def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:
     assert "␛[31mred" in plain
 
 
-def test_a_long_response_is_cut_in_a_terminal(tmp_path: Path) -> None:
-    long = {"rollout": 1, "sequence_id": 0, "tokens": ["word "] * 1000}
-    out = printed(read_tokens(write(tmp_path / "t.jsonl", long)))
-    assert "... 400 more tokens" in out
-    assert all(len(one) <= 100 for one in out.splitlines())
-
-
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -362,17 +355,6 @@ def test_the_page_marks_what_was_done_and_tells_it(opened: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_gate_is_told(opened: Any) -> None:
-    page = opened(untouched(1, gate=[1.0, 0.75, 1.0, 1.0], methods={"sapo": {"damped": [1], "gate": [[1, 0.75]]}}))
-    page.locator(".text > .t").nth(1).hover()
-    told = page.locator("#token").inner_text()
-    assert "sapo damped it: gate 0.75" in told
-    assert re.search(r"gate\s+0.75", told)
-    page.locator(".text > .t").nth(0).hover()
-    assert "gate" not in page.locator("#token").inner_text()
-
-
-@pytest.mark.slow
 def test_the_colour_follows_the_quantity(opened: Any) -> None:
     page = opened(line(1))
     shades = {}
@@ -392,13 +374,6 @@ def test_the_colour_follows_the_quantity(opened: Any) -> None:
     }
     background = page.locator(".text > .t").nth(1).evaluate("one => getComputedStyle(one).backgroundColor")
     assert background not in ("rgba(0, 0, 0, 0)", "rgb(253, 252, 249)")
-
-
-@pytest.mark.slow
-def test_a_quantity_that_is_not_there_is_not_offered(opened: Any) -> None:
-    page = opened({"rollout": 1, "sequence_id": 0, "tokens": ["a", "b"], "logprobs": [-1.0, None]})
-    assert page.locator("#quantity option").all_inner_texts() == ["surprisal"]
-    assert page.locator(".text > .t").count() == 2
 
 
 @pytest.mark.slow
@@ -427,28 +402,6 @@ def test_choices_and_order(opened: Any) -> None:
     page.select_option("#rollout", "all")
     page.select_option("#order", "file")
     assert responses() == ["0", "1", "2", "3"]
-
-
-@pytest.mark.slow
-def test_keys_walk_over_tokens(opened: Any) -> None:
-    page = opened(line(1), line(3), untouched(5))
-    place = "() => [document.activeElement.parentElement.sample.response, document.activeElement.place]"
-    page.locator("article .text > .t").first.focus()
-    for key, expected in (
-        ("ArrowRight", ["1", 1]),
-        ("n", ["1", 2]),
-        ("n", ["3", 0]),
-        ("p", ["1", 2]),
-        ("End", ["1", 3]),
-        ("ArrowRight", ["1", 3]),
-        ("ArrowDown", ["3", 0]),
-        ("ArrowLeft", ["3", 0]),
-        ("ArrowUp", ["1", 0]),
-    ):
-        page.keyboard.press(key)
-        assert page.evaluate(place) == expected, key
-    assert "s2t (within/outer) dropped it" in page.locator("#token").inner_text()
-    assert page.locator("article").first.locator('.t[tabindex="0"]').count() == 1
 
 
 @pytest.mark.slow

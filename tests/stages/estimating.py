@@ -91,15 +91,6 @@ def advantages(estimator: AdvantageEstimator, *parts: ResponseBatch) -> list[Ten
     return [estimator.advantages(one, stat, state) for one in parts]
 
 
-def parted(whole: ResponseBatch, seed: int, count: int = 3) -> list[tuple[Tensor, ResponseBatch]]:
-    """Some parts of whole groups, some perhaps empty, each with the places of its responses."""
-    dice = random.Random(seed)
-    of = {one: dice.randrange(count) for one in whole.group_ids.unique().tolist()}
-    owner = torch.tensor([of[one] for one in whole.group_ids.tolist()])
-    places = [(owner == part).nonzero().squeeze(-1) for part in range(count)]
-    return [(one, whole.select(one)) for one in places]
-
-
 def by_group(given: ResponseBatch) -> list[list[int]]:
     """Places of the responses of each group."""
     groups: dict[int, list[int]] = {}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
-from rlstab.core.method import measure_all
 from rlstab.core.random import uniform
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.slots import DICE, ORDER, TIES
 from rlstab.stages.stage import Offer, no_features
-from rlstab.testing.run import ThreadComm
 
 
 def offer(count, *, first=0, rollout=0, drawn=None, size=None, seed=0, features=no_features):
@@ -29,21 +25,6 @@ def responses(rows, limit=24):
     ended = torch.ones_like(raw).bool()
     extra = {"raw_rewards": raw, "prompt_features": torch.zeros((len(rows), 0), dtype=torch.float64)}
     return ResponseBatch(raw - 0.375, lengths, ended, *ids, ids[3] / 10, limit, extra)
-
-
-def settled_by_ranks(stage, ranks, state):
-    """The state after a rollout on each rank, given the parts of each."""
-    comms, found = ThreadComm.of(len(ranks)), [None] * len(ranks)
-
-    def work(rank):
-        found[rank] = measure_all(stage, ranks[rank], state, comms[rank])[1]
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(ranks))]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    return found
 
 
 def number(seed, *identity):

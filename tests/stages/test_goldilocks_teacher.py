@@ -9,11 +9,8 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
 from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
 from rlstab.stages.half_sigmoid import HalfSigmoid
-from rlstab.stages.in_order import InOrder
 from rlstab.stages.slots import DICE
-from rlstab.stages.uniform import Uniform
-from tests.core.says import says
-from tests.stages.selections import number, offer, order_of, responses
+from tests.stages.selections import number, offer, order_of
 from tests.stages.test_goldilocks import rollouts_of, state_after
 
 
@@ -116,16 +113,6 @@ def test_what_the_teacher_learnt_of_some_prompts_decides_about_others():
     assert (found % 2 == 0).all()
 
 
-def test_one_candidate_is_uniform_or_in_order_bit_for_bit():
-    stage = GoldilocksTeacher(candidates=1)
-    state = state_after(stage, rollouts_of(13, 4, seed=3))
-    for first, count in ((0, 6), (6, 5), (6, 30)):
-        asked = offer(count, first=first, rollout=4, seed=2, size=13, features=features)
-        assert torch.equal(stage.select(asked, state), Uniform().select(asked, {}))
-        endless = offer(count, first=first, rollout=4, seed=2, features=features)
-        assert torch.equal(stage.select(endless, state), InOrder().select(endless, {}))
-
-
 @pytest.mark.parametrize("how", ["random", "unlearnt", "blind"])
 @pytest.mark.parametrize("size", [40, None])
 def test_without_a_choice_each_slot_takes_its_first_candidate(how, size):
@@ -160,21 +147,8 @@ def test_branches_teach_nothing():
     assert one["worth"].tolist() == other["worth"].tolist() == [0.5, 0.0, 0.0, 0.0]
 
 
-def test_several_groups_of_one_prompt_make_one_pass_rate():
-    stage = GoldilocksTeacher(pool=5, window=4)
-    parts = [responses([(2, group, 1.0 - group, 0)] * 2) for group in (0, 1)]
-    _, state = measure_all(stage, parts, stage.init_state(), LocalComm())
-    assert state["filled"] == 1
-    assert state["worth"].tolist() == [0.5, 0, 0, 0]
-
-
 def test_what_it_reports():
     stage = GoldilocksTeacher(pool=5, window=4)
     state = state_after(stage, rollouts_of(5, 1, seed=1))
     stat, _ = measure_all(stage, [], state, LocalComm())
     assert stage.report(stage._empty_part(), stat, state)["window"].value == state["filled"]
-
-
-def test_settings_are_checked():
-    with says(ValueError, "'goldilocks_teacher': candidates = 0..."):
-        GoldilocksTeacher(candidates=0)

@@ -60,19 +60,6 @@ def test_targets_that_it_can_make_are_found_again():
     torch.testing.assert_close(found(features[150:]), targets[150:], rtol=0, atol=1e-4)
 
 
-def test_features_have_no_unit():
-    """Another origin and scale of each feature, and a feature that is constant but for roundings, change nothing."""
-    features, targets = drawn(30, 4)
-    other, _ = drawn(10, 4, seed=2)
-    found = HalfSigmoid.fit(features, targets, 0.01)(other)
-
-    def moved(one):
-        constant = torch.full((len(one), 1), 0.1, dtype=torch.float64) + 1e-17 * one[:, :1]
-        return torch.cat([one * torch.tensor([5.0, 1.0, 0.1, 2.0]) - 7, constant], 1)
-
-    torch.testing.assert_close(HalfSigmoid.fit(moved(features), targets, 0.01)(moved(other)), found, rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize("targets", [[0.0] * 6, [0.5] * 6, [0.0, 0.5] * 3])
 def test_extreme_targets_stay_finite(targets):
     features, _ = drawn(6, 20)

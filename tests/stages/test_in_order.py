@@ -29,13 +29,3 @@ def test_an_epoch_shows_every_prompt_once_and_the_next_one_in_another_order():
     epochs = [InOrder().select(offer(20, drawn=start, size=20), {}).tolist() for start in (0, 20)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
     assert epochs[0] != epochs[1]
-
-
-def test_another_seed_is_another_order():
-    one, other = (InOrder().select(offer(20, drawn=0, size=20, seed=seed), {}).tolist() for seed in (0, 1))
-    assert one != other
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_task_without_end_has_no_order_to_shuffle(shuffle):
-    assert InOrder(shuffle=shuffle).select(offer(3, drawn=40), {}).tolist() == [40, 41, 42]

@@ -8,7 +8,6 @@ import statistics
 import pytest
 import torch
 
-from rlstab.core.comm import LocalComm
 from rlstab.core.stats import Settled
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.grpo import GRPO
@@ -20,7 +19,7 @@ from tests.stages.estimating import advantages, batch, by_group, drawn
 
 
 @pytest.mark.parametrize("norm_by_std", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_advantage_by_hand(seed: int, norm_by_std: bool) -> None:
     whole = drawn(seed, graded=True)
     now, then = whole.extra["logprobs"].tolist(), whole.extra["rollout_logprobs"].tolist()
@@ -56,13 +55,6 @@ def test_of_norms_that_are_lengths_it_is_opo() -> None:
     assert found == pytest.approx(expected, abs=REORDERED)
 
 
-def test_a_common_factor_of_the_weights_changes_nothing() -> None:
-    drift = [0.1, -0.4, 0.2]
-    given = batch([1.0, 0.0, 0.5], extra=evidence([1.0, 2.0, 5.0], drift))
-    far = batch([1.0, 0.0, 0.5], extra=evidence([1.0, 2.0, 5.0], [one + 900 for one in drift]))
-    assert advantages(OPOB(), far)[0].tolist() == pytest.approx(advantages(OPOB(), given)[0].tolist(), abs=1e-11)
-
-
 def test_without_any_gradient_the_mean_is_plain() -> None:
     given = batch([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], extra=evidence([0.0, 0.0, 0.0, 3.0], [0.0] * 4))
     assert advantages(OPOB(norm_by_std=False), given)[0].tolist() == [0.5, -0.5, -1.0, 0.0]
@@ -89,7 +81,3 @@ def test_it_reports_the_shift_and_how_many_responses_count() -> None:
     assert found["baseline_shift"].value == pytest.approx(0.25)  # 3 / 4 less 1 / 2
     assert found["effective_share"].value == pytest.approx(16 / (2 * 10))  # (3 + 1)^2 / (2 (9 + 1))
     assert float(found["effective_share"].count) == 2  # the lone response is not counted
-
-
-def test_no_state() -> None:
-    assert OPOB().settle([drawn(0)], {}, LocalComm())[1] == {}

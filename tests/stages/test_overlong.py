@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 from fractions import Fraction
 
 import pytest
-import torch
 
 from rlstab.core.stats import Settled
 from rlstab.errors import OutOfRange
-from rlstab.stages import STAGES, overlong
 from rlstab.stages.overlong import Overlong
 from tests.stages.shaped import Answer, answers, batch_of
 
@@ -47,22 +44,12 @@ def test_the_tokens_that_a_branch_was_given_count() -> None:
     assert shaped(Overlong(buffer=4), [branch, whole], 20) == [-0.5, -0.5]
 
 
-def test_paper_setting() -> None:
-    found = [Answer(1.0, length, 0, True, 0) for length in (16_384, 16_385, 18_432, 20_480)]
-    assert shaped(Overlong(buffer=4096), found, 20_480) == [0.0, -1 / 4096, -0.5, -1.0]
-
-
 def test_it_changes_nothing_at_its_limits() -> None:
     found = answers(50, 40, seed=0)
     assert set(shaped(Overlong(buffer=20, penalty=0.0), found, 40)) == {0.0}
     short = [one for one in found if one.sampled + one.given <= 20]
     assert short
     assert set(shaped(Overlong(buffer=20), short, 40)) == {0.0}
-
-
-def test_no_response_and_one() -> None:
-    assert shaped(Overlong(buffer=8), [], 20) == []
-    assert shaped(Overlong(buffer=8), [Answer(0.0, 20, 0, False, 0)], 20) == [-1.0]
 
 
 def test_a_buffer_beyond_the_limit_is_refused() -> None:
@@ -75,11 +62,6 @@ def test_a_buffer_beyond_the_limit_is_refused() -> None:
     assert Overlong(buffer=4096).shape(batch_of([], 1), Settled(), {}).shape == (0,)  # a rank without responses
 
 
-def test_any_cut_gives_the_same() -> None:
-    stage, found = Overlong(buffer=9), answers(40, 40, seed=3)
-    assert shaped(stage, found[:16], 40) + shaped(stage, found[16:], 40) == shaped(stage, found, 40)
-
-
 def test_report() -> None:
     found = answers(60, 40, seed=4)
     expected = independent(found, 40, 10, 1.0)
@@ -88,18 +70,3 @@ def test_report() -> None:
     assert report["share"].value == pytest.approx(sum(one < 0 for one in expected) / 60, abs=1e-12)
     empty = Overlong(buffer=10).report(batch_of([], 40), Settled(), {})
     assert all(float(one.count) == 0 for one in empty.values())
-
-
-def test_it_is_registered_and_says_what_it_does() -> None:
-    assert STAGES.get("overlong") is Overlong
-    assert Overlong(buffer=8).in_words() == (
-        "Take reward from an answer for each of its last 8 tokens before the limit, up to 1.0 at the limit."
-    )
-    assert doctest.testmod(overlong).attempted > 0 == doctest.testmod(overlong).failed
-
-
-def test_inputs_stay_as_they_are() -> None:
-    batch = batch_of(answers(8, 40, seed=5), 40)
-    before = batch.lengths.clone()
-    assert Overlong(buffer=9).shape(batch, Settled(), {}).dtype == torch.float64
-    assert torch.equal(batch.lengths, before)

@@ -7,7 +7,6 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
 from rlstab.stages.goldilocks import Goldilocks
 from rlstab.stages.paced import Paced
-from rlstab.stages.uniform import Uniform
 from tests.stages.selections import fill, offer, responses
 from tests.stages.test_goldilocks import evidence, rollouts_of, state_after
 
@@ -35,13 +34,6 @@ def test_prompts_at_the_same_distance_on_both_sides_are_equal():
     stage = Paced(pool=2, random_share=0.0)
     first = [int(stage.select(offer(1, rollout=rollout), state)) for rollout in range(400)]
     assert abs(sum(first) / 400 - 0.5) < 5 * 0.5 / 20
-
-
-def test_all_at_random_is_uniform_bit_for_bit():
-    stage = Paced(pool=13, random_share=1.0)
-    state = state_after(stage, rollouts_of(13, 4, seed=3))
-    asked = offer(6, rollout=4, seed=2)
-    assert torch.equal(stage.select(asked, state), Uniform(pool=13).select(asked, {}))
 
 
 def test_at_one_half_the_whole_pool_is_asked_before_any_prompt_comes_again():

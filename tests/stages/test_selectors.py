@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
-from rlstab.core.settings import settings_of
 from rlstab.stages import STAGES
 from rlstab.stages.goldilocks import Goldilocks
 from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
@@ -19,7 +17,7 @@ from rlstab.stages.paced import Paced
 from rlstab.stages.stage import PromptSelector
 from rlstab.stages.uniform import Uniform
 from tests.core.says import says
-from tests.stages.selections import offer, responses, settled_by_ranks
+from tests.stages.selections import offer, responses
 
 POOL = 23
 
@@ -100,73 +98,6 @@ def test_a_selection_is_numbers_of_prompts(selector, size):
 
 
 @every_selector
-def test_a_selection_depends_on_the_offer_and_the_state_alone(selector, size):
-    state, _ = state_after(selector, size, 3)
-    asked = offer(6, rollout=3, size=size, features=features)
-    before = copy.deepcopy(state)
-    torch.manual_seed(1)
-    noise, first = torch.get_rng_state(), selector.select(asked, state)
-    assert torch.equal(noise, torch.get_rng_state())
-    torch.manual_seed(2)
-    assert torch.equal(first, selector.select(asked, state))
-    same(before, state)
-
-
-@every_selector
-def test_refills_go_on_where_their_rollout_ended(selector, size):
-    """Cut anywhere, also where refills take the whole pool and begin it again."""
-    state, _ = state_after(selector, size, 2)
-    for total in (9, 60):
-        rollout = {"rollout": 2, "size": size, "features": features}
-        if total > POOL:  # a rollout of this many is refused, a refill is not
-            start = selector.select(offer(POOL, drawn=12, **rollout), state)
-            rest = selector.select(offer(total - POOL, first=POOL, drawn=12 + POOL, **rollout), state)
-            whole = torch.cat([start, rest])
-        else:
-            whole = selector.select(offer(total, drawn=12, **rollout), state)
-        for cut in (1, 4, 8):
-            start = selector.select(offer(cut, drawn=12, **rollout), state)
-            rest = selector.select(offer(total - cut, first=cut, drawn=12 + cut, **rollout), state)
-            assert torch.cat([start, rest]).tolist() == whole.tolist()
-        if isinstance(selector, GoldilocksTeacher) and size is None and selector.pool is None:
-            assert len(set(whole.tolist())) == total  # nothing ever comes again
-        elif not isinstance(selector, InOrder):
-            turns = [whole[start : start + POOL].tolist() for start in range(0, total, POOL)]
-            assert all(len(set(turn)) == len(turn) for turn in turns)
-
-
-@every_selector
-def test_no_cut_and_no_rank_changes_a_bit_of_the_state(selector, size):
-    dice = random.Random(5)
-    whole, cut, split = ([selector.init_state()] for _ in range(3))
-    for rollout in range(5):
-        asked = offer(6, rollout=rollout, size=size, features=features)
-        prompts = [selector.select(asked, states[-1]).tolist() for states in (whole, cut, split)]
-        assert prompts[0] == prompts[1] == prompts[2]
-        rows = answered([*prompts[0], prompts[0][0]], dice)  # one prompt in two groups
-        whole.append(measure_all(selector, [responses(rows)], whole[-1], LocalComm())[1])
-        cut.append(measure_all(selector, parts_of(rows, dice), cut[-1], LocalComm())[1])
-        ranks = [[] for _ in range(3)]
-        for part in parts_of(rows, dice):
-            dice.choice(ranks).append(part)
-        states = settled_by_ranks(selector, ranks, split[-1])
-        for one in (cut[-1], *states):
-            same(whole[-1], one)
-        split.append(states[-1])
-    shapes = [{key: torch.as_tensor(one).shape for key, one in state.items()} for state in whole]
-    assert all(one == shapes[0] for one in shapes)
-
-
-@every_selector
-def test_a_rollout_without_responses_is_one(selector, size):
-    state, _ = state_after(selector, size, 2)
-    after = measure_all(selector, [], state, LocalComm())[1]
-    assert after.keys() == state.keys()
-    assert all(torch.as_tensor(one).isfinite().all() for one in after.values())
-    selector.select(offer(6, rollout=3, size=size, features=features), after)
-
-
-@every_selector
 def test_a_report_adds_up_over_parts(selector, size):
     state, shown = state_after(selector, size, 3)
     dice = random.Random(9)
@@ -179,17 +110,6 @@ def test_a_report_adds_up_over_parts(selector, size):
         for part in parts[1:]:
             merged = merged.merge(part[name])
         assert merged.value == pytest.approx(one.value, rel=1e-12)
-
-
-@every_selector
-def test_it_says_what_it_does(selector, size):
-    text = selector.in_words()
-    assert text[0].isupper()
-    assert text.endswith(".")
-    for one in settings_of(type(selector)):
-        value = getattr(selector, one.name)
-        if type(value) is int:
-            assert str(value) in text
 
 
 @pytest.mark.parametrize(
@@ -221,9 +141,3 @@ def test_a_prompt_outside_of_the_pool_is_refused(cls):
     with says(ValueError, f"'{cls.name}': pool = 4, and the prompt 4 was answered. Raise `pool`, or answer the prompts "
               "that the stage selects."):  # fmt: skip
         measure_all(selector, [responses([(0, 0, 1.0, 0), (4, 1, 1.0, 0)])], selector.init_state(), LocalComm())
-
-
-@pytest.mark.parametrize("cls", [Goldilocks, Paced])
-def test_the_pool_is_required(cls):
-    with pytest.raises(TypeError, match="pool"):
-        cls()

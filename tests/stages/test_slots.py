@@ -36,12 +36,6 @@ def test_ranked_prompts_are_taken_in_their_order():
     assert filled(offer(4, first=3), ranked, 0.0).tolist() == [0, 2, 3, 1]  # the pool begins again
 
 
-def test_nothing_offered_is_nothing_chosen():
-    found = filled(offer(0, first=2), torch.arange(5), 0.5)
-    assert found.shape == (0,)
-    assert found.dtype == torch.int64
-
-
 def test_no_order_of_the_rewards_changes_a_bit_of_the_evidence():
     """Sums of 0.1, 1/3 and so on depend on their order: in float64 these have several values."""
     rewards = [0.1, 1 / 3, 0.7, 0.01, 1e-9, 0.3, 0.6, 0.123]

@@ -19,11 +19,6 @@ def test_the_pool_of_a_task_with_an_end_is_the_task():
     assert Uniform().select(asked, {}).tolist() == Uniform(pool=9).select(asked, {}).tolist()
 
 
-def test_a_pool_of_as_many_prompts_as_a_rollout_is_shown_in_each():
-    for rollout in range(3):
-        assert sorted(Uniform(pool=8).select(offer(8, rollout=rollout), {}).tolist()) == list(range(8))
-
-
 def test_every_prompt_and_every_pair_comes_equally_often():
     """3 of 6 in 2000 rollouts: a prompt in half of them, a pair in a fifth; five standard errors are allowed."""
     rollouts = 2000
@@ -35,12 +30,3 @@ def test_every_prompt_and_every_pair_comes_equally_often():
     for counts, share in ((single, 1 / 2), (pairs, 1 / 5)):
         error = (share * (1 - share) / rollouts) ** 0.5
         assert all(abs(found / rollouts - share) < 5 * error for found in counts.values())
-
-
-def test_rollouts_and_seeds_have_orders_of_their_own():
-    found = {
-        tuple(Uniform(pool=50).select(offer(9, rollout=rollout, seed=seed), {}).tolist())
-        for rollout in range(5)
-        for seed in range(5)
-    }
-    assert len(found) == 25

@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import get_args
 
-import pytest
 import torch
 
-from rlstab import ClipHigher, ConstantLength, LpReg, S2TMask, SequenceMean, TopEntropyMask, compose, make_plan, within
+from rlstab import ConstantLength, LpReg, S2TMask, SequenceMean, TopEntropyMask, compose, make_plan, within
 from rlstab.core.batch import TokenBatch
-from rlstab.core.metadata import MASK, Interaction, Kind
+from rlstab.core.metadata import MASK, Kind
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import settings_of
 from rlstab.errors import Conflict
 from tests.examples import EXAMPLES
 from tests.zoo.watch import evidence, examples, live, shipped
 
 METHODS = {cls.name: cls for cls in shipped()}
 DECLARED = [(name, one) for name, cls in METHODS.items() for one in cls.about.interacts]
-every_method = pytest.mark.parametrize("cls", [pytest.param(cls, id=name) for name, cls in METHODS.items()])
-every_interaction = pytest.mark.parametrize(
-    ("name", "one"), [pytest.param(name, one, id=f"{name}: {one.others}") for name, one in DECLARED]
-)
 
 
 # -- interactions ------------------------------------------------------------------------------------------------------
 
 
-@every_interaction
-def test_an_interaction_names_other_methods_that_exist(name: str, one: Interaction) -> None:
-    assert set(one.names) <= METHODS.keys() - {name} | {MASK}
-    assert one.kind in get_args(Kind)
-
-
-@every_interaction
-def test_its_sentence_names_both(name: str, one: Interaction) -> None:
-    said = one.says(name, *one.names)
-    assert said.endswith(".")
-    assert all(f"`{key}`" in said or key == MASK in said for key in one.names), said
-    assert f"`{name}`" in said or said.startswith("both "), said
-    assert set(re.findall(r"`(\w+)`", said)) <= METHODS.keys() | {
-        setting.name for cls in METHODS.values() for setting in settings_of(cls)
-    }
+def test_an_interaction_names_methods_that_exist_and_holds_at_some_settings() -> None:
+    for name, interaction in DECLARED:
+        assert set(interaction.names) <= METHODS.keys() - {name} | {MASK}
+        assert interaction.kind in get_args(Kind)
+        sentence = interaction.says(name, *interaction.names)
+        assert all(f"`{key}`" in sentence or key == MASK in sentence for key in interaction.names), sentence
+        for other in (
+            key for key in METHODS if key in interaction.names or (MASK in interaction.names and key == "s2t")
+        ):
+            pairs = itertools.product([*EXAMPLES[name], *examples(METHODS[name])], EXAMPLES[other])
+            special = (S2TMask(population="all"), TopEntropyMask(share=0.1))
+            assert any(interaction.holds(*pair) for pair in [*pairs, special]), (name, other)
 
 
 def test_no_interaction_is_declared_on_both_sides() -> None:
@@ -58,13 +48,6 @@ def test_no_pair_is_good_together_and_in_each_others_way() -> None:
         for other in one.names:
             kinds.setdefault(frozenset({name, other}), set()).add(one.kind)
     assert [pair for pair, found in kinds.items() if "good" in found and found & {"conflicts", "redundant"}] == []
-
-
-@every_interaction
-def test_each_is_found_at_some_settings(name: str, one: Interaction) -> None:
-    for other in (key for key in METHODS if key in one.names or (MASK in one.names and key == "s2t")):
-        candidates = itertools.product([*EXAMPLES[name], *examples(METHODS[name])], EXAMPLES[other])
-        assert any(one.holds(*pair) for pair in [*candidates, (S2TMask(population="all"), TopEntropyMask(share=0.1))])
 
 
 def test_those_that_are_good_together_compose() -> None:
@@ -100,32 +83,8 @@ def losses(*methods: TokenObjective) -> list[torch.Tensor]:
     return found
 
 
-@every_method
-@pytest.mark.parametrize("base", [(), (ClipHigher(low=0.1, high=0.1),)], ids=["plain", "clipped"])
-def test_limits_are_the_identity_bit_for_bit(cls: type[TokenObjective], base: tuple[TokenObjective, ...]) -> None:
-    """Whatever the other settings are, alone and beside a clip."""
-    without = losses(*base)
-    for method in [*examples(cls), *EXAMPLES[cls.name]]:
-        for limit in cls.about.no_op_at:
-            if limit.settings is not None:
-                limited = limit.at(method)
-                assert limit.reached(limited)
-                if _composes(*base, limited):
-                    found = losses(*base, limited)
-                    assert all(torch.equal(one, other) for one, other in zip(found, without, strict=True)), limited
-
-
-@every_method
-def test_a_method_says_where_it_is_the_identity(cls: type[TokenObjective]) -> None:
-    assert cls.about.no_op_at
-    names = {one.name for one in settings_of(cls)}
-    for limit in cls.about.no_op_at:
-        assert limit.why.endswith(".")
-        assert (limit.settings or {}).keys() <= names
-        assert limit.why[0].isupper() == (not limit.settings)
-
-
 def test_a_limit_of_steps_is_reached_by_no_setting() -> None:
+    assert all(cls.about.no_op_at for cls in METHODS.values())
     nowhere = [limit for cls in METHODS.values() for limit in cls.about.no_op_at if limit.settings is None]
     assert nowhere
     assert not any(limit.reached(one) for limit in nowhere for several in EXAMPLES.values() for one in several)

@@ -4,14 +4,9 @@ import pytest
 import torch
 
 from rlstab import (
-    STARE,
-    ClipHigher,
     KLPenalty,
     LpReg,
     PolicyOutputs,
-    S2TMask,
-    SequenceMean,
-    TopEntropyMask,
     compose,
     make_plan,
 )
@@ -21,7 +16,6 @@ from tests.core.steps import batch_of, live_of, random_rows, token
 from tests.tolerances import assert_near
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
-REWARDED = [[{**one, "A": abs(one["A"])} for one in row] for row in ROWS]
 
 
 def run(*methods, rows=ROWS):
@@ -35,30 +29,7 @@ def run(*methods, rows=ROWS):
     return [loss.detach(), *grads]
 
 
-@pytest.mark.parametrize(
-    "neutral",
-    [
-        ClipHigher(low=1.0, high=1e9),
-        ClipHigher(low=1.0, high=1e9, dual_clip=1e9),
-        LpReg(coefficient=0.0, ratio_cap=1e9),
-    ],
-    ids=["clip_higher", "dual clip", "lp_reg"],
-)
-def test_a_trust_region_without_edges_changes_no_bit(neutral):
-    for one, other in zip(run(), run(neutral), strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(run(rows=REWARDED), run(ClipHigher(low=0.0, high=1e9), rows=REWARDED), strict=True):
-        assert torch.equal(one, other)  # the lower bound is for A < 0
-
-
-def test_every_method_is_the_identity_without_advantage():
-    idle = [[{**one, "A": 0.0} for one in row] for row in ROWS]
-    methods = [ClipHigher(), S2TMask(), TopEntropyMask(), STARE(), LpReg(form="code", share=0.5), SequenceMean()]
-    assert [float(values.abs().max()) for values in run(*methods, rows=idle)] == [0.0] * 4
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("min_p", [0.02, 0.3])
+@pytest.mark.parametrize(("seed", "min_p"), [(0, 0.02), (1, 0.3)])
 def test_lp_reg_pulls_logits_by_policy_minus_proxy(seed, min_p):
     generator = torch.Generator().manual_seed(seed)
     logits = (3 * torch.randn(6, 50, generator=generator, dtype=torch.float64)).requires_grad_()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlstab import WAPO, ClipHigher, KLPenalty, compose
+from rlstab import WAPO, ClipHigher, compose
 from rlstab.testing.run import joined, run_parts, run_ranks, run_whole
 from rlstab.testing.steps import Step, make_step
-from tests.zoo.pulls import pulls
 
 CLIP = ClipHigher(low=1.0, high=9.0)
 LENGTHS = [3, 5, 2, 4, 1, 6, 2, 4, 3]
@@ -55,17 +54,3 @@ def test_the_published_loss_over_parts_and_ranks_that_tear_groups_apart(length: 
         assert one.loss == pytest.approx(published(step(), length), rel=1e-13)
         assert one.report["wapo/winners"].value == 4 / 9
         assert one.report["wapo/groups"].value == 3 / 4
-
-
-@pytest.mark.parametrize("ratio", [1e-6, 0.5, 1.0, 9.9, 10.1])
-def test_losers_pull_with_nothing_and_winners_with_their_ratio_up_to_ten(ratio: float) -> None:
-    """In a group of two with one winner, and three tokens each: 1 / (1 * 2 * 3) a token, times six tokens."""
-    found = pulls(WAPO(length=3), CLIP, ratios=[[ratio] * 3] * 2, advantages=[0.5, -0.5], old=-14.0, group_ids=[4, 4])
-    assert found[0].tolist() == pytest.approx([0.5 * ratio if ratio < 10 else 0.0] * 3, rel=1e-12)
-    assert not found[1].any()
-
-
-def test_without_winners_nothing_pulls_and_a_penalty_is_finite() -> None:
-    given = {"ratios": [[1.0, 2.0]] * 2, "advantages": [0.0, -1.0], "group_ids": [3, 3], "ref_logprobs": -2.0}
-    found = pulls(WAPO(length=2), KLPenalty(coefficient=1.0, estimator="k1"), **given)
-    assert found.tolist() == [[-1.0] * 2] * 2  # -1 / (1 * 2 * 2) each, times four tokens

@@ -1,0 +1,105 @@
+"""What an author may write and leave out: a class is a frozen dataclass by itself, and a method is called by itself."""
+
+import dataclasses
+import pickle
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import torch
+
+from rlstab import STARE, LossOutput, Range, S2TMask, Settled, Terms, TokenObjective, compose, make_plan
+from rlstab.core.batch import layout_of
+from rlstab.core.settings import settings_of
+from tests.core.steps import batch_of, live_of, random_rows
+
+ROWS = random_rows(11, [3, 5, 0, 7, 4])
+
+
+class Plain(TokenObjective):
+    """Keep tokens above a log-prob."""
+
+    name = "plain"
+    needs: set[str] = {"logprobs"}  # annotated, and no setting for that
+    writes = {"keep"}
+
+    above: Annotated[float, Range(le=0)] = -5.0
+
+    def terms(self, batch, stat, state):
+        return Terms(keep=batch.logprobs > self.above)
+
+
+@dataclass(frozen=True)
+class Decorated(Plain):
+    """The same, with the decorator written out, and one setting more."""
+
+    name = "decorated"
+
+    more: int = 1
+
+
+def test_a_class_is_a_frozen_dataclass_by_itself():
+    assert [setting.name for setting in settings_of(Plain)] == ["above"]
+    assert [setting.name for setting in settings_of(Decorated)] == ["above", "more"]
+    assert Decorated(-1.0, 2) == Decorated(above=-1.0, more=2) != Decorated()
+    assert hash(Plain()) == hash(Plain(-5.0))
+    assert repr(Plain()) == "Plain(above=-5.0)"
+    assert (type(Plain.needs), Plain.needs) == (frozenset, {"logprobs"})
+    for method in (Plain(), Decorated()):
+        assert pickle.loads(pickle.dumps(method)) == dataclasses.replace(method) == method
+        for change in (lambda one: setattr(one, "above", 0.0), lambda one: delattr(one, "above")):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                change(method)
+
+
+def test_a_method_alone_is_called_as_its_composition():
+    batch = batch_of(ROWS)
+    for method in (S2TMask(max_prob=0.05), STARE(target_entropy=9.0)):
+        first, second = [], []
+        for objective, found in ((method, first), (compose(method), second)):
+            state = objective.init_state()
+            for _ in range(2):
+                policy, leaves = live_of(batch, ROWS)
+                out = objective(batch, policy, state=state)
+                out.loss.backward()
+                state = out.state
+                found += [out.loss.item(), leaves["logp"].grad, out.metrics()]
+        assert repr(first) == repr(second)
+        assert out.state == {method.name: method.init_state() if method.name == "s2t" else out.state[method.name]}
+
+
+def test_a_method_does_not_see_how_its_tokens_were_padded():
+    class Peeks(TokenObjective):
+        name = "peeks"
+
+        def measure(self, batch):
+            assert not hasattr(batch, "index")
+            assert not hasattr(batch, "padded_shape")
+            assert not hasattr(batch, "to_padded")
+            assert batch._layout is None
+            return {}
+
+        def terms(self, batch, stat, state):
+            self.measure(batch)
+            return Terms()
+
+    batch = batch_of(ROWS)
+    assert layout_of(batch).shape == (5, layout_of(batch).shape[1])
+    assert make_plan(Peeks(), [batch]).part(batch).batch is batch
+
+
+def test_statistics_are_a_mapping_as_any_other():
+    settled = Settled({"a": Settled()})
+    assert "b" not in settled
+    assert settled.get("b") is None
+    with pytest.raises(KeyError, match="the statistic 'b' was read"):
+        settled["b"]
+
+
+def test_reprs_are_short():
+    batch = batch_of(ROWS)
+    assert repr(batch).startswith(f"TokenBatch(5 responses, {len(batch)} tokens; entropies, ref_logprobs, ")
+    policy = live_of(batch, ROWS)[0]
+    assert repr(policy) == f"PolicyOutputs({len(batch)} tokens; entropies, log_kept_mass)"
+    out = LossOutput(torch.tensor(0.06612, requires_grad=True), {}, torch.tensor(0))
+    assert repr(out) == "LossOutput(loss=0.06612, 0 metrics)"
