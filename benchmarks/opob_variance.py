@@ -40,6 +40,7 @@ from rlstab.config import load_run
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import RolloutSettings
 from rlstab.core.comm import LocalComm
+from rlstab.models.policy import Policy, Sequences, load_policy
 from rlstab.report.statistics import Estimate, against_baseline
 from rlstab.stages.advantages import grpo
 from rlstab.stages.dr_grpo import DrGRPO
@@ -54,7 +55,6 @@ from rlstab.tasks import Countdown
 from rlstab.tasks.rewards import score
 from rlstab.train.engine import Engine
 from rlstab.train.learn import Learner, squared_gradients
-from rlstab.train.policy import Policy, Sequences, load_policy
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
@@ -223,7 +223,7 @@ def measure(policy: Policy, stale: Policy, seed: int, options: Any) -> tuple[dic
     drawn = rollout(stale, task, prompts, per, MEASURED, seed)
     rows = torch.arange(options.prompts * per)
     needs = {"logprobs", "sum_p_sq"}
-    now = policy.evidence(drawn.sequences, rows, len(rows), temperature=1.0, needs=needs, options={})
+    now = policy.evidence(drawn.sequences, needs, len(rows), temperature=1.0)
     weights = (now["logprobs"].double() - drawn.signals["logprobs"].double()).sum(-1).exp().clamp(max=options.cap)
     earned = rewards(task, prompts, per, drawn)
     found = Measured(drawn, earned, weights, now, dict(drawn.signals), torch.zeros(len(rows), dtype=torch.float64))

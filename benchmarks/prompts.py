@@ -18,8 +18,8 @@ from torch import Tensor
 
 from benchmarks.e2e import ALLOWED, MODELS
 from benchmarks.protocol import SEED, Case, Run, assert_agree, interleave, measured, parser
-from rlstab.train.policy import Policy, Sequences, load_policy
-from rlstab.train.shared_prompts import SharedPrompts, worthwhile
+from rlstab.models.policy import Policy, Sequences, load_policy
+from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import MIB, resident
 from rlstab.config import RunConfig, load_run
+from rlstab.models import SHIPPED
 from rlstab.train.footprint import bytes_of, footprint, longest_prompt, shape_of
-from rlstab.train.policy import SHIPPED
 
 #: Width, layers and the inner width of the layers.
 SIZES = {

@@ -18,10 +18,10 @@ from rich.table import Table
 from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective, TopEntropyMask, compose, make_plan
 from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
+from rlstab.models.policy import load_policy
 from rlstab.stages.advantages import grpo
 from rlstab.tasks import Countdown
 from rlstab.tasks.rewards import score
-from rlstab.train.policy import load_policy
 from rlstab.train.rollout import Rollout
 from rlstab.train.sampling import sample
 

@@ -42,7 +42,7 @@ def trainer_of(objective: Any, head: str, accumulation: int, size: str, folder: 
     from trl import GRPOConfig, GRPOTrainer
 
     from rlstab.adapters.trl import RLStabGRPOTrainer
-    from rlstab.train.policy import SHIPPED
+    from rlstab.models import SHIPPED
 
     layers, width, vocab, longest = SIZES[size]
     torch.manual_seed(0)

@@ -37,7 +37,7 @@ def model_in(folder: Path, size: str) -> Path:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from rlstab.train.policy import SHIPPED
+    from rlstab.models import SHIPPED
 
     layers, width, vocab, _ = SIZES[size]
     torch.manual_seed(0)

@@ -4,9 +4,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlstab import ClipHigher, PolicyOutputs, S2TMask, TokenBatch, compose, make_plan
+from rlstab.models import SHIPPED
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Countdown
-from rlstab.train.policy import SHIPPED
 
 ROLLOUTS, PROMPTS, GROUP = 60, 16, 8
 

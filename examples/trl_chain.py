@@ -18,8 +18,8 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from rlstab.adapters.trl import RLStabGRPOTrainer
+from rlstab.models import SHIPPED
 from rlstab.tasks.chain import Chain
-from rlstab.train.policy import SHIPPED
 
 OBJECTIVE = Path(__file__).parent / "objective.yaml"
 

@@ -117,7 +117,7 @@ def test_check_takes_every_preset(rlstab_command):
 
 
 def test_check_tries_a_run_and_says_what_it_did_not(rlstab_command):
-    text = "objective: [clip_higher, token_mean]\nstages: [goldilocks]\n"
+    text = "objective: [clip_higher, token_mean]\nstages: [opo]\n"
     code, out, _ = rlstab_command("check", "f.yaml", "--set", "optimisation.epochs=3", f=text)
     assert code == 0
     run = load_run("f.yaml", {"optimisation.epochs": 3})
@@ -127,7 +127,7 @@ def test_check_tries_a_run_and_says_what_it_did_not(rlstab_command):
     assert "first prompt: '2 8 3>9:'" in out
     assert "not checked: the weights of the model" in out
     assert "3 optimizer step(s) per rollout" in out
-    assert " goldilocks " in out
+    assert " opo " in out
 
 
 #: What `check` refuses as `train` does: settings of a run, and the setting or name in the error.

@@ -7,6 +7,7 @@ run is JSON and safetensors, because accelerate reads what is registered with it
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from rlstab.hub import first_line
 from rlstab.train.engine import Engine
 from rlstab.train.rollout import Progress
 
-#: The last file to be written: the progress, the run it belongs to, and the size of each other file.
+#: The last file to be written: the progress, the run it belongs to, a checksum of each other file, and its own.
 INDEX = "trainer.json"
 
 _TENSORS = "trainer.safetensors"
@@ -59,9 +60,10 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
             if main:
                 plain, tensors = dump_state(saved)
                 save_file(tensors, writing / _TENSORS)
-                sizes = {path.name: path.stat().st_size for path in writing.iterdir()}
-                record = {"rollout": progress.rollouts, "run": dict(about), "files": sizes, **plain}
-                (writing / INDEX).write_text(json.dumps(record, indent=1), encoding="utf-8")
+                sums = {path.name: _sum_of(path) for path in writing.iterdir()}
+                record = {"rollout": progress.rollouts, "run": dict(about), "files": sums, **plain}
+                text = json.dumps({**record, "sha256": _sum(record)}, indent=1)
+                (writing / INDEX).write_text(text, encoding="utf-8")
                 for path in (*writing.iterdir(), writing):
                     _flush(path)
                 remove(final)
@@ -100,7 +102,7 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
     try:
         with engine.accelerator.register_load_state_pre_hook(lambda models, folder: models.clear()):
             engine.accelerator.load_state(str(path))
-        return load_state(_json(path / INDEX), load_file(path / _TENSORS))
+        return load_state(read_json(path / INDEX), load_file(path / _TENSORS))
     except Exception as error:  # damaged files fail in every way
         raise CheckpointError(
             f"{path} is damaged: {first_line(error)}. Move this folder away, and --resume takes the checkpoint before "
@@ -109,13 +111,12 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The index of a checkpoint; None where it is not whole: a file is missing or has another size."""
-    record = _json(path / INDEX)
-    files, run = record.get("files"), record.get("run")
-    if not isinstance(files, dict) or not isinstance(run, dict) or record.get("rollout") != number(path):
+    """The index of a checkpoint; None where a file of it is missing or is not what was written."""
+    record = _index(path)
+    if not record or record["rollout"] != number(path):
         return None
-    sizes = {name: (path / name).stat().st_size if (path / name).is_file() else None for name in files}
-    return record if sizes == files else None
+    intact = all((path / name).is_file() and _sum_of(path / name) == wanted for name, wanted in record["files"].items())
+    return record if intact else None
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -132,13 +133,13 @@ def number(path: Path) -> int:
 
 def owner(path: Path) -> str | None:
     """The id of the run that wrote a checkpoint; None where it does not say."""
-    run = _json(path / INDEX).get("run")
-    return run.get("run_id") if isinstance(run, dict) else None
+    record = _index(path)
+    return str(record["run"]["run_id"]) if record else None
 
 
 def remove(path: Path) -> None:
     """Remove the files that were written with a checkpoint, the index last; others stay, and the folder with them."""
-    files = _json(path / INDEX).get("files", {})
+    files = read_json(path / INDEX).get("files", {})
     for name in (*files, INDEX) if isinstance(files, dict) else ():
         if Path(name).name == name:
             (path / name).unlink(missing_ok=True)
@@ -161,6 +162,22 @@ def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = Co
         ) from error
 
 
+def _index(path: Path) -> dict[str, Any]:
+    """The index as it was written, by the checksum in it; empty where it is not."""
+    record = read_json(path / INDEX)
+    wanted = record.pop("sha256", None)
+    return record if wanted == _sum(record) else {}
+
+
+def _sum(record: Any) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _flush(path: Path) -> None:
     """Have what was written to a file, or renamed in a folder, on the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -170,7 +187,8 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; empty where it cannot be read."""
     try:
         record = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -28,9 +28,9 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
 from rlstab.core.comm import Comm
 from rlstab.errors import ConfigError, ModelError
+from rlstab.models.policy import Policy, Sequences
+from rlstab.models.shared_prompts import SharedPrompts
 from rlstab.signals import TokenSignals
-from rlstab.train.policy import Policy, Sequences
-from rlstab.train.shared_prompts import SharedPrompts
 
 Part = TypeVar("Part")
 
@@ -137,21 +137,10 @@ class Engine:
         """:meth:`Policy.shared_prompts` for :meth:`forward`, asked before any of :meth:`micro_batches`."""
         return self.policy.shared_prompts(sequences)
 
-    def forward(
-        self,
-        sequences: Sequences,
-        index: Tensor,
-        *,
-        temperature: float,
-        needs: Set[str],
-        options: Mapping[str, float],
-        rows: Mapping[str, Tensor] | None = None,
-        shared: SharedPrompts | None = None,
-    ) -> TokenSignals:
+    def forward(self, sequences: Sequences, index: Tensor, **asked: Any) -> TokenSignals:
         """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`micro_batches`."""
         if self.processes > 1 and self._last:
-            shared = None  # prompts have a backward of their own, and DDP sends a gradient after the first that it sees
-        asked = {"temperature": temperature, "needs": needs, "options": options, "rows": rows, "shared": shared}
+            asked["shared"] = None  # prompts have their own backward, and DDP sends a gradient after the first it sees
         return _forward(self.module, sequences, index, asked)
 
     def backward(self, loss: Tensor | None) -> None:
@@ -166,7 +155,7 @@ class Engine:
         token = torch.full((1, 1), self.policy.pad_id, device=self.policy.device)
         mask = torch.ones_like(token, dtype=torch.bool)
         index = torch.zeros(1, dtype=torch.int64, device=self.policy.device)
-        asked = {"temperature": 1.0, "needs": {"logprobs"}, "options": {}, "rows": None}
+        asked = {"temperature": 1.0, "needs": {"logprobs"}}
         logprobs = _forward(module, Sequences(token, mask, token, mask), index, asked).logprobs
         assert logprobs is not None
         return 0.0 * logprobs.sum()
@@ -376,44 +365,33 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _as_shard(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
-    """A whole tensor as the shard that this process has of a weight, where that is."""
-    shard = torch.zeros_like(weight, requires_grad=False)
-    if not isinstance(shard, DTensor):
-        return shard.copy_(value)
-    # every process has all of it, so that none has to send
-    own = distribute_tensor(value.to(device), shard.device_mesh, shard.placements, src_data_rank=None)
-    shard.to_local().copy_(own.to_local())
-    return shard
+    """A whole tensor, which every process has, as the shard that this process has of a weight."""
+    assert isinstance(weight, DTensor)
+    shard = distribute_tensor(value.to(device), weight.device_mesh, weight.placements, src_data_rank=None)
+    return shard.to(weight.device)
 
 
 # -- which engine ----------------------------------------------------------------------------------------------------
 
 _INSTEAD = "Launch with torchrun, or with accelerate launch --multi_gpu, and set `engine` in the run file"
 
-#: What a launcher asks for by a variable of the environment, beside the values with which the run is as it says.
+#: What a launcher may ask for, by a variable of the environment: anything else the run would not do.
 _LAUNCHER = {
     "ACCELERATE_USE_DEEPSPEED": ("false",),
     "ACCELERATE_USE_MEGATRON_LM": ("false",),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("false",),
-    "ACCELERATE_USE_SAGEMAKER": ("false",),
     "ACCELERATE_DYNAMO_BACKEND": ("no",),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("1",),
-}
-
-#: What it asks for with FSDP. The layers that the model names are sharded, and each is let go after its forward.
-_LAUNCHER_FSDP = {
     "FSDP_VERSION": ("2",),
     "FSDP_RESHARD_AFTER_FORWARD": ("true", "full_shard"),
     "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap",),
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": (),
-    "FSDP_IGNORED_MODULES": (),
     "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("false",),
 }
 
 
 def asks_for_shards(environment: Mapping[str, str]) -> bool:
     """Whether the launcher asks for FSDP."""
-    return environment.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1", "yes", "y", "t", "on")
+    return environment.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1")
 
 
 def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
@@ -422,25 +400,20 @@ def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
     Raises:
         ConfigError: names the variable, and what to set.
     """
-    settings, fsdp = run.optimisation, asks_for_shards(environment)
-    agreeing: dict[str, tuple[str, ...]] = dict(_LAUNCHER) | {"ACCELERATE_MIXED_PRECISION": ("no", settings.precision)}
-    if fsdp:
-        agreeing |= _LAUNCHER_FSDP | {
-            "FSDP_OFFLOAD_PARAMS": ("true", "false") if run.engine.offload else ("false",),
-            "FSDP_ACTIVATION_CHECKPOINTING": ("true", "false") if settings.gradient_checkpointing else ("false",),
-        }
-    for variable, values in agreeing.items():
-        asked = environment.get(variable, "1" if variable == "FSDP_VERSION" else "")
-        if asked and asked.lower() not in values:
+    fsdp, settings = asks_for_shards(environment), run.optimisation
+    allowed = _LAUNCHER | {
+        "ACCELERATE_MIXED_PRECISION": ("no", settings.precision),
+        "ACCELERATE_USE_FSDP": ("true", "1", "false") if run.engine.name != "ddp" else ("false",),
+        "FSDP_OFFLOAD_PARAMS": ("false", str(run.engine.offload).lower()),
+        "FSDP_ACTIVATION_CHECKPOINTING": ("false", str(settings.gradient_checkpointing).lower()),
+    }
+    for variable, values in allowed.items():
+        asked = environment.get(variable, "")
+        if asked and asked.lower() not in values and (fsdp or not variable.startswith("FSDP_")):
             raise ConfigError(
                 f"the launcher asks for {variable} = {asked}, which the run does not do. {_INSTEAD}; precision, "
                 f"gradient_checkpointing and micro_batch_size are in `optimisation`, offload is in `engine`."
             )
-    if fsdp and run.engine.name == "ddp":
-        raise ConfigError(
-            "the launcher asks for FSDP (ACCELERATE_USE_FSDP), and engine is ddp. Set engine to fsdp2, or launch "
-            "without FSDP."
-        )
 
 
 def is_sharded(run: RunConfig, environment: Mapping[str, str]) -> bool:

@@ -25,9 +25,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from rlstab.config.runs import RunConfig
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import require
+from rlstab.models.loading import load_part, put_adapter
 from rlstab.signals import COLUMNS, ROWS
 from rlstab.tasks.build import build_task
-from rlstab.train.policy import load_part, put_adapter
 
 #: Bytes of a float32.
 WIDE = 4

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Event
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from rlstab.core.comm import Comm
 from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, MethodError, MissingSignal, ModelError, NonFinite, ShapeError, did_you_mean
+from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
@@ -31,7 +33,6 @@ from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import flaky_share
-from rlstab.train.policy import Policy
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
@@ -59,9 +60,10 @@ class Generator:
         signals: of the user, by name.
         reference: makes the log-probs of the reference policy, where the objective reads them.
         say: tells the user something.
+
+    Attributes:
+        beside: a thread that scores answers. There is only one: a scorer is foreign code and need not be safe for more.
         leaving: set once nobody waits for scores any more.
-        beside: a thread that draws problems and scores answers. There is only one: a task's generator and scorer are
-            foreign code and need not be safe for several threads.
     """
 
     run: RunConfig
@@ -74,8 +76,13 @@ class Generator:
     signals: Mapping[str, SignalProvider]
     reference: Callable[[Rollout], Tensor] | None
     say: Callable[[str, str], None]
-    leaving: Event
-    beside: ThreadPoolExecutor
+    leaving: Event = field(default_factory=Event)
+    beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    def close(self) -> None:
+        """Wait for what is being scored, and for nothing else."""
+        self.leaving.set()
+        self.beside.shutdown(cancel_futures=True)
 
     @property
     def stages(self) -> Pipeline:
@@ -160,12 +167,10 @@ class Generator:
         )
         chosen = selector.select(offer, progress.stages[selector.name])
         fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.shape == (count,)
-        if not fits or (count and (int(chosen.min()) < 0 or (size is not None and int(chosen.max()) >= size))):
-            what = f"{chosen.dtype} of {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
-            limit = f" below {size}" if size is not None else ""
+        if not fits or not bool(((chosen >= 0) & (chosen < (size or 2**62))).all()):
             raise MethodError(
-                f"'{selector.name}': select returned {what}, expected ({count},) int64 numbers of prompts from 0"
-                f"{limit}. Change its function."
+                f"'{selector.name}': select returned {chosen!r:.60}, expected ({count},) int64 numbers of prompts, "
+                f"from 0 to below {size or 'any'}. Change its function."
             )
         return chosen
 
@@ -303,29 +308,19 @@ class Generator:
         return replace(rollout, signals=signals, examples=examples, responses=responses, timed_out=timed_out)
 
     def _block_evidence(
-        self,
-        policy: Policy,
-        examples: Sequence[Example],
-        rollout: Rollout,
-        given: list[list[int]] | None,
-        metrics: Metrics,
+        self, policy: Policy, examples: list[Example], rollout: Rollout, given: list[list[int]] | None, metrics: Metrics
     ) -> dict[str, Tensor]:
         """What the task says of the blocks of some responses."""
-        special = not self.task.keeps_special_tokens
+        begun, special = given or [[]] * len(examples), not self.task.keeps_special_tokens
         blocks, errors = told_blocks(self.task, examples, rollout.texts)
         metrics.add("blocks/errors", len(errors))
         if errors:
             self.say("blocks raised, none for the response", errors[0])
-        begun = given or [[]] * len(examples)
         rows = zip(begun, rollout.response_ids.cpu(), rollout.response_mask.cpu(), strict=True)
-        evidence = block_evidence(
-            blocks,
-            rollout.texts,
-            [[*first, *ids[mask].tolist()] for first, ids, mask in rows],
-            [len(first) for first in begun],
-            rollout.response_ids.shape[1],
-            lambda ids: policy.decode(ids, skip_special_tokens=special),
-        )
+        answers = [[*first, *ids[mask].tolist()] for first, ids, mask in rows]
+        counts, width = [len(first) for first in begun], rollout.response_ids.shape[1]
+        decode = partial(policy.decode, skip_special_tokens=special)
+        evidence = block_evidence(blocks, rollout.texts, answers, counts, width, decode)
         return {"block_ids": evidence.ids, "block_rewards": evidence.rewards, "block_outcomes": evidence.outcomes}
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
@@ -347,7 +342,8 @@ class Generator:
             for shaper in self.stages.shapers:
                 seen, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
                 stat, _ = measure_all(shaper, [seen], state, self.comm)
-                rewards = rewards + stage_output(shaper, "shape", shaper.shape(seen, stat, state), len(seen))
+                who, added = f"'{shaper.name}': shape", shaper.shape(seen, stat, state)
+                rewards = rewards + checked_output(added, who, [(len(seen),)], MethodError).double()
         return replace(rollout, responses=rollout.responses.reshaped(rewards))
 
     def _expand(
@@ -413,18 +409,13 @@ class Generator:
         if self.reference is not None:
             with metrics.phase("reference"):
                 signals["ref_logprobs"] = self.reference(rollout)
-        rollout = replace(rollout, signals=signals)
+        rollout = replace(rollout, signals=dict(signals))  # what each user-defined function sees is the same
         if self.signals and not rollout.refused:
             with metrics.phase("provide"):
-                provided = {name: self._provided(name, rollout) for name in sorted(self.signals.keys() & needs)}
-            rollout = replace(rollout, signals=signals | provided)
+                for name in sorted(self.signals.keys() & needs):
+                    signals[name] = provided(self.signals[name], f"signals['{name}']", rollout, per_token=True)
+            rollout = replace(rollout, signals=signals)
         return rollout
-
-    def _provided(self, name: str, rollout: Rollout) -> Tensor:
-        mask = rollout.response_mask
-        if not len(rollout):  # a rank without responses has nothing to ask about
-            return torch.zeros(mask.shape, device=mask.device)
-        return provider_output(self.signals[name](rollout.copy()), f"signals['{name}']", rollout, per_token=True)
 
 
 # -- what stages and providers return --------------------------------------------------------------------------------
@@ -439,41 +430,38 @@ def advance(
     return stat, after
 
 
-def stage_output(stage: Stage, method: str, values: object, count: int, *, tokens: int | None = None) -> Tensor:
-    """What a stage returned for ``count`` responses, in float64: ``(count,)``, or ``(count, tokens)`` where allowed.
+def checked_output(
+    values: object, who: str, allowed: Sequence[tuple[int, ...]], error: type[MethodError | ShapeError]
+) -> Tensor:
+    """What a stage or a user-defined function returned, detached.
 
     Raises:
-        MethodError: it is not such a tensor.
+        MethodError, ShapeError: it is not a floating point tensor of an allowed shape.
     """
-    allowed = [(count,), *([(count, tokens)] if tokens is not None else [])]
-    if not isinstance(values, Tensor) or not values.is_floating_point() or tuple(values.shape) not in allowed:
-        raise MethodError(f"'{stage.name}': {method} returned {_unexpected(values, allowed)}")
-    return values.detach().double()
+    if isinstance(values, Tensor) and values.is_floating_point() and tuple(values.shape) in allowed:
+        return values.detach()
+    what = f"{values.dtype} of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+    wanted = " or ".join(map(str, allowed))
+    raise error(f"{who} returned {what}, expected a floating point tensor of {wanted}. Change its function.")
 
 
-def provider_output(values: object, name: str, rollout: Rollout, *, per_token: bool) -> Tensor:
-    """What a user-defined function returned: detached, on the device, and 0 where there is no token.
+def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, *, per_token: bool) -> Tensor:
+    """What a user-defined function makes of a rollout: ``(R, T)``, or also ``(R,)``; 0 where there is no token.
 
     Raises:
         ShapeError: it is not a floating point tensor of the right shape.
         NonFinite: it holds NaN or Inf on response tokens.
     """
     mask = rollout.response_mask
-    allowed = [tuple(mask.shape)] if per_token else [tuple(mask.shape[:1]), tuple(mask.shape)]
-    if not isinstance(values, Tensor) or not values.is_floating_point() or tuple(values.shape) not in allowed:
-        raise ShapeError(f"{name} returned {_unexpected(values, allowed)}")
-    values = values.detach().to(mask.device)
-    if values.ndim == 2:
-        values = torch.where(mask, values, 0.0)
+    shapes = [tuple(mask.shape)] if per_token else [tuple(mask.shape), tuple(mask.shape[:1])]
+    if not len(rollout):  # a rank without responses has nothing to ask about
+        return torch.zeros(shapes[-1], device=mask.device)
+    values = checked_output(provider(rollout.copy()), who, shapes, ShapeError).to(mask.device)
+    values = torch.where(mask, values, 0.0) if values.ndim == 2 else values
     bad = int((~torch.isfinite(values)).sum())
     if bad:
-        raise NonFinite(f"{name} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
+        raise NonFinite(f"{who} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
     return values
-
-
-def _unexpected(values: object, allowed: Sequence[tuple[int, ...]]) -> str:
-    what = f"{values.dtype} of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
-    return f"{what}, expected a floating point tensor of {' or '.join(map(str, allowed))}. Change its function."
 
 
 # -- what is refused before anything is sampled ----------------------------------------------------------------------
@@ -529,12 +517,12 @@ def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> Non
     examples = [task.example(split, 0) for split, size in task.size.items() if size != 0]
     if not rollout.chat and any(example.messages for example in examples):
         raise ConfigError(
-            f"the prompts of the task '{task.name}' are lists of messages, which only a chat template can write as "
-            f"tokens. Set rollout.chat to true, or make the prompts text and leave `system` out."
+            f"the prompts of the task '{task.name}' are lists of messages. Set rollout.chat to true, or make the "
+            f"prompts text and leave `system` out."
         )
     if rollout.chat and policy.tokenizer.chat_template is None:
         raise ModelError(
             f"rollout.chat is true, and the tokenizer of '{policy.tokenizer.name_or_path}' has no chat template. Take "
-            f"a model that was trained on chats, or make the prompts text and set rollout.chat to false."
+            f"a model that was trained on chats, or set rollout.chat to false."
         )
     policy.encode([example.asked for example in examples], rollout.max_new_tokens, chat=rollout.chat)

@@ -23,14 +23,14 @@ from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
-from rlstab.errors import ConfigError, NonFinite, ShapeError
+from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
+from rlstab.models.policy import Policy, Sequences
+from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.trace.writer import Tracer
 from rlstab.train.engine import Engine
-from rlstab.train.generate import AdvantageProvider, advance, provider_output, stage_output
-from rlstab.train.policy import Policy, Sequences
+from rlstab.train.generate import AdvantageProvider, advance, checked_output, provided
 from rlstab.train.rollout import Progress, Rollout
-from rlstab.train.shared_prompts import SharedPrompts, worthwhile
 from rlstab.train.tracking import Metrics
 
 #: Signals that an estimator means of the policy that learns, and not of the sampler, which may be older.
@@ -76,28 +76,22 @@ class Learner:
             MethodError, ShapeError, NonFinite: the estimator or the provider returned something else.
         """
         if self.provider is not None:
-            values = torch.zeros(0)
-            if len(rollout):  # a rank without responses has nothing to ask about
-                values = provider_output(self.provider(rollout.copy()), "advantages", rollout, per_token=False)
+            values = provided(self.provider, "advantages", rollout, per_token=False)
             return replace(rollout, advantages=values.float().cpu()), progress
         stage, state = self.run.pipeline.estimator, progress.stages[self.run.pipeline.estimator.name]
         with metrics.phase("estimate"), self.engine.gathered_policy() as policy:
             responses = rollout.responses.knowing(self._evidence_for(stage.needs, rollout, policy))
             stat, after = advance(stage, responses, state, self.comm, metrics)
             raw = stage.advantages(responses, stat, state)
-        width = rollout.response_ids.shape[1]
-        advantages = stage_output(stage, "advantages", raw, len(responses), tokens=width).float()
+        shapes = [(len(rollout),), tuple(rollout.response_mask.shape)]
+        advantages = checked_output(raw, f"'{stage.name}': advantages", shapes, MethodError).double().float()
         return replace(rollout, advantages=advantages), replace(progress, stages={**progress.stages, stage.name: after})
 
     def _evidence_for(self, needs: Set[str], rollout: Rollout, policy: Policy) -> dict[str, Tensor]:
         """What the estimator reads and the rollout has not, or has of an older policy."""
-        everything, fresh = torch.arange(len(rollout)), needs & FRESH
-        evidence = {}
+        fresh, evidence, size = needs & FRESH, {}, self.settings.micro_batch_size
         if fresh:
-            size = self.settings.micro_batch_size
-            evidence = policy.evidence(
-                rollout.sequences, everything, size, temperature=self.temperature, needs=fresh, options={}
-            )
+            evidence = policy.evidence(rollout.sequences, fresh, size, temperature=self.temperature)
         for name in needs - fresh - rollout.responses.extra.keys():
             if name == "squared_gradient":
                 unequal = ~rollout.responses.even
@@ -264,14 +258,10 @@ class Learner:
     def _evidence(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """``(R, T)`` signals by the trainer's own forward, on some rows."""
         needs = {"logprobs", "entropies"} | (set(self.objective.needs) & SIGNAL_NAMES)
+        options, size = self.objective.signal_options, self.settings.micro_batch_size
         with self.engine.gathered_policy() as policy:
             return policy.evidence(
-                rollout.sequences,
-                rows,
-                self.settings.micro_batch_size,
-                temperature=self.temperature,
-                needs=needs,
-                options=self.objective.signal_options,
+                rollout.sequences, needs, size, rows=rows, temperature=self.temperature, options=options
             )
 
 
@@ -416,11 +406,9 @@ def reference_logprobs(
 
     def reference(rollout: Rollout) -> Tensor:
         with gathered() as policy, policy.without_adapter():
-            rows = torch.arange(len(rollout))
-            evidence = policy.evidence(
-                rollout.sequences, rows, micro_batch_size, temperature=temperature, needs={"logprobs"}, options={}
-            )
-        return evidence["logprobs"]
+            return policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)[
+                "logprobs"
+            ]
 
     return reference
 
@@ -450,7 +438,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
         if not weights or not len(index):
             continue
         with torch.enable_grad():
-            signals = policy.signals(response, index, temperature=temperature, needs={"logprobs"}, options={})
+            signals = policy.signals(response, index, temperature=temperature, needs={"logprobs"})
             assert signals.logprobs is not None
             gradients = torch.autograd.grad(signals.logprobs.sum(), weights, allow_unused=True)
         norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients if each is not None]

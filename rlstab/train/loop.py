@@ -12,14 +12,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -34,11 +33,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.config.runs import RunConfig, run_hash
-from rlstab.config.user_code import checksums
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.models.policy import load_policy, require_trainable
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
@@ -58,7 +57,6 @@ from rlstab.train.generate import (
     require_provider_names,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
-from rlstab.train.policy import load_policy, require_trainable
 from rlstab.train.rollout import Progress, Rollout, of_rank
 from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
 from rlstab.train.sampling import Sampler, require_decoding
@@ -146,16 +144,13 @@ def train(
         "advantages": None if advantages is None else _name(advantages),
     } | ({} if task is None else {"task": type(task).__qualname__})
     accelerator = start_processes(run, timeout)
-    with tag_errors_with_rank(accelerator), Stop(drop=accelerator.num_processes == 1) as stop:
+    with tag_errors_with_rank(accelerator), Stop() as stop:
         processes = count_processes(run, console)
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, resume=resume, overwrite=overwrite))
         try:
             trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
             return trainer.go(describe(run, accelerator, processes, names, trainer.rewards, trainer.engine.in_words))
-        except Dropped:  # before the first rollout
-            raise trainer_stopped(stop, run, folder) from None
         finally:
-            stop.hold()
             if folder is not None:
                 folder.close()
 
@@ -189,9 +184,8 @@ class Trainer:
         comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
         self.rewards = build_rewards(run.reward, self.task)
-        self.latest = on_main_process(accelerator, lambda: folder.start if folder is not None else None)
-        if self.latest is not None:
-            require_seen(self.latest)
+        # the first process has the folder, which all have to see
+        self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
 
         torch.manual_seed(run.seed)
         sharded, precision = is_sharded(run, os.environ), run.optimisation.precision
@@ -213,20 +207,10 @@ class Trainer:
                 gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
             reference = reference_logprobs(gathered, run.rollout.temperature, run.optimisation.micro_batch_size)
 
-        self.leaving, self.beside, sampler = threading.Event(), ThreadPoolExecutor(1), Sampler(run.rollout.precision)
+        sampler = Sampler(run.rollout.precision)
+        policy_now = partial(sampler.refreshed, self.policy)
         self.generator = Generator(
-            run=run,
-            policy=lambda: sampler.refreshed(self.policy),
-            task=self.task,
-            rewards=self.rewards,
-            comm=comm,
-            rank=rank,
-            world=world,
-            signals=signals,
-            reference=reference,
-            say=self.say,
-            leaving=self.leaving,
-            beside=self.beside,
+            run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, self.say
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
@@ -256,15 +240,12 @@ class Trainer:
         run, total = self.run, self.run.optimisation.rollouts
         every, saving = run.evaluation.every, run.tracking.checkpoint_every
         if self.progress.rollouts == 0 and every:
-            values = self._evaluate()
-            with self.stop.held():
-                self.accelerator.log(values, step=0)
+            self.accelerator.log(self._evaluate(), step=0)
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
                 metrics, start = Metrics(), time.perf_counter()
-                rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
-                self._perhaps_stop()
-                self.stop.hold()  # until here a signal drops it all; from here on the rollout is completed first
+                with self._dropped_by_signals():
+                    rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 if not rollout.refused:
                     rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
                     self._trace(rollout, progress)
@@ -280,8 +261,6 @@ class Trainer:
                 bar.show(number, values)
                 if number == total or (saving and number % saving == 0):
                     self._save(planned=True)
-                self._perhaps_stop()
-                self.stop.release()
 
     def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
         """The rollout to learn from, which ``rollout.staleness`` others may follow in the queue.
@@ -301,14 +280,10 @@ class Trainer:
     def go(self, about: Mapping[str, Any]) -> RunResult:
         """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
         folder, append = self.folder, None
-        with self.stop.held():
-            on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+        on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self._tell_remarks(folder)
-            if self.engine.in_words != "one process":
-                self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-            for name, checksum in checksums(self.run.model_dump(mode="json")).items():
-                self.say("own code", f"{name} (sha256 {checksum}...)")
+            self.console.print(f"engine: {self.engine.in_words}", highlight=False)
             append = partial(folder.append, "metrics.jsonl")
         start_trackers(self.accelerator, self.run, append, self.console)
         try:
@@ -316,8 +291,7 @@ class Trainer:
         except Dropped:
             self._end_early()
         finally:
-            self.leaving.set()
-            self.beside.shutdown(cancel_futures=True)
+            self.generator.close()
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
@@ -331,18 +305,25 @@ class Trainer:
             self.say("run folder", text)
         folder.remarks.clear()
 
+    @contextmanager
+    def _dropped_by_signals(self) -> Iterator[None]:
+        """A signal before or inside ends the run here; one that comes later waits until the rollout is learnt."""
+        self._perhaps_stop()
+        self.stop.may_drop = self.accelerator.num_processes == 1  # several have to agree
+        try:
+            yield
+        finally:
+            self.stop.may_drop = False
+        self._perhaps_stop()
+
     def _perhaps_stop(self) -> None:
-        """Where there are several processes, all of them end when any was asked to."""
-        if self.accelerator.num_processes > 1 and (number := max(gather_object([self.stop.number]))):
+        if number := max(gather_object([self.stop.number])):
             self.stop.number = number
             raise Dropped
 
     def _end_early(self) -> None:
-        """A signal asks to end: save what is completed, unless the run is."""
-        done = self.progress.rollouts
-        if done == self.run.optimisation.rollouts:
-            return
-        self.stop.hold()
+        """A signal asks to end: save what is completed."""
+        self.stop.may_drop, done = False, self.progress.rollouts
         if done and (self.latest is None or checkpoint.number(self.latest) != done):
             self._save(planned=False)
         raise Stopped(self.stop.number, done, self.run.optimisation.rollouts, self.latest)
@@ -452,11 +433,10 @@ def count_processes(run: RunConfig, console: Console) -> int:
     Raises:
         ConfigError: they make different runs or have different engines, or more were launched.
     """
-    answers: list[tuple[str, str]] = gather_object([(run_hash(run), run.engine.model_dump_json())])
+    answers = gather_object([(run_hash(run), run.engine.model_dump_json())])
     for rank, answer in enumerate(answers):
-        for what, own, first in zip(("makes run", "has engine"), answer, answers[0], strict=True):
-            if own != first:
-                raise ConfigError(f"rank {rank} {what} {own}, rank 0 {what} {first}. Give all processes one file.")
+        if answer != answers[0]:
+            raise ConfigError(f"rank {rank} makes run {answer}, rank 0 {answers[0]}. Give all processes one file.")
     launched = int(os.environ.get("WORLD_SIZE") or 1)
     if launched > len(answers):
         raise ConfigError(
@@ -464,41 +444,26 @@ def count_processes(run: RunConfig, console: Console) -> int:
             f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
         )
     # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
-    if len(answers) == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
-        console.print(
-            "[yellow]one process:[/] accelerate launch was asked for several processes (MASTER_ADDR is set) and "
-            "started one, which makes the whole run. Use --multi_gpu instead of --cpu, on a CPU too, or torchrun.",
-            highlight=False,
-        )
+    if len(answers) == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
+        text = "accelerate launch was asked for several processes and started one. Use --multi_gpu instead of --cpu."
+        console.print(f"[yellow]one process:[/] {text}", highlight=False)
     return len(answers)
 
 
 def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None:
-    """Do something in the first process. A path that comes of it is told to all, and so is an error of rlstab."""
-    outcome: list[Any] = [None, None]
+    """Do something in the first process. An error of rlstab there is raised in all."""
     result: T | None = None
+    error: list[RlstabError | None] = [None]
     if accelerator.is_main_process:
         try:
             result = work()
-            outcome[0] = result if isinstance(result, Path) else None
-        except RlstabError as error:
-            outcome[1] = error
+        except RlstabError as raised:
+            error = [raised]
     if accelerator.num_processes > 1:
-        broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return result if accelerator.is_main_process else cast(T | None, outcome[0])
-
-
-def require_seen(path: Path) -> None:
-    """All processes see a folder that the first one found.
-
-    Raises:
-        ConfigError: one of them does not.
-    """
-    for rank, seen in enumerate(gather_object([path.is_dir()])):
-        if not seen:
-            raise ConfigError(f"rank {rank} does not see {path}. Set a tracking.out that all processes see.")
+        broadcast_object_list(error)
+    if error[0] is not None:
+        raise error[0]
+    return result
 
 
 @contextmanager
@@ -546,56 +511,30 @@ class Stopped(KeyboardInterrupt):
         super().__init__(f"stopped by {name} {where}; {kept}")
 
 
-def trainer_stopped(stop: Stop, run: RunConfig, folder: RunFolder | None) -> Stopped:
-    """What a signal before the first rollout raises: the run is where it was."""
-    latest = folder.start if folder is not None else None
-    return Stopped(stop.number, checkpoint.number(latest) if latest else 0, run.optimisation.rollouts, latest)
-
-
 class Stop:
-    """While it is entered, a first SIGINT or SIGTERM drops what is being done, or waits until it may be dropped.
+    """While it is entered, a first SIGINT or SIGTERM is noted, or drops what is being done where that may be.
 
     Handlers that the caller installed stay. Outside the main thread there is nothing to install.
 
-    Args:
-        drop: whether to raise :class:`Dropped`; where several processes must agree, they ask :attr:`number` instead.
-
     Attributes:
         number: of the signal that asks to end; 0 while none does.
+        may_drop: whether the signal raises :class:`Dropped` at once.
     """
 
-    def __init__(self, *, drop: bool) -> None:
-        self.number = 0
-        self._drop, self._holding, self._since = drop, False, 0.0
+    def __init__(self) -> None:
+        self.number, self.may_drop, self._since = 0, False, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-            for number, handler in usual.items():
-                if signal.getsignal(number) == handler:
-                    self._before[number] = signal.signal(number, self._handle)
+        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        for number, handler in usual.items() if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) == handler:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """What is inside is completed before a signal has its effect."""
-        self.hold()
-        yield
-        self.release()
-
-    def hold(self) -> None:
-        """From here to :meth:`release`, a signal waits."""
-        self._holding = True
-
-    def release(self) -> None:
-        """A signal may have its effect; a signal that waited has it now."""
-        self._holding = False
-        self._perhaps()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -603,8 +542,5 @@ class Stop:
             raise KeyboardInterrupt
         if not self.number:
             self.number, self._since = number, now
-            self._perhaps()
-
-    def _perhaps(self) -> None:
-        if self.number and self._drop and not self._holding:
-            raise Dropped
+            if self.may_drop:
+                raise Dropped

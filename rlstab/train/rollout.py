@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.method import State
+from rlstab.models.policy import Sequences
 from rlstab.stages.response_batch import PADDING, ResponseBatch
 from rlstab.tasks import Example
-from rlstab.train.policy import Sequences
 
 #: Where the ids of branches begin; those of responses to prompts count from 0.
 BRANCHES = 2**50

@@ -12,26 +12,24 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import filelock
 import torch
-import transformers
 from accelerate import Accelerator
 
 import rlstab
 from rlstab.config.document import Document
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
-from rlstab.config.settings import ENDING
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
-from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
@@ -81,6 +79,7 @@ class RunFolder:
         self.start: Path | None = None
         self.remarks: list[str] = []
         self._made: list[Path] = []
+        self._about: dict[str, Any] = {}
         self._lock: filelock.BaseFileLock | None = None
         if resume and overwrite:
             raise ConfigError("resume and overwrite exclude each other: one continues the run, the other replaces it.")
@@ -107,10 +106,8 @@ class RunFolder:
 
     def _hold(self) -> None:
         try:
-            for folder in reversed([self.path, *self.path.parents]):
-                if not folder.is_dir():
-                    self._made.append(folder)
-                    folder.mkdir()
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.is_dir()]
+            self.path.mkdir(parents=True, exist_ok=True)
         except ValueError as error:  # a null character, or half of a surrogate pair
             raise ConfigError(
                 f"tracking.out: {str(self.path)!r} is not a path: {error}. Write the name of a folder."
@@ -121,10 +118,11 @@ class RunFolder:
         except filelock.Timeout:
             self._made.clear()
             raise ConfigError(
-                f"{self.path} is being written by another process. Wait for it to end, end it, or set another "
-                f"tracking.out."
+                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). Wait for it to "
+                f"end, end it, or set another tracking.out."
             ) from None
         self._lock = lock
+        (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def close(self) -> None:
         """Let go of the folder; a folder that was made for a start that failed is gone."""
@@ -133,18 +131,18 @@ class RunFolder:
         with suppress(OSError, ValueError):
             if self._made and not _is_there(self.path / "run.json"):
                 (self.path / LOCK).unlink(missing_ok=True)
-                for folder in reversed(self._made):
+                for folder in self._made:
                     folder.rmdir()
         self._lock.release()
 
     def _refuse_strangers(self, run_id: str | None) -> None:
         """Nothing that this run will write may be there, unless a run of rlstab wrote it."""
-        taken = [name for name in FILES if _is_there(self.path / name)] if run_id is None else []
-        taken += [name for name in FILES if (self.path / name).is_dir()]
         inside = self.path / CHECKPOINTS
-        strange = [path for path in checkpoint.checkpoints(inside) if checkpoint.owner(path) not in (run_id, None)]
-        taken += [f"{CHECKPOINTS}/{path.name}" for path in strange if self._fresh]
+        there = [name for name in FILES if _is_there(self.path / name)]
+        taken = [name for name in there if run_id is None or not (self.path / name).is_file()]
         taken += [CHECKPOINTS] if _is_there(inside) and not inside.is_dir() else []
+        for path in checkpoint.checkpoints(inside) if self._fresh else ():
+            taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
         if taken:
             raise ConfigError(
                 f"{self.path} has {', '.join(taken[:6])}{' and more' if len(taken) > 6 else ''}, which no run that "
@@ -155,65 +153,48 @@ class RunFolder:
 
     def _continue(self) -> None:
         """Find the newest checkpoint that is whole, and see that it is of this run."""
-        record: dict[str, Any] | None = None
         damaged: list[str] = []
         for path in reversed(checkpoint.checkpoints(self.path / CHECKPOINTS)):
-            owner = checkpoint.owner(path)
-            if owner not in (self.run_id, None):
+            if checkpoint.owner(path) not in (self.run_id, None):
                 raise CheckpointError(
-                    f"{path} belongs to run {owner}, and {self.path} holds run {self.run_id}. Move that checkpoint "
+                    f"{path} belongs to another run than {self.run_id}, which {self.path} holds. Move that checkpoint "
                     f"away to continue."
                 )
             record = checkpoint.read(path)
             if record is not None:
                 self.start = path
-                break
+                self.remarks += [*damaged, f"continuing from {path.name}"] if damaged else []
+                self._require_same(record["run"])
+                return
             damaged.append(f"{path.name} is damaged")
-        if record is None and damaged:
+        if damaged:
             raise CheckpointError(
                 f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
                 f"over with --overwrite."
             )
-        if record is None:
-            config = self.path / "config.yaml"
-            self._require_same(Document.read(config).data if config.is_file() else None)
-            return
-        if damaged and self.start is not None:
-            self.remarks += [*damaged, f"continuing from {self.start.name}"]
-        about = record["run"]
-        self._require_same(about.get("settings"))
-        if about.get("providers") != dict(self._providers):
+        if checkpoint.read_json(self.path / "run.json").get("saved"):
             raise CheckpointError(
-                f"{self.path} was started with the providers {about.get('providers')}, this call has "
-                f"{dict(self._providers)}. A run continues as it began. Pass the same signals and advantages to train, "
-                f"or start over in another tracking.out."
+                f"{self.path} had checkpoints, and they are gone. Restore one from a copy, or start over with "
+                f"--overwrite."
             )
-        self.remarks += changed_files(about.get("code", {}), checksums(self._run.model_dump(mode="json")))
+        config = self.path / "config.yaml"
+        self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
 
-    def _require_same(self, before: Any) -> None:
-        """A run continues with the settings that it began with."""
-        now, optimisation = self._run.model_dump(mode="json"), self._run.optimisation
-        difference = _difference(portable(before), portable(now)) if isinstance(before, Mapping) else None
-        if difference is not None:
-            place, was, wanted = difference
-            raise CheckpointError(
-                f"{self.path} was started with {place} = {was!r}, the configuration says {wanted!r}. A run continues "
-                f"as it began. Resume with {self.path / 'config.yaml'}, or start over in another tracking.out."
-            )
-        rollouts = before["optimisation"]["rollouts"] if isinstance(before, Mapping) else optimisation.rollouts
-        if rollouts == optimisation.rollouts:
-            return
-        if self._run.rollout.staleness:
-            raise CheckpointError(
-                f"{self.path} was started with optimisation.rollouts = {rollouts}, the configuration says "
-                f"{optimisation.rollouts}. With rollout.staleness its last rollouts were made earlier, so a longer run "
-                f"is another run. Resume with {self.path / 'config.yaml'}, or start over in another tracking.out."
-            )
-        if optimisation.schedule is not None and optimisation.schedule.name in ENDING:
-            self.remarks.append(
-                f"optimisation.rollouts was {rollouts} and is {optimisation.rollouts} now: the schedule "
-                f"'{optimisation.schedule.name}' ends with them, so the learning rate goes on from another place of it"
-            )
+    def _require_same(self, before: Mapping[str, Any]) -> None:
+        """A run continues with the settings and the user-defined functions that it began with."""
+        now = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
+        # with staleness the last rollouts were made earlier, so a longer run is another run
+        fixed = {"optimisation.rollouts"} if self._run.rollout.staleness else set()
+        for key in now.keys() & before.keys():
+            difference = _difference(portable(before[key]), portable(now[key]), MAY_CHANGE - fixed)
+            if difference is not None:
+                place, was, wanted = difference
+                raise CheckpointError(
+                    f"{self.path} was started with {place or key} = {was!r}, and this is {wanted!r} now. A run "
+                    f"continues as it began. Resume with {self.path / 'config.yaml'} and the same functions, or start "
+                    f"over in another tracking.out."
+                )
+        self.remarks += changed_files(before.get("code", {}), checksums(now["settings"]))
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -230,7 +211,8 @@ class RunFolder:
             last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
                 _cut_after(self.path / name, last)
-            _write(self.path / "run.json", json.dumps({"run_id": self.run_id, **about}, indent=1))
+            self._about = {"run_id": self.run_id, "saved": self.start is not None, **about}
+            _write(self.path / "run.json", json.dumps(self._about, indent=1))
             _write(self.path / "config.yaml", dump_run(self._run))
 
     def _make_room(self) -> None:
@@ -279,6 +261,9 @@ class RunFolder:
     def keep_newest(self, saved: Path) -> None:
         """Remove the oldest checkpoints; damaged ones may be of later rollouts, and stay."""
         with filesystem_errors(self.path, CheckpointError):
+            if not self._about["saved"]:
+                self._about["saved"] = True
+                _write(self.path / "run.json", json.dumps(self._about, indent=1))
             paths = [path for path in checkpoint.checkpoints(saved.parent) if checkpoint.owner(path) == self.run_id]
             until = [path for path in paths if checkpoint.number(path) <= checkpoint.number(saved)]
             for path in until[: -self._run.tracking.keep_checkpoints]:
@@ -297,14 +282,9 @@ class RunFolder:
 
 
 def describe(
-    run: RunConfig,
-    accelerator: Accelerator,
-    processes: int,
-    providers: Mapping[str, Any],
-    rewards: Rewards,
-    engine: str,
+    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Any, engine: str
 ) -> dict[str, Any]:
-    """What ``run.json`` says of a run beside its id: versions, the machine, and what took part, as it counted itself.
+    """What ``run.json`` says of a run beside its id: versions, the machine, and what took part.
 
     Args:
         run: its settings.
@@ -319,9 +299,7 @@ def describe(
         "objective_hash": objective_hash(run.composition),
         "command": " ".join(sys.argv),
         "rlstab": rlstab.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
+        **{name: version(name) for name in ("torch", "transformers", "accelerate")},
         "python": platform.python_version(),
         "machine": platform.platform(),
         "device": str(accelerator.device),
@@ -336,7 +314,7 @@ def describe(
 
 def run_id_in(folder: Path) -> str | None:
     """The id of the run that a folder holds; None where there is none."""
-    run_id = checkpoint._json(folder / "run.json").get("run_id")
+    run_id = checkpoint.read_json(folder / "run.json").get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 
@@ -361,13 +339,13 @@ def _came_far(folder: Path) -> bool:
     return started and run_id_in(folder) is not None
 
 
-def _difference(before: Any, now: Any, place: str = "") -> tuple[str, Any, Any] | None:
-    """The first setting that differs and may not: its name, what it was, and what it is."""
-    if place in MAY_CHANGE:
+def _difference(before: Any, now: Any, free: Set[str], place: str = "") -> tuple[str, Any, Any] | None:
+    """The first setting that differs and is not free to: its name, what it was, and what it is."""
+    if place in free:
         return None
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         keys = sorted(before.keys() | now.keys(), key=str)
-        inside = (_difference(before.get(key), now.get(key), f"{place}.{key}".lstrip(".")) for key in keys)
+        inside = (_difference(before.get(key), now.get(key), free, f"{place}.{key}".lstrip(".")) for key in keys)
         return next((difference for difference in inside if difference is not None), None)
     return None if before == now else (place, before, now)
 

@@ -17,11 +17,12 @@ from rlstab.config.settings import RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
+from rlstab.models.loading import is_of_adapter
+from rlstab.models.policy import Policy, Sequences
+from rlstab.models.shared_prompts import position_ids
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Prompt
-from rlstab.train.policy import Policy, Sequences, is_of_adapter
 from rlstab.train.rollout import Rollout
-from rlstab.train.shared_prompts import position_ids
 
 #: Finished responses leave the batch when at most this share of it is still growing.
 RETIRE = 0.75
@@ -333,9 +334,7 @@ def require_decoding(policy: Policy, name: str, prompt: Prompt, settings: Rollou
     few = settings.model_copy(update={"max_new_tokens": length, "stop": None, "batch_size": len(rows)})
     try:
         rollout = sample(policy, [prompt] * len(rows), rows, few, given=given, seed=0)
-        forward = policy.evidence(
-            rollout.sequences, rows, 1, temperature=settings.temperature, needs={"logprobs"}, options={}
-        )
+        forward = policy.evidence(rollout.sequences, {"logprobs"}, 1, temperature=settings.temperature)
         largest = float(policy.model(input_ids=rollout.sequences.prompt_ids[-1:], use_cache=False).logits.abs().max())
     except DataError:
         raise

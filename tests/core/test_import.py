@@ -60,6 +60,7 @@ FLOORS = [
     {"presets"},
     {"config", "hosts"},
     {"explain", "tasks", "testing", "trace"},
+    {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
     {"diagnose"},

@@ -6,46 +6,31 @@ https://arxiv.org/abs/2106.09685.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     apply_activation_checkpointing,
 )
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlstab import hub
 from rlstab.config.settings import AdapterSettings
-from rlstab.errors import DataError, ModelError, did_you_mean
-from rlstab.extras import require
+from rlstab.errors import DataError, ModelError
+from rlstab.models.loading import load_model, quiet_transformers, save_adapter
+from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Message, Prompt, in_words
-from rlstab.train.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
-
-#: Models that ship with the package.
-SHIPPED = {
-    name: Path(__file__).parent.parent / "data" / name for name in ("chain-tiny", "countdown-tiny", "littered-tiny")
-}
-
-_GIVE = (
-    "Give a folder that holds a transformers model with safetensors weights and its tokenizer, a name on the model "
-    f"hub, or one of: {', '.join(SHIPPED)}."
-)
 
 
 @dataclass(frozen=True)
@@ -137,9 +122,9 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write weights, or the adapter alone, as safetensors and the tokenizer, for :func:`load_policy`."""
-        with _quiet():
+        with quiet_transformers():
             if self.base:
-                _save_adapter(self.model, folder, self.base)
+                save_adapter(self.model, folder, self.base)
             else:
                 self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -223,9 +208,9 @@ class Policy:
         sequences: Sequences,
         index: Tensor,
         *,
-        temperature: float,
         needs: Set[str],
-        options: Mapping[str, float],
+        temperature: float,
+        options: Mapping[str, float] = MappingProxyType({}),
         rows: Mapping[str, Tensor] | None = None,
         shared: SharedPrompts | None = None,
     ) -> TokenSignals:
@@ -252,26 +237,26 @@ class Policy:
 
     @torch.no_grad()
     def evidence(
-        self,
-        sequences: Sequences,
-        rows: Tensor,
-        micro_batch_size: int,
-        *,
-        temperature: float,
-        needs: Set[str],
-        options: Mapping[str, float],
+        self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **asked: Any
     ) -> dict[str, Tensor]:
-        """``(R, T)`` float32 signals on some rows, 0 on the others and where there is no token; without gradient."""
+        """``(R, T)`` float32 signals without gradient, 0 where there is no token.
+
+        Args:
+            sequences: ``R`` prompts and responses.
+            needs: which signals.
+            size: rows in a forward.
+            rows: ``(n,)`` int64, the others are 0 as well; None for all.
+            asked: temperature and options of :meth:`signals`.
+        """
+        rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
         shape, device = sequences.response_ids.shape, sequences.response_ids.device
         evidence = {name: torch.zeros(shape, device=device) for name in needs}
-        for places in rows.to(device).split(micro_batch_size):
+        for places in rows.to(device).split(size):
             if not len(places):
                 continue
             part = sequences.rows(places)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
-            signals = self.signals(
-                part, index, temperature=temperature, needs=needs, options=options, shared=self.shared_prompts(part)
-            )
+            signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
             for name, values in evidence.items():
                 own = getattr(signals, name)
                 flat = torch.zeros(part.response_mask.numel(), dtype=own.dtype, device=device)
@@ -353,7 +338,7 @@ class Policy:
         apply_activation_checkpointing(self.model, check_fn=lambda module: type(module).__name__ in names)
 
 
-# -- loading ---------------------------------------------------------------------------------------------------------
+# -- loading ----------------------------------------------------------------------------------------------------------
 
 
 def load_policy(
@@ -379,44 +364,9 @@ def load_policy(
         ModelError: it cannot be loaded, or has no pad or EOS token.
         MissingPackage: an adapter is asked for, and peft is not installed.
     """
-    if adapter is not None:
-        require("lora", "model.adapter")
-        adapter = adapter if saved is None else AdapterSettings(path=str(saved))
-    elif saved is not None:
-        name = str(saved)
-    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained)
-    model, report = load_part(
-        "weights",
-        name,
-        AutoModelForCausalLM.from_pretrained,
-        dtype=torch.float32,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    if getattr(model, "_hf_peft_config_loaded", False):  # transformers loads an adapter on the hub with its model
-        raise _is_adapter(name, str(model.name_or_path))
-    if report["missing_keys"]:
-        raise ModelError(
-            f"the model '{name}' has no weights for {min(report['missing_keys'])}; they would be random. Give a model "
-            f"that was saved as a causal language model."
-        )
-    if tokenizer.pad_token_id is None:
-        raise ModelError(
-            f"the tokenizer of '{name}' has no pad token, and prompts are padded on the left. Set one and save it: "
-            f"tokenizer.pad_token = tokenizer.eos_token; tokenizer.save_pretrained(folder)."
-        )
-    ends = {tokenizer.eos_token_id}
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ends |= set(configured) if isinstance(configured, list | tuple) else {configured}
-    ends.discard(None)
-    if not ends:
-        raise ModelError(
-            f"'{name}' has no EOS token, so no response would ever end. Set tokenizer.eos_token to the token that ends "
-            f"an answer and save the tokenizer."
-        )
-    base = "" if adapter is None else put_adapter(model, name, adapter)
-    model.to(torch.device(device)).eval()
-    return Policy(model, tokenizer, int(tokenizer.pad_token_id), frozenset(map(int, ends)), precision, base)
+    model, tokenizer, eos_ids, base = load_model(name, adapter, saved)
+    nn.Module.to(model, device).eval()
+    return Policy(model, tokenizer, int(tokenizer.pad_token_id), eos_ids, precision, base)
 
 
 def require_trainable(policy: Policy, name: str) -> None:
@@ -426,209 +376,3 @@ def require_trainable(policy: Policy, name: str) -> None:
             f"no weight of '{name}' can be trained: none requires a gradient. Give a model in a floating point format, "
             f"or put an adapter on it with model.adapter."
         )
-
-
-def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
-    """A part of a model by one of transformers' loaders; no code that comes with a model is run.
-
-    Raises:
-        ModelError: it cannot be loaded, there is no such folder, or it holds an adapter.
-    """
-    source = str(SHIPPED.get(name, Path(name).expanduser()))
-    if name.startswith((".", "/", "~")) and not Path(source).is_dir():
-        raise ModelError(f"there is no folder '{source}'. {_GIVE}")
-    if (Path(source) / ADAPTER_CONFIG).is_file():
-        base = _json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
-        whole = (Path(source) / "config.json").is_file()
-        raise _is_adapter(name, base if isinstance(base, str) and not whole else "")
-    offline = "" if Path(source).is_dir() else hub.why_offline()
-    try:
-        with _quiet():
-            return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
-    except Exception as error:  # files of others fail in every way
-        raise ModelError(
-            f"the {what} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
-        ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars, which break into our own."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
-# -- LoRA adapters ---------------------------------------------------------------------------------------------------
-# peft puts the matrices into the model's own layers, so that forwards, signals and sampling are those of any policy.
-
-ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-#: Beside the adapter: the model that it was trained on, by name and by a checksum of its weights.
-_BASE = "base_model.json"
-
-#: What peft puts before names when it wraps a model.
-_WRAPPED = "base_model.model."
-
-_FIX = "Give the folder of a LoRA adapter that was trained on this model."
-
-
-def is_of_adapter(name: str) -> bool:
-    """Whether a parameter of that name belongs to an adapter."""
-    return ".lora_" in name
-
-
-def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) -> str:
-    """Put an adapter on a model and freeze all else; return a checksum of what is frozen.
-
-    A new adapter starts as the identity; its random half is drawn from torch's generator on the CPU. A model on the
-    device ``meta`` gets the adapter's shapes alone.
-
-    Raises:
-        ModelError: the adapter does not fit the model, or is of a kind that cannot be trained here.
-    """
-    from peft import LoraConfig, PeftConfig, load_peft_weights
-
-    shapes_only = model.device.type == "meta"
-    base = "" if shapes_only else _checksum(model)
-    config: Any
-    if settings.path is None:
-        targets = list(settings.targets or ())
-        _require_modules(model, targets)
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=settings.r,
-            lora_alpha=settings.alpha,
-            target_modules=targets[0] if targets == ["all-linear"] else targets,
-            lora_dropout=0.0,
-        )
-        _inject(
-            model,
-            config,
-            f"model.adapter does not fit '{name}'",
-            "Name linear layers of it in model.adapter.targets, or `all-linear`",
-        )
-    else:
-        before = _json(Path(settings.path).expanduser() / _BASE)
-        if before.get("checksum", base) != base and not shapes_only:
-            raise ModelError(
-                f"the adapter '{settings.path}' was trained on other weights than '{name}' has now (then "
-                f"'{before.get('name')}'). Give the model as it was, or start a new adapter."
-            )
-        path = str(Path(settings.path).expanduser())
-        try:  # a folder, or on the hub; safetensors, or torch.load with weights_only
-            config = PeftConfig.from_pretrained(path)
-            weights = {} if shapes_only else load_peft_weights(path, device="cpu")
-        except Exception as error:  # files of others fail in every way
-            reason = hub.why_offline() or hub.first_line(error)
-            raise ModelError(f"the adapter '{settings.path}' cannot be read: {reason}. {_FIX}") from error
-        _require_plain_lora(config, settings.path)
-        config.inference_mode, config.lora_dropout = False, 0.0
-        _inject(model, config, f"the adapter '{settings.path}' does not fit '{name}'", _FIX.rstrip("."))
-        if not shapes_only:
-            _fill(model, weights, settings.path, name)
-    for weight in model.parameters():
-        if weight.requires_grad:
-            weight.data = weight.data.float()
-    return base
-
-
-def _is_adapter(name: str, base: str) -> ModelError:
-    of, model = (f" of '{base}'", f"'{base}'") if base else ("", "the model that it was trained on")
-    return ModelError(
-        f"'{name}' is an adapter{of}, not a model: taken for a model, none of its weights would be trained. Set "
-        f"model.name to {model} and model.adapter to '{name}', or merge the two and give the folder of the result."
-    )
-
-
-def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a tied head, which is refused
-            model.add_adapter(config)
-    except Exception as error:  # peft refuses what it cannot adapt in every way
-        raise ModelError(f"{what}: {hub.first_line(error)}. {fix}.") from error
-    ends = model.get_output_embeddings(), model.get_input_embeddings()
-    if getattr(model.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
-        raise ModelError(
-            f"{what}: its vocabulary head is tied to the embeddings, and one adapter on two places cannot be merged. "
-            f"Leave both out of the targets."
-        )
-
-
-def _checksum(model: PreTrainedModel) -> str:
-    """Sixteen hexadecimal digits over names, shapes and the first 64 KiB of each weight; training moves all of them."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        first = weight.detach().reshape(-1)[: (1 << 16) // weight.element_size()].contiguous()
-        digest.update(first.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _matrices(model: PreTrainedModel) -> Mapping[str, Tensor]:
-    from peft import get_peft_model_state_dict
-
-    # by default peft asks the hub about embeddings, and adds a head that is a target, which is frozen
-    matrices: Mapping[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return matrices
-
-
-def _save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """Write an adapter as ``PeftModel.save_pretrained`` does, and beside it which model it was trained on."""
-    weights = {f"{_WRAPPED}{name}": value.detach().contiguous() for name, value in _matrices(model).items()}
-    save_file(weights, folder / _ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    (name,) = model.active_adapters()
-    model.peft_config[name].save_pretrained(str(folder))
-    about = {"name": str(model.name_or_path), "checksum": base}
-    (folder / _BASE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-
-
-def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor], path: str, name: str) -> None:
-    """Load the matrices of an adapter, all of them and nothing else."""
-    from peft import set_peft_model_state_dict
-
-    given, wanted = {key.removeprefix(_WRAPPED): value for key, value in weights.items()}, _matrices(model)
-    for key in sorted(given.keys() | wanted.keys()):
-        if key not in given or key not in wanted or given[key].shape != wanted[key].shape:
-            raise ModelError(
-                f"the adapter '{path}' does not fit '{name}': {key} is missing from the adapter or the model, or has "
-                f"another shape. {_FIX}"
-            )
-    set_peft_model_state_dict(model, dict(given))
-
-
-def _require_modules(model: PreTrainedModel, targets: list[str]) -> None:
-    """Each target is the name of a module; peft is content if any of them is."""
-    modules = {name: module for name, module in model.named_modules()}
-    linear = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
-    for target in targets if targets != ["all-linear"] else ():
-        if not any(name == target or name.endswith(f".{target}") for name in modules):
-            raise ModelError(
-                f"model.adapter.targets: '{target}' is not a module of the model. "
-                f"{did_you_mean(target, sorted(linear))}"
-            )
-
-
-def _require_plain_lora(config: Any, path: str) -> None:
-    """Nothing but LoRA matrices is trained: the rest would stay when the adapter is off for the reference."""
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    more = [key for key in ("modules_to_save", "trainable_token_indices") if getattr(config, key, None)]
-    more += ["bias"] if getattr(config, "bias", "none") != "none" else []
-    if kind != "LORA" or more:
-        raise ModelError(
-            f"the adapter '{path}' is of the kind {kind}{' with ' if more else ''}{', '.join(more)}; only the matrices "
-            f"of LoRA can be trained. Merge it into its model, and put a new adapter on the result."
-        )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}

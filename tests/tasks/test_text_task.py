@@ -1,0 +1,146 @@
+"""A file of prompts and answers as a task: rows, chats, scores, and what is refused with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstab.config.settings import JsonlSettings
+from rlstab.errors import DataError, OutOfRange, ScorerError
+from rlstab.tasks import Example, Jsonl, Message
+
+ROWS = [{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(10)]
+SYSTEM, USER = {"role": "system", "content": "Add."}, {"role": "user", "content": "2+3="}
+ASSISTANT = {"role": "assistant", "content": "5"}
+
+
+def write(folder: Path, rows: list[Any], name: str = "sums.jsonl") -> str:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(folder / name)
+
+
+def of(path: str | Path, **settings: Any) -> Jsonl:
+    """All of a file for both splits, unless settings say otherwise."""
+    held_out = {} if {"eval_path", "eval_size"} & settings.keys() else {"eval_path": str(path)}
+    return Jsonl(JsonlSettings(path=str(path), **held_out, **settings))
+
+
+def test_the_last_lines_are_held_out_and_rows_start_again(tmp_path):
+    task = of(write(tmp_path, ROWS), eval_size=3)
+    assert (task.name, task.size) == ("sums", {"train": 7, "eval": 3})
+    assert [task.example("eval", i).prompt for i in range(4)] == ["7+7=", "8+8=", "9+9=", "7+7="]
+    assert [task.example("train", i).prompt for i in reversed(range(14))] == [r["prompt"] for r in ROWS[6::-1]] * 2
+    other = write(tmp_path, [{"prompt": "1+2=", "answer": "3"}], "test.jsonl")
+    task = of(write(tmp_path, ROWS), eval_path=other)
+    assert (task.size, task.example("eval", 0)) == ({"train": 10, "eval": 1}, Example("1+2=", "3"))
+
+
+def test_exact_scores(tmp_path):
+    rows = [{"q": "a", "a": " yes "}, {"q": "b", "a": 12}, {"q": "c", "a": 0.5}]
+    task = of(write(tmp_path, rows), prompt_field="q", answer_field="a", prompt_template="Q: {prompt} {}\nA:")
+    yes, twelve, half = (task.example("eval", i) for i in range(3))
+    assert yes.prompt == "Q: a {}\nA:"
+    assert [task.score(yes, text) for text in ("yes", "\nyes ", "Yes", "yes!")] == [1.0, 1.0, 0.0, 0.0]
+    assert [task.score(twelve, text) for text in ("12", "12.0", "")] == [1.0, 0.0, 0.0]
+    assert task.score(half, "0.5") == 1.0
+    pattern = of(write(tmp_path, ROWS), eval_size=1, answer_pattern=r"#### (\S+)")
+    texts = ("#### 17, no, #### 18", "#### 18, no, #### 17", "18")  # the last match counts
+    assert [pattern.score(pattern.example("eval", 0), text) for text in texts] == [1.0, 0.0, 0.0]
+
+
+def test_what_editors_write_is_read(tmp_path):
+    path = tmp_path / "windows.jsonl"
+    text = '{"prompt": "ä\u2028b", "answer": "1"}\r\n\r\n{"prompt": "c", "answer": "2"}'
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    task = of(path, eval_size=1)
+    assert (task.example("train", 0), task.example("eval", 0)) == (Example("ä\u2028b", "1"), Example("c", "2"))
+
+
+def test_chats(tmp_path):
+    rows = [{"prompt": [SYSTEM, USER, ASSISTANT, USER], "answer": 5}, {"prompt": "1+1=", "answer": 2}]
+    task = of(write(tmp_path, rows))
+    turns = (Message("system", "Add."), Message("user", "2+3="), Message("assistant", "5"), Message("user", "2+3="))
+    assert task.example("eval", 0) == Example("system: Add.\nuser: 2+3=\nassistant: 5\nuser: 2+3=", "5", turns)
+    assert task.example("eval", 0).asked == turns
+    assert task.example("eval", 1).messages == (Message("user", "1+1="),)  # one chat makes all of them chats
+    plain = write(tmp_path, rows[1:], "plain.jsonl")
+    assert of(plain).example("train", 0).asked == "1+1="
+    assert of(plain, eval_path=write(tmp_path, rows)).example("train", 0).asked == (Message("user", "1+1="),)
+    system = of(plain, system="", prompt_template="Q: {prompt}").example("train", 0)
+    assert system.messages == (Message("system", ""), Message("user", "Q: 1+1="))
+
+
+GOOD = b'{"prompt": "1+1=", "answer": "2"}\n'
+
+
+def test_a_line_that_cannot_be_used_is_named(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    for content, where, named in [
+        (b"", "", "no examples"),
+        (b"\n \n", "", "no examples"),
+        (GOOD + b"\n" + b'{"prompt": 1,}\n', ", line 3", "JSON"),
+        (b'{"prompt": "a", "answer": NaN}\n', ", line 1", "NaN"),
+        (GOOD + b'["1+1=", "2"]\n', ", line 2", "an array"),
+        (b"null\n", ", line 1", "null"),
+        (GOOD + b'{"question": "1+1=", "answer": "2"}\n', ", line 2", "task.prompt_field"),
+        (b'{"prompt": "1+1="}\n', ", line 1", "task.answer_field"),
+        (b'{"prompt": ["a"], "answer": "2"}\n', ", line 1", "message 1"),
+        (b'{"prompt": 3, "answer": "2"}\n', ", line 1", "'prompt'"),
+        (b'{"prompt": "a", "answer": true}\n', ", line 1", "'answer'"),
+        (GOOD + b'{"prompt": "\xff", "answer": "2"}\n', ", line 2", "UTF-8"),
+        (b"[" * 200_000 + b"\n", ", line 1", "JSON"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(DataError) as caught:
+            of(path)
+        assert str(caught.value).startswith(f"{path}{where}: ")
+        assert named in str(caught.value)
+    path.write_bytes(GOOD * 2)
+    with pytest.raises(DataError, match=r"task\.eval_size"):
+        of(path, eval_size=64)
+    for missing in (tmp_path / "none.jsonl", tmp_path, Path("/dev/zero")):
+        with pytest.raises(DataError, match=str(missing)):
+            of(missing)
+
+
+def test_a_chat_that_cannot_be_used_is_named(tmp_path):
+    for prompt, settings, named in [
+        ([], {}, "empty"),
+        ([USER, {"role": "user"}], {}, "message 2"),
+        ([{**USER, "name": "x"}], {}, "message 1"),
+        ([{"role": "user", "content": ["2+3="]}], {}, "message 1"),
+        ([USER, ASSISTANT], {}, "assistant"),
+        ([SYSTEM, USER], {"system": "Be brief."}, "`system`"),
+        ([USER], {"prompt_template": "Q: {prompt}"}, "`prompt_template`"),
+    ]:
+        path = write(tmp_path, [{"prompt": "1", "answer": "2"}, {"prompt": prompt, "answer": "2"}])
+        with pytest.raises(DataError) as caught:
+            of(path, **settings)
+        assert str(caught.value).startswith(f"{path}, line 2: the field 'prompt'")
+        assert named in str(caught.value)
+    for setting, value in (("prompt_template", "Q"), ("answer_pattern", "("), ("answer_pattern", "a")):
+        with pytest.raises(OutOfRange, match=setting):
+            of(write(tmp_path, ROWS), **{setting: value})
+
+
+def test_mathematics(tmp_path):
+    pytest.importorskip("math_verify")
+    cases = [
+        (r"\frac{1}{2}", "The answer is $0.5$.", 1.0),
+        (r"\sqrt{2}", r"so we get $\sqrt{2}$", 1.0),
+        (r"2\pi", r"\boxed{2\pi}", 1.0),
+        (r"2\pi", "2", 0.0),
+        (12, "the answer is 12.", 1.0),
+        (12, "13", 0.0),
+        ("12", "", 0.0),
+        (r"$\{1,2\}$", r"$\{2,1\}$", 1.0),
+    ]
+    task = of(write(tmp_path, [{"prompt": "?", "answer": answer} for answer, _, _ in cases]), scorer="math_verify")
+    for index, (_, completion, score) in enumerate(cases):
+        assert task.score(task.example("eval", index), completion) == score, completion
+    unreadable = of(write(tmp_path, [{"prompt": "?", "answer": " "}]), scorer="math_verify")
+    with pytest.raises(ScorerError, match="right answer ' '"):
+        unreadable.score(unreadable.example("train", 0), "1")
