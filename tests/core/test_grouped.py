@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab import ClipHigher, compose, make_plan, within
+from rlstab import compose, make_plan, within
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
 from rlstab.core.stats import Grouped, Mean, merge, settle
-from rlstab.testing import check_objective
 from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
 from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
@@ -63,7 +62,6 @@ def test_a_group_that_lies_on_several_ranks_is_one_group(ranks):
     torch.testing.assert_close(cut.gradients["logprobs"], whole.gradients["logprobs"], rtol=1e-14, atol=0)
 
 
-@pytest.mark.slow  # starts processes; what is gathered is held below
 # -- the summary itself ------------------------------------------------------------------------------------------------
 
 FAR = [-(2**63), -(2**53) - 1, -(2**53), -1, 0, 2**32 - 1, 2**32, 2**53, 2**53 + 1, 2**63 - 1]
