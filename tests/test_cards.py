@@ -116,7 +116,7 @@ def changed(old: str, new: str) -> type:
     ("old", "new", "fault"),
     [
         ("    State:\n        none\n\n", "", "sections"),
-        ("    Surprises:\n", "    Surprise:\n", "sections"),
+        ("    Pitfalls:\n", "    Pitfall:\n", "sections"),
         ("    State:\n        none\n", "    State:\n\n", "empty State"),
         ("was otherwise sure.\n", "was otherwise\n    sure.\n", "summary"),
         ("kept: dropped", "Dropped", "denominator"),

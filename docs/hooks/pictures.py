@@ -89,7 +89,7 @@ _TOKENS = frozenset({"keep", "weight", "bonus", "unclipped", "penalties"})
 
 #: Of Okabe and Ito, whom the colour-blind can tell apart.
 BLUE, SKY, ORANGE, VERMILION, GREEN, PURPLE = "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#a0447f"
-GREY, PALE = "#8a8a8a", "#c4c4c4"
+GREY, PALE = "#8a8a8a", "#b4b4b4"
 COLOURS, DASHES = (BLUE, VERMILION, GREEN, SKY, PURPLE, ORANGE), ("-", "--", ":")
 #: Of factors, with the range that they cover.
 SHADES = {

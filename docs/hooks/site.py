@@ -154,6 +154,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for _, link, _ in LINK.findall((ROOT / source).read_text(encoding="utf-8")):
             path = target(link, source)
             if not path.startswith("docs") and path != "README.md" and address(path) not in elsewhere:
+                if not (ROOT / path).exists():
+                    raise PluginError(f"{source} links to {path}, which does not exist")
                 elsewhere[address(path)] = path
                 waiting.append(path)
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:

@@ -279,7 +279,7 @@ class TokenBatch(SequenceArithmetic):
             extra={name: pack(name, values) for name, values in (extra or {}).items()},
             live_ratio=live_ratio,
             _layout=Layout(index, (rows, width)),
-            **packed,  # type: ignore[arg-type]  # each is a field of this class
+            **packed,
         )
 
     @classmethod

@@ -172,7 +172,7 @@ class Within(Combinator, combinator=True):
         if slots:
             raise Conflict(
                 f"within('{self.outer.name}', '{self.inner.name}'): the inner method defines the {', '.join(slots)}, "
-                f"which belongs to all tokens.\n  Compose '{self.inner.name}' beside it instead."
+                f"which belongs to all tokens.\n  Compose '{self.inner.name}' with it instead."
             )
         if "keep" not in self.outer.writes:
             raise Conflict(

@@ -183,7 +183,7 @@ def loss_of_part(
 
     Raises:
         ShapeError: batch and policy disagree in their number of tokens, or in their device.
-        OutOfRange: the policy is no PolicyOutputs.
+        OutOfRange: the policy is not a PolicyOutputs.
         MissingSignal: nothing that is differentiated has a gradient, or a penalty has none.
     """
     batch, terms = part.batch, part.terms

@@ -79,7 +79,7 @@ class Method(ABC, Generic[Part]):
         Raises:
             UnknownName: with the nearest setting.
         """
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # each subclass is one
         for name in sorted(named.keys() - known):
             raise UnknownName(
                 f"'{cls.name}' has no setting '{name}'. {did_you_mean(name, known) if known else 'It has none.'}"

@@ -267,7 +267,7 @@ def check_complete(objective: TokenObjective) -> None:
     """
     acting = list(active_methods(objective))
     for name, what, why in _missing(acting, lambda method: method.requires):
-        raise Conflict(f"'{name}' needs {what} beside it: {why}\n  Add it, or remove '{name}'.")
+        raise Conflict(f"'{name}' needs {what} in the composition: {why}\n  Add it, or remove '{name}'.")
     for text in unmet(objective):
         warnings.warn(text, FitWarning, stacklevel=3)
 
@@ -283,7 +283,7 @@ def no_fit_warnings() -> Iterator[None]:
 def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that is there without what it was published with."""
     return [
-        f"'{name}' expects {what} beside it, which is missing: {why}"
+        f"'{name}' expects {what} in the composition, which is missing: {why}"
         for name, what, why in _missing(list(active_methods(objective)), lambda method: method.about.expects)
     ]
 

@@ -60,7 +60,7 @@ class Registry(Generic[Kind]):
         return self._classes[name]
 
     def register(self, cls: type[Kind]) -> type[Kind]:
-        """Make one of your own usable by its ``name``, in YAML too; works as a decorator.
+        """Make a class known by its ``name``, in YAML too; works as a decorator.
 
         Raises:
             Conflict: another class has that name.

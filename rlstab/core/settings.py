@@ -135,7 +135,7 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
             )
     if bounds is not None and (items is not None or not {int, float} & set(kinds)):
         raise MethodError(
-            f"{cls.__qualname__}: the setting '{name}' has a Range and is no number. Put the Range on numbers, for "
+            f"{cls.__qualname__}: the setting '{name}' has a Range and is not a number. Put the Range on numbers, for "
             f"example tuple[Annotated[int, Range(ge=1)], ...]."
         )
     return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, items)

@@ -245,7 +245,7 @@ class Pool:
 
 
 def _wide(values: Tensor, where: Tensor | None) -> Tensor:
-    """``(n,)`` float32 for half precision, float64 for what is no float: nothing is rounded."""
+    """``(n,)`` float32 for half precision, float64 for what is not a float: nothing is rounded."""
     values = values.detach().reshape(-1)
     if where is not None:
         values = values.index_select(0, places(where.reshape(-1)))  # faster than by the mask
@@ -346,7 +346,7 @@ class Settled(Mapping[str, "Mean | Threshold | Grouped | Settled"]):
 
         Raises:
             MissingSignal: nothing of this name was measured.
-            MethodError: it is no mean.
+            MethodError: it is not a mean.
         """
         return self._of(name, Mean)
 

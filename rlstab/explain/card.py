@@ -18,7 +18,7 @@ SECTIONS = (
     "Parameters",
     "State",
     "Deviations",
-    "Surprises",
+    "Pitfalls",
     "Example",
     "Source",
 )
@@ -27,7 +27,7 @@ STAGE_SECTIONS = (
     "Problem",
     "Equation",
     "Reads",
-    "Gives",
+    "Returns",
     "Parameters",
     "State",
     "Deviations",

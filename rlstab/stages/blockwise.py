@@ -42,7 +42,7 @@ class Blockwise(AdvantageEstimator):
         - ``block_ids`` (S, T), integers: the block of each token, from 0, and -1 for none.
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S, T) advantages.
 
     Parameters:

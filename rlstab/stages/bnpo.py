@@ -46,7 +46,7 @@ class BNPO(AdvantageEstimator):
         - ``rewards`` (S,): as the reward shapers left them, in [``low``, ``high``].
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets.
 
     Parameters:

@@ -49,7 +49,7 @@ class DeepGRPO(RolloutExpander):
         - ``given`` (S,), ``pivot`` (S,), ``group_ids`` (S,): the branches, their x, and which belong together.
         - ``prompt_ids`` (S,): for the report.
 
-    Gives:
+    Returns:
         - ``parents``, ``pivots``, ``branches``: failed answers, how many tokens of each are kept, and K.
 
     Parameters:

@@ -29,7 +29,7 @@ class DrGRPO(AdvantageEstimator):
         - ``rewards`` (S,): as the reward shapers left them.
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets.
 
     Parameters:

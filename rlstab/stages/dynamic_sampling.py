@@ -36,7 +36,7 @@ class DynamicSampling(RolloutExpander):
         - ``group_ids`` (S,): which responses are compared.
         - ``given`` (S,): 0, or where a branch of ``deep_grpo`` starts.
 
-    Gives:
+    Returns:
         - ``drop``: all responses of even groups, those of branches included.
         - ``fresh``: as many prompts as had an even group. A branch has no prompt of its own, so no prompt replaces it.
 

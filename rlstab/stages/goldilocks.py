@@ -42,7 +42,7 @@ class Goldilocks(PromptSelector):
         - ``prompt_ids`` (S,): several groups of one prompt are added up.
         - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
 
-    Gives:
+    Returns:
         The numbers of the prompts, different ones within a rollout, refills included, until it has taken all.
 
     Parameters:

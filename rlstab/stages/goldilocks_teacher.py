@@ -48,7 +48,7 @@ class GoldilocksTeacher(PromptSelector):
         - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
         - ``prompt_features`` of the offer (n, width): e(q), of the policy as it is when prompts are selected.
 
-    Gives:
+    Returns:
         The numbers of the prompts. From a pool, different ones within a rollout, refills included, until it has taken
         all: candidates are dealt from the shuffled pool, and the ones that are left are shuffled and dealt again when
         it ends. From a task without end, each slot is dealt the next K prompts, and none comes twice in a run.

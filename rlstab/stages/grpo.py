@@ -36,7 +36,7 @@ class GRPO(AdvantageEstimator):
         - ``rewards`` (S,): as the reward shapers left them.
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets.
 
     Parameters:

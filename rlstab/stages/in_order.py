@@ -34,7 +34,7 @@ class InOrder(PromptSelector):
     Reads:
         nothing of the responses.
 
-    Gives:
+    Returns:
         The numbers of the prompts, each once per epoch. A refill continues the epoch, so a task with fewer prompts than
         a rollout asks for repeats some within it.
 

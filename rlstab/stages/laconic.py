@@ -40,7 +40,7 @@ class Laconic(RewardShaper):
         - ``given`` (S,), tokens: where a branch starts; they are a part of its answer.
         - ``ended`` (S,): False where the answer was cut off.
 
-    Gives:
+    Returns:
         - (S,) numbers in [-(most + cut), 0], to be added to the rewards.
 
     Parameters:

@@ -37,7 +37,7 @@ class MaxRL(AdvantageEstimator):
         - ``rewards`` (S,): as the reward shapers left them, at least 0.
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets: at least -1 and at most n - 1.
 
     Parameters:

@@ -35,7 +35,7 @@ class OPO(AdvantageEstimator):
         - ``lengths`` (S,), tokens: what was sampled, the end included.
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets. They do not sum to 0 over a group.
 
     Parameters:

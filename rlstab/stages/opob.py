@@ -42,7 +42,7 @@ class OPOB(AdvantageEstimator):
         - ``lengths`` (S,): how many tokens there are.
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets. They do not sum to 0 over a group.
 
     Parameters:

@@ -40,7 +40,7 @@ class OPOBProxy(AdvantageEstimator):
         - ``lengths`` (S,): how many tokens there are.
         - ``group_ids`` (S,): which responses are compared.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets. They do not sum to 0 over a group.
 
     Parameters:

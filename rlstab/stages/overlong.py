@@ -35,7 +35,7 @@ class Overlong(RewardShaper):
         - ``given`` (S,), tokens: where a branch starts; they are a part of its answer.
         - ``limit``, tokens: ``rollout.max_new_tokens``.
 
-    Gives:
+    Returns:
         - (S,) numbers in [-penalty, 0], to be added to the rewards.
 
     Parameters:

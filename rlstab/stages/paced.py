@@ -41,7 +41,7 @@ class Paced(PromptSelector):
         - ``prompt_ids`` (S,): several groups of one prompt are added up.
         - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
 
-    Gives:
+    Returns:
         The numbers of the prompts, different ones within a rollout, refills included, until it has taken all.
 
     Parameters:

@@ -78,7 +78,7 @@ def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
     """
     there = {one.name for one in pipeline} | set(methods)
     return [
-        f"'{one.name}' expects '{name}' beside it, which is missing: {why}"
+        f"'{one.name}' expects '{name}' with it, which is missing: {why}"
         for one in pipeline
         for name, why in one.about.expects.items()
         if name not in there

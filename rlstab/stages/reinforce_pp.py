@@ -42,7 +42,7 @@ class ReinforcePP(AdvantageEstimator):
         - ``lengths`` (S,), tokens: what was sampled, the end included.
         - ``group_ids`` (S,): which responses are compared; with ``baseline``.
 
-    Gives:
+    Returns:
         (S,) advantages, which every token of the response gets.
 
     Parameters:

@@ -157,7 +157,7 @@ class Expansion:
             if self.parents.shape != self.pivots.shape or not fits or bool((responses.given[self.parents] > 0).any()):
                 raise MethodError(
                     f"'{name}': expand returned parents or pivots that do not fit: a pivot is at least 1 and below the "
-                    f"length of its parent, which is no branch itself. Change its function."
+                    f"length of its parent, and the parent is not a branch itself."
                 )
 
 

@@ -31,7 +31,7 @@ class Uniform(PromptSelector):
     Reads:
         nothing of the responses.
 
-    Gives:
+    Returns:
         The numbers of the prompts, different ones within a rollout; over rollouts a prompt comes back at random.
 
     Parameters:

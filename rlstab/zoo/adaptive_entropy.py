@@ -60,7 +60,7 @@ class AdaptiveEntropy(TokenObjective):
         - From TRL: below the target means strictly below; there it includes equality. As there, the mean is taken over
           the whole optimizer step and all ranks, and the state is saved with the checkpoint.
 
-    Surprises:
+    Pitfalls:
         none
 
     Example:

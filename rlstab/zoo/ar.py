@@ -48,7 +48,7 @@ class AR(TokenObjective):
           probability; neither is in the paper's AR. Lopti, the paper's second method, takes two optimizer steps per
           batch and is not offered.
 
-    Surprises:
+    Pitfalls:
         It does not normalise: the policy gradient shrinks by the mean weight, which is reported. A penalty or a bonus
         becomes that much stronger in comparison.
 

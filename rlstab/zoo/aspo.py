@@ -62,7 +62,7 @@ class ASPO(TokenObjective):
           left out.
         - From the paper: the value of the loss is -pull A. Only the gradient is the published one.
 
-    Surprises:
+    Pitfalls:
         The inverse is not an importance weight: where the live policy is far from the old one, the estimate is
         deliberately biased. A rewarded token that fell to a third of its probability or less pulls with the full cap,
         and so does a punished one that rose to three times its probability or more. In a response in which all

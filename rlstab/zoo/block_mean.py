@@ -56,7 +56,7 @@ class BlockMean(TokenObjective):
           does, as there. It has no penalty on tokens, so what becomes of tokens without a block there is our choice.
         - From its code: no official code was found.
 
-    Surprises:
+    Pitfalls:
         In rlstab's trainer, the blocks come from the task, as in ``chain``, or from your own function, passed to
         ``train`` as the signal ``block_ids``. A response with more blocks weighs more, because its blocks are summed. A
         token of a short block has a large coefficient, so learning rates do not carry over from ``token_mean``, nor do

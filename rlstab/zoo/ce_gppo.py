@@ -58,7 +58,7 @@ class CEGPPO(TokenObjective):
         - From its code: log-ratios are clamped to 20 nats before the exponential; there they are not.
         - From GPPO, its predecessor: that is ``pull_low=1`` and ``pull_high=1``.
 
-    Surprises:
+    Pitfalls:
         At ``pull_high`` 1 nothing stops a rewarded token: its pull is constant beyond the bound, so only the optimizer
         limits its rise. The remaining pull also acts on tokens whose probability has long saturated.
 

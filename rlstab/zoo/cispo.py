@@ -53,7 +53,7 @@ class CISPO(TokenObjective):
           there is cap 1.2 here, high 4.0 is cap 5.0, and a low below 1 is floor 1 - low, which is 0.8 at 0.2.
         - From other code: SkyRL's ``rollout_is`` gives tokens outside a band the weight 0. That is not offered.
 
-    Surprises:
+    Pitfalls:
         There is no trust region: nothing stops a token that has moved far, so the policy may drift away from the data
         over many optimizer steps. A floor makes tokens count that the policy has already abandoned, and most ports have
         one unless it is turned off.

@@ -75,7 +75,7 @@ class ClipCov(TokenObjective):
           optimizer step where evidence is recomputed for each. With the evidence of the rollout every ratio is 1.
         - From verl: its surrogate has no dual clip; here that of `clip_higher` may stand beside it.
 
-    Surprises:
+    Pitfalls:
         ``low`` and ``high`` are in nats times advantages divided by their standard deviation. Other advantages need
         other bounds: with those of Dr. GRPO, at most 1, hardly any token is a candidate.
 

@@ -52,7 +52,7 @@ class ClipHigher(TokenObjective):
         - From other code: TRL's ``delta`` (a cap of r before the max, for both signs) is ``dual_clip`` if it is above
           1 + e_high. A delta between 1 and 1 + e_high is ``high`` = delta - 1 and ``dual_clip`` = 1 + e_high instead.
 
-    Surprises:
+    Pitfalls:
         ``low`` is an entropy knob as well: a smaller one is reported to raise entropy (arXiv 2509.26114).
 
     Example:

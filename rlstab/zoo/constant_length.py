@@ -53,7 +53,7 @@ class ConstantLength(TokenObjective):
         - From other code: verl divides by the padded width by default, so its scale changes with the
           padding. Forks of an older verl do not divide by S.
 
-    Surprises:
+    Pitfalls:
         none
 
     Example:

@@ -72,7 +72,7 @@ class CPPO(TokenObjective):
         - From its README: there the allowance is said to shrink along the response. In its equation, its code and here
           the weight multiplies the move, so early tokens have less room, and the last one may move ``delta`` / w_min.
 
-    Surprises:
+    Pitfalls:
         Every move uses up the budget of the prefix, even one against the advantage, and one of a token that another
         method drops. A burst of mismatch between sampler and trainer early in a response can stop all the rest of it.
         In a short response, the quantile rests on few tokens. The live log-probs of whole responses are read, so a mask

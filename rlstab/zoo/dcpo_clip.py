@@ -58,7 +58,7 @@ class DCPOClip(TokenObjective):
         - From its code: log-ratios are clamped to 20 nats before the exponential; there they are not. A probability
           that underflows to 0 gives no lower bound 1 there, and 1/2 here, as every rare token has.
 
-    Surprises:
+    Pitfalls:
         The lower bound is never below 1/2: below ``low`` times 4, here q = 0.64, every token has it, so a punished rare
         token has less room than a rewarded one. The defaults look narrower than those of ``clip_higher`` and are not:
         below q = 0.56 there is more room upwards than 1.28.

@@ -73,7 +73,7 @@ class DPPO(TokenObjective):
           gradients are equal. Its cap is ``clip_ratio_c``, which is 3 where it is not set.
         - From prime-rl: its default loss adds 0.001 (ln r)^2 on every token, and has no cap.
 
-    Surprises:
+    Pitfalls:
         The region is wide: from 0.5 a token may go to 0.65, from 0.01 to 0.16. With the anchor 'rollout' the ratio is
         DPPO's own, so ``old_logprobs`` do not matter: ``old_logprobs: rollout`` saves their forward pass. The mismatch
         between sampler and trainer is already corrected, up to the cap.

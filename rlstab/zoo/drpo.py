@@ -56,7 +56,7 @@ class DRPO(TokenObjective):
         - From its code: a log-prob above 0 counts as 0. The value of the loss is -gate r A, not the surrogate's.
         - From SPO: the surrogate without the factor q, which its code has as an option, is not offered.
 
-    Surprises:
+    Pitfalls:
         The default has hardly any effect. No probability moves by more than 1, so at ``delta`` 12.5 the gate is between
         0.92 and 1.08 for any token, and nothing is ever stopped. Below 1 it can stop a token; near 0.15 it is a soft
         ``dppo``, and then the way back is steep: a token that went from 0.05 to 0.5 has gate -2 and coefficient -20.

@@ -47,7 +47,7 @@ class EntropyBonus(TokenObjective):
           forks average inside a micro-batch.
         - From TRL: its bonus follows its top-entropy mask; here it follows no mask.
 
-    Surprises:
+    Pitfalls:
         It raises noise as well as useful alternatives. In the table of arXiv 2510.03222 (``lp_reg``) on-policy GRPO
         falls from 48.56 to 23.32 at 32B when an entropy bonus is added.
 

@@ -48,7 +48,7 @@ class EntropyShaping(TokenObjective):
           recomputed for each, or of the old policy. It says that of the current policy, detached.
         - From its code: no official code was found.
 
-    Surprises:
+    Pitfalls:
         Unlike an entropy bonus, it does not push entropy up: where the policy was unsure of a rewarded token, a larger
         pull makes it surer. It makes chains of thought longer. The bonus is never negative, so the advantages of a
         group no longer cancel. Other methods that read the size of the advantage see it without the bonus.

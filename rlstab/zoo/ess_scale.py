@@ -59,7 +59,7 @@ class ESSScale(TokenObjective):
         - From its code: an optimizer step without responses has the scale 1; there 0.
         - From the paper: its other half, a baseline by the gradient norm of each response, is not part of this.
 
-    Surprises:
+    Pitfalls:
         To log what it would do and change nothing, write ``observe(ESSScale())``: ``observe_ess_scale/ess`` and
         ``observe_ess_scale/would_scale_lr``. The scale may be as small as (1 / (b S))^p. Scaling the loss instead would
         do nothing: Adam divides it out again, and so does a clip of the gradient norm. Log-ratios add up over a

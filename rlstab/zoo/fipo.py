@@ -62,7 +62,7 @@ class FIPO(TokenObjective):
           ``low`` is below 0.8. Places are counted over the tokens that count; there also over tool output between them.
         - From the paper: log-ratios are clamped to 20 nats in the sum.
 
-    Surprises:
+    Pitfalls:
         With one optimizer step per rollout it does nothing. It assumes that all tokens of a response have one
         advantage: where they do not, F mixes what was rewarded with what was punished. It needs the live log-probs of
         whole responses, including dropped tokens. F grows with the half-life: with a drift of 0.01 nats on every token

@@ -56,7 +56,7 @@ class GMPO(TokenObjective):
           optimizer step, and takes the mean advantage of a response. The official code sees one response at a time. A
           log-ratio exactly on a bound keeps its gradient here, and half of it in torch's maximum.
 
-    Surprises:
+    Pitfalls:
         The range is in nats: 0.4 is [0.67, 1.49], and PPO's 0.2 would be [0.82, 1.22]. A clipped token has no gradient,
         but its clipped log-ratio still scales the pull of all others in its response.
 

@@ -53,7 +53,7 @@ class GSPO(TokenObjective):
         - From other code: LUSPO (arXiv 2602.05261) multiplies the loss of a response by its length. That is
           `constant_length` with ``length`` 1 in place of `sequence_mean`.
 
-    Surprises:
+    Pitfalls:
         ln s is a mean, far smaller than what it averages: with a token-level clip range of 0.2, no response is ever
         stopped. At 3e-4 many are: the paper reports two orders of magnitude more clipped tokens than GRPO, and faster
         learning. Log-probs in bfloat16 have errors larger than the range. A single outlier in a long response goes

@@ -61,7 +61,7 @@ class HolderMean(TokenObjective):
         - From its code: a form that clips each ratio before it is averaged is not offered; at power 0 that is `gmpo`,
           except for its range.
 
-    Surprises:
+    Pitfalls:
         At positive powers, a single outlier dominates the mean and takes most of the gradient; at negative ones, the
         token that fell furthest does. At power 0 it is `gspo`, for which a clip at 0.2 is idle: look at
         ``ratio/clipped_high`` as the power passes 0. A run that is shorter than ``steps`` never sees the end of the

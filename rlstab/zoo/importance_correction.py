@@ -91,7 +91,7 @@ class ImportanceCorrection(TokenObjective):
           not report gets the weight 1 there; here such evidence is refused.
         - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
 
-    Surprises:
+    Pitfalls:
         Under ``old_logprobs: rollout`` the old policy is the sampler, every weight is 1, and the ratio of the trust
         region carries the mismatch; a surrogate that is anchored at the sampler carries it too, and correcting it again
         counts it twice. A sampler that reports log-probs before applying its temperature or top-p gives the ratios of a

@@ -66,7 +66,7 @@ class KLPenalty(TokenObjective):
         - From TRL's ``use_bias_correction_kl``: 'k3_unbiased' takes the ratio of the token also beside ``gspo``; TRL
           takes that of the response there.
 
-    Surprises:
+    Pitfalls:
         Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a
         different coefficient.
 

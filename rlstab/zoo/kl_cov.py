@@ -65,7 +65,7 @@ class KLCov(TokenObjective):
         - From its code: every token that ties with the last of the largest is selected, and ``topk`` there breaks ties
           in its own order.
 
-    Surprises:
+    Pitfalls:
         With one optimizer step per rollout it does nothing: every ratio is 1, where |ln r| has no slope. The published
         loss has no clip at all. ``coefficient`` is meant for advantages divided by their standard deviation, about 1 in
         size: against those of Dr. GRPO, below 1, the penalty outweighs the pull of nearly every token that it selects.

@@ -97,7 +97,7 @@ class LpReg(TokenObjective):
         - From its code: a branch for rewarded tokens, off in every script, is left out. There min-p is applied before
           the temperature; here all signals are at one temperature.
 
-    Surprises:
+    Pitfalls:
         On-policy the paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near
         1. Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
 

@@ -60,7 +60,7 @@ class M2PO(TokenObjective):
           one token, and dropped tokens leave the denominator, so that the others pull harder.
         - From all three: equal values go together.
 
-    Surprises:
+    Pitfalls:
         It compares with the sampler, because there is nothing else to compare with: ``old_logprobs`` that were
         recomputed for this rollout are ``logprobs`` up to its first update, and against them no token would ever move.
         In a run with several optimizer steps per rollout, set ``refresh: step``; otherwise every step decides by the

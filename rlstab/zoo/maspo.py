@@ -60,7 +60,7 @@ class MASPO(TokenObjective):
         - From the paper: the three clips of base and scale are those of the code; the formula in the README has none.
         - From its code: ``cap`` is not there.
 
-    Surprises:
+    Pitfalls:
         At the defaults it hardly bounds anything: a certain token with twice its old probability keeps 61 % of its
         pull, one of probability 0.01 keeps 97 %. A punished token whose ratio grows has no bound at all without
         ``cap``. It reads the size of the advantage, not only its sign, so a bonus or another estimator of advantages

@@ -66,7 +66,7 @@ class Mismatch(TokenObjective):
         - From verl: d is clamped to 20 nats in k3 too, there only in chi2.
         - From TRL: it reports mean and largest absolute difference per token, and the ratios that it corrects by.
 
-    Surprises:
+    Pitfalls:
         The effective sample size is that of whole responses. Random gaps of 0.02 nats on each of 4000 tokens reduce it
         to 0.2, and no other number shows them. k1 may be negative by chance. List the method twice for two pairs of
         policies: their metrics are then under ``mismatch_1`` and ``mismatch_2``, in the order in which a printed

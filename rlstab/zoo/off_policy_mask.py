@@ -59,7 +59,7 @@ class OffPolicyMask(TokenObjective):
           sampler did not report counts as 0 there; here such evidence is refused.
         - From slime: it compares with the log-probs that its ratio divides by.
 
-    Surprises:
+    Pitfalls:
         The two published thresholds are four orders of magnitude apart. A mean gap of 0.5 nats is a response that the
         policy has all but forgotten; one of 0.0001 is below the noise of a single response, so that about half of the
         punished ones are stopped by chance. Look at ``off_policy_mask/stopped`` before you trust a value. The gap of

@@ -62,7 +62,7 @@ class RandomMask(TokenObjective):
           optimizer step. The same token is drawn alike whenever it is seen, in each epoch and however the step is cut.
         - From its code: no official code was found.
 
-    Surprises:
+    Pitfalls:
         none
 
     Example:

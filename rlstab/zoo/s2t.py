@@ -68,7 +68,7 @@ class S2TMask(TokenObjective):
           over all parts of the optimizer step.
         - From its code: no official code was found, for any version.
 
-    Surprises:
+    Pitfalls:
         It is not a gradient clip: for a rare token, entropy moves the norm of the logit gradient by a factor of at most
         sqrt(2). Once more than a share q of the pool has exactly the threshold's entropy (0, after a collapse), no
         token is below it and none is dropped.

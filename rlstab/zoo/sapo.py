@@ -55,7 +55,7 @@ class SAPO(TokenObjective):
         - From other code: ports offer SAPO on the ratio of a sequence. That is `gspo` beside it here, and not the
           paper's.
 
-    Surprises:
+    Pitfalls:
         The slope is gentle: at the defaults a ratio of 1.28 keeps 98 % of its pull and one of 2 keeps 79 %, so next to
         a clip at 0.2 it hardly bounds anything. It damps both directions: a token that moves back towards the data
         pulls less too.

@@ -46,7 +46,7 @@ class SequenceMean(TokenObjective):
           given. TRL takes the mean of each micro-batch and then of these, which is the same where all micro-batches
           have as many responses.
 
-    Surprises:
+    Pitfalls:
         Compared with ``token_mean``, the weight of a token depends on the length of its response, so learning rates do
         not carry over.
 

@@ -60,7 +60,7 @@ class SignWeights(TokenObjective):
           it keeps them, as here.
         - From its code: a reward that is neither 0 nor 1 stays as it is there. Here the sign of the advantage decides.
 
-    Surprises:
+    Pitfalls:
         The estimators of rlstab's own trainer all have a group baseline. For the published methods, pass advantages of
         1 and -1 in your own loop. Punishment alone is reported to harm the format if kept up for long and, later,
         accuracy.

@@ -85,7 +85,7 @@ class STARE(TokenObjective):
         - From its code: the state is part of the checkpoint; there it is not saved, so gains restart when a run
           resumes.
 
-    Surprises:
+    Pitfalls:
         In the paper the gate matters more than the gain.
 
     Example:

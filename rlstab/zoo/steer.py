@@ -65,7 +65,7 @@ class STEER(TokenObjective):
         - From its code: p and q are floored at 1e-8 there. Here p / q comes from the log-ratio, at most e^20 and at
           least e^-20, and a token rarer than 1e-8 keeps its ln p.
 
-    Surprises:
+    Pitfalls:
         It damps what would raise entropy as well as what would lower it. The minimum and the maximum each depend on a
         single token: with one extreme token in the step, such as one far off-policy, all others weigh nearly 1
         (exponential) or ``high`` (linear). Look at the reported ``largest``. The linear form scales the whole gradient

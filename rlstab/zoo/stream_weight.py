@@ -56,7 +56,7 @@ class StreamWeight(TokenObjective):
         - From its code: a KL term is averaged per stream too, branches times lambda. Here penalties are over all
           tokens.
 
-    Surprises:
+    Pitfalls:
         The policy term grows: its weights add up to (1 + lambda) N when both streams are present. In an optimizer step
         without responses from the prompt, every token has the weight lambda, because the mean over nothing is 0.
 

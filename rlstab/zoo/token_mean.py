@@ -42,7 +42,7 @@ class TokenMean(TokenObjective):
           tokens of small micro-batches more weight and, at one response per micro-batch, is ``sequence_mean``. TRL's
           ``bnpo`` likewise. The code of Lp-Reg adds 1e-8 to N.
 
-    Surprises:
+    Pitfalls:
         A mask that shrinks the divisor, such as ``top_entropy``, raises the weight of the remaining tokens. Long
         responses count for more, also in a penalty such as that of ``kl``.
 

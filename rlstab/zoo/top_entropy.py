@@ -58,7 +58,7 @@ class TopEntropyMask(TokenObjective):
         - From TRL: there an empty pool drops everything, and here nothing. TRL's threshold is rounded
           to float32, so it may fall on the entropy just below the quantile and keep one token more.
 
-    Surprises:
+    Pitfalls:
         Where more than 1 - ``share`` of the entropies are equal (0, after a collapse), the threshold is that value and
         everything is kept: look at the reported share. In TRL, this kind of mask also applies to the entropy bonus but
         not to the KL; here both act on all tokens.

@@ -47,7 +47,7 @@ class TruncatedMask(TokenObjective):
         - From TRL: its ``mask_truncated_completions`` takes a response without EOS for truncated, so that one ended by
           a stop text is too. Its means per sequence still count the response, with a loss of 0; here it leaves S.
 
-    Surprises:
+    Pitfalls:
         The advantages of the others do not change: the reward of a truncated response still counts in the mean of its
         group. A response that ends exactly at the limit with EOS is not truncated. If most responses are truncated,
         hardly anything is left to learn from, and nothing teaches the policy to be brief: look at

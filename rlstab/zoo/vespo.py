@@ -66,7 +66,7 @@ class VESPO(TokenObjective):
           weights that it may have truncated before.
         - From other code: TRL adds the rollout weights over padding too, which is harmless where they are 1.
 
-    Surprises:
+    Pitfalls:
         W is a product: in a response of a thousand tokens, a mean drift of 0.01 nats makes it e^10 or e^-10, and the
         response contributes nothing. Look at ``ratio/surrogate``. phi is not bounded by 1: it reaches 1.21 and 1.24.
         Responses that the policy has abandoned fade out for either sign, punished ones sooner.

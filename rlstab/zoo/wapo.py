@@ -57,7 +57,7 @@ class WAPO(TokenObjective):
         - From the paper: its clip is that of another method: ``clip_higher`` with ``low`` 1.0 and ``high`` 9.0 is
           min(r A, min(r, 10) A).
 
-    Surprises:
+    Pitfalls:
         It expects the advantages of the estimator 'dr_grpo': divided by a standard deviation, a group with one winner
         in many would count for more. A group pulls in proportion to its winners. Entropy still falls if all winners are
         alike. It needs ``group_ids``: without them, every response counts as a separate group.

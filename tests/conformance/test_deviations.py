@@ -20,5 +20,5 @@ def test_the_numbers_are_those_documented(one):
 def test_the_card_names_it(one):
     text = " ".join((inspect.getdoc(one.method) or "").split())
     if isinstance(one.method, type):
-        text = text.partition(" Deviations: ")[2].partition(" Surprises: ")[0]
+        text = text.partition(" Deviations: ")[2].partition(" Pitfalls: ")[0]
     assert one.says in text
