@@ -208,7 +208,10 @@ def misfit(text: str, *place: str | int) -> PydanticCustomError:
         text: what is wrong, and what to do.
         place: of the mistake, inside of what is validated.
     """
-    return PydanticCustomError("misfit", "{text}", {"text": text, "place": place})
+    # pydantic takes no lone surrogates
+    plain = [step if isinstance(step, int) else step.encode(errors="backslashreplace").decode() for step in place]
+    told = text.encode(errors="backslashreplace").decode()
+    return PydanticCustomError("misfit", "{text}", {"text": told, "place": plain})
 
 
 def _steps_in(data: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
