@@ -27,9 +27,8 @@ from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.stages.response_batch import EVIDENCE
 from rlstab.stages.stage import Stage
-from rlstab.testing.examples import EXAMPLES
-from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.zoo import METHODS
+from tests.examples import EXAMPLES, STAGE_EXAMPLES
 
 #: Two fields of Terms that no composition has both: each is a surrogate.
 RIVALS = ("surrogate", "bounds")
