@@ -6,30 +6,35 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlstab.errors import HostError
 
 
 def check_methods(
-    owner: Any, signatures: Mapping[str, tuple[str, ...]], *, release: str, homes: tuple[str, ...], cure: str
-) -> None:
+    owner: Any, methods: Mapping[str, tuple[str, str]], *, release: str, homes: tuple[str, ...], cure: str
+) -> list[str]:
     """Refuse methods that are missing, that another package replaced, or that take other parameters.
 
     Args:
         owner: a class, or a module.
-        signatures: the names of the first parameters of each.
+        methods: for each the names of its first parameters, and the :func:`checksum` that was tested; empty where its
+            body does not matter.
         release: the host and its version, in the error.
         homes: the beginnings of the names of modules that may have defined them.
         cure: what to do about it.
 
+    Returns:
+        Those whose body is not the one that was tested.
+
     Raises:
         HostError: names the method.
     """
+    changed = []
     who = owner.__name__.rpartition(".")[2]
-    for name, wanted in signatures.items():
-        found = getattr(owner, name, None)
+    for name, (parameters, tested) in methods.items():
+        wanted, found = tuple(parameters.split()), getattr(owner, name, None)
         if found is None:
             raise HostError(f"{who} of {release} has no {name}, which the adapter needs. {cure}")
         home = inspect.unwrap(found).__module__
@@ -43,11 +48,9 @@ def check_methods(
             raise HostError(
                 f"{who}.{name} of {release} takes ({', '.join(given)}), expected ({', '.join(wanted)}). {cure}"
             )
-
-
-def changed_bodies(owner: Any, tested: Mapping[str, Set[str]]) -> list[str]:
-    """The methods whose body is none of those that were tested."""
-    return [name for name, known in tested.items() if checksum(getattr(owner, name)) not in known]
+        if tested and checksum(found) != tested:
+            changed.append(name)
+    return changed
 
 
 def checksum(method: Callable[..., Any]) -> str:

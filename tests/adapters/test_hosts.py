@@ -19,7 +19,7 @@ from rlstab.cli import main
 from rlstab.core.batch import BASICS
 from rlstab.errors import MissingSignal, UnknownName
 from rlstab.explain.tables import reads
-from rlstab.hosts import HOSTS, Host, adapted
+from rlstab.hosts import Host, adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.testing.examples import EXAMPLES
 
@@ -47,11 +47,6 @@ def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
         for method in EXAMPLES[name]:
             assert not method.needs & BASICS
             assert not method.needs & SIGNAL_NAMES
-
-
-def test_the_page_on_hosts_names_every_adapter() -> None:
-    page = (Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
-    assert set(HOSTS) == set(re.findall(r"`--host (\w+)`", page))
 
 
 def checked(capsys: pytest.CaptureFixture[str], path: Path, text: str, host: str = "trl") -> tuple[int, str, str]:
@@ -152,21 +147,21 @@ def installed(monkeypatch: pytest.MonkeyPatch, check_host: Any) -> None:
 
 def test_doctor_names_what_is_not_installed() -> None:
     lines, well = doctor([OTHER])
-    assert lines[1].endswith("pip install -e '.[other]'")
+    assert lines[-1].endswith("pip install -e '.[other]'")
     assert well
     assert lines[0].startswith(f"rlstab {importlib.metadata.version('rlstab')}: Python 3.")
 
 
 def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, lambda: None)
-    assert doctor([OTHER])[0][1] == "Other 2.5: other_adapter is live; tested with Other 2.5."
+    assert doctor([OTHER])[0][-1] == "Other 2.5: other_adapter is live; tested with Other 2.5."
 
     def broken() -> None:
         raise RuntimeError("somebody replaced it")
 
     installed(monkeypatch, broken)
     lines, well = doctor([OTHER])
-    assert lines[1] == "Other 2.5: other_adapter does not work: RuntimeError: somebody replaced it"
+    assert lines[-1] == "Other 2.5: other_adapter does not work: RuntimeError: somebody replaced it"
     assert not well
 
 

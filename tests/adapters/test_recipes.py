@@ -117,7 +117,7 @@ def test_both_hosts_are_given_the_same_run(name: str) -> None:
 def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOConfig, TrlParser
 
-    from rlstab.adapters.trl.grpo_settings import check_settings
+    from rlstab.adapters.trl.settings import check_settings
 
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -188,7 +188,7 @@ def test_verl_takes_a_recipe(name: str) -> None:
     assert host == "rlstab"
     objective = load_objective(path)
     if importlib.util.find_spec("rlstab.adapters.verl") is not None:
-        settings = importlib.import_module("rlstab.adapters.verl.actor_settings")
+        settings = importlib.import_module("rlstab.adapters.verl.settings")
         settings.check_settings(ref, objective)
     if name == "20_entropy":
         assert config.reward.reward_kwargs.overlong_buffer_cfg.len == 4096

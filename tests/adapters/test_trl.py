@@ -212,13 +212,13 @@ def test_a_stopped_sharded_run_goes_on_bit_for_bit(sharded: Any) -> None:
 def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
     """A checkpoint holds them as safetensors beside the plain state."""
     from rlstab import compose
-    from rlstab.adapters import kept_state
+    from rlstab.adapters.checkpoint import keep_state, restore_state
     from tests.core.measuring_methods import PassRate
 
     objective = compose(PassRate())
     state = objective.init_state()
-    kept_state.keep(tmp_path, objective, state)
-    back = kept_state.restore(tmp_path, objective)
+    keep_state(tmp_path, objective, state)
+    back = restore_state(tmp_path, objective)
     assert repr(back) == repr(state)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 from trl import GRPOTrainer
 
 from rlstab.adapters.trl import WatchCallback
-from rlstab.adapters.trl.grpo_settings import REPLACED
+from rlstab.adapters.trl.settings import REPLACED
 from rlstab.errors import ConfigError, MissingSignal
 from tests.adapters.trl_jobs import QUIET, ROOT, recorder, run, trainer_of
 

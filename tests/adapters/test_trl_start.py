@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 
 from rlstab import Gate, Mean, Terms, TokenObjective
 from rlstab.adapters.trl import RLStabGRPOTrainer, release
-from rlstab.adapters.trl.grpo_settings import BIAS_CORRECTION, REPLACED, check_engine
+from rlstab.adapters.trl.settings import BIAS_CORRECTION, REPLACED, check_engine
 from rlstab.core.comm import LocalComm
 from rlstab.errors import ConfigError, HostError, MissingSignal
 from tests.adapters.trl_jobs import ROOT, config, model, recorder, run, sampler, trainer_of
@@ -171,7 +171,7 @@ def test_unsloth_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         trainer_of(tmp_path, [CLIP])
 
 
-@pytest.mark.parametrize("name", release.SIGNATURES)
+@pytest.mark.parametrize("name", release.METHODS)
 def test_a_private_method_that_changed_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(self: Any, batch: Any) -> None: ...
 
@@ -184,9 +184,9 @@ def test_a_private_method_that_changed_is_refused(name: str, monkeypatch: pytest
             release.check_release()
 
 
-@pytest.mark.parametrize("name", release.SIGNATURES)
+@pytest.mark.parametrize("name", release.METHODS)
 def test_a_private_method_whose_body_changed_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = ", ".join(release.SIGNATURES[name])
+    parameters = ", ".join(release.METHODS[name][0].split())
     scope: dict[str, Any] = {}
     exec(f"def {name}({parameters}): ...", scope)
     scope[name].__module__ = "trl.trainer.grpo_trainer"
@@ -218,7 +218,7 @@ def test_everything_private_that_is_read_is_checked() -> None:
         read |= set(re.findall(rf"(?:{who})\.(_[a-z]\w*)", path.read_text(encoding="utf-8")))
     ours = {name for name in read if name.startswith("_rlstab") or name in vars(RLStabGRPOTrainer)}
     helpers = {"_before_optimizer_step", "_after_optimizer_step", "_collect"}
-    assert read - (ours - release.SIGNATURES.keys()) - helpers <= {*release.SIGNATURES, *release.ATTRIBUTES}
+    assert read - (ours - release.METHODS.keys()) - helpers <= {*release.METHODS, *release.ATTRIBUTES}
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------

@@ -45,9 +45,9 @@ def trainable(config: Any) -> None:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     from rlstab import compose, load_objective
-    from rlstab.adapters.verl.actor_settings import check_settings
-    from rlstab.adapters.verl.actor_worker import require_from
     from rlstab.adapters.verl.loss_mode import objective_file
+    from rlstab.adapters.verl.settings import check_settings
+    from rlstab.adapters.verl.worker import require_from
 
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     host = config.actor_rollout_ref
@@ -102,7 +102,7 @@ def test_an_actor_trains_by_the_launch_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_setting_that_is_replaced() -> None:
-    from rlstab.adapters.verl.actor_settings import REPLACED, REPLACED_LOSS
+    from rlstab.adapters.verl.settings import REPLACED, REPLACED_LOSS
 
     text = PAGE.partition("## What the objective replaces")[2].partition("## What is exact")[0]
     for name in (*REPLACED, *REPLACED_LOSS):
@@ -110,7 +110,7 @@ def test_the_page_names_every_setting_that_is_replaced() -> None:
 
 
 def test_the_page_names_the_metrics_of_verl() -> None:
-    from rlstab.adapters.verl.verl_names import CLIPPED, NAMES
+    from rlstab.adapters.verl.loss import CLIPPED, NAMES
 
     for name in (*NAMES.values(), CLIPPED):
         assert f"`{name}`" in PAGE, name

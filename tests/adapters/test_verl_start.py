@@ -39,8 +39,8 @@ def cpu() -> None:
 
 def checked(folder: Path, objective: Any, **changes: Any) -> None:
     """Hydra composes verl's configuration, and the adapter looks at it as an actor does."""
-    from rlstab.adapters.verl.actor_settings import check_settings
-    from rlstab.adapters.verl.actor_worker import require_from
+    from rlstab.adapters.verl.settings import check_settings
+    from rlstab.adapters.verl.worker import require_from
     from rlstab.config import load_objective
 
     config = composed(settings(folder, objective, **changes)).actor_rollout_ref
@@ -70,7 +70,7 @@ WRONG: dict[str, Any] = {
 
 
 def test_settings_that_the_objective_replaces_are_refused(tmp_path: Path) -> None:
-    from rlstab.adapters.verl.actor_settings import check_settings
+    from rlstab.adapters.verl.settings import check_settings
 
     own, config = compose_objective(ClipHigher()), composed(settings(tmp_path, [CLIP])).actor_rollout_ref
     check_settings(config, own)
@@ -90,7 +90,7 @@ def test_every_setting_of_verls_loss_is_known() -> None:
     from verl.workers.config import ActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from rlstab.adapters.verl.actor_settings import REPLACED, REPLACED_LOSS
+    from rlstab.adapters.verl.settings import REPLACED, REPLACED_LOSS
 
     assert set(WRONG) == {*REPLACED, *(f"policy_loss.{name}" for name in REPLACED_LOSS)}
     for config, replaced, stays in (
@@ -299,7 +299,7 @@ def test_this_release_is_known() -> None:
 
 
 def test_another_verl_is_refused() -> None:
-    from rlstab.adapters.verl.verl_release import check_release
+    from rlstab.adapters.verl.release import check_release
 
     for version in ("0.8.0", "0.9.2", "1.0.0.dev0"):
         with pytest.raises(HostError, match=rf"verl {version} is installed, .* pip install 'verl==0.9.1'"):
@@ -307,11 +307,11 @@ def test_another_verl_is_refused() -> None:
 
 
 def test_a_method_that_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlstab.adapters.verl.verl_release import SIGNATURES, check_release
+    from rlstab.adapters.verl.release import METHODS, check_release
 
     def other(batch: Any) -> None: ...
 
-    for owner, names in SIGNATURES:
+    for owner, names in METHODS:
         who = owner.__name__.rpartition(".")[2]
         for name in names:
             with monkeypatch.context() as patch:
@@ -327,7 +327,7 @@ def test_a_method_that_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_method_whose_body_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.utils import losses
 
-    from rlstab.adapters.verl.verl_release import check_release
+    from rlstab.adapters.verl.release import check_release
 
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> None: ...
 
@@ -400,9 +400,9 @@ def test_an_adapter_that_cannot_be_imported_is_an_error_where_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before: a run of verl alone has nothing to do with it."""
-    monkeypatch.setitem(sys.modules, "rlstab.adapters.verl.actor_worker", None)
+    monkeypatch.setitem(sys.modules, "rlstab.adapters.verl.worker", None)
     assert type(worker_of(tmp_path).actor).__name__ == "TrainingWorker"
-    with pytest.raises(ImportError, match=r"rlstab.adapters.verl.actor_worker"):
+    with pytest.raises(ImportError, match=r"rlstab.adapters.verl.worker"):
         worker_of(tmp_path, [CLIP])
 
 

@@ -63,6 +63,7 @@ def test_a_group_that_lies_on_several_ranks_is_one_group(ranks):
     torch.testing.assert_close(cut.gradients["logprobs"], whole.gradients["logprobs"], rtol=1e-14, atol=0)
 
 
+@pytest.mark.slow  # starts processes; what is gathered is held below
 def test_groups_and_the_second_round_are_those_of_the_step_over_real_processes():
     """Keys and both rounds through gloo, ranks without a part among them."""
     objective = compose(PassRate(), CovarianceThreshold(), CentredGate(), ClipHigher())

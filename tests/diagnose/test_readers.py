@@ -261,16 +261,6 @@ def test_what_is_printed_names_settings_evidence_and_what_has_none(tmp_path: Pat
     assert "rlstab: task.answer_pattern, rollout.group (here 8), rollout.temperature" in out
 
 
-def test_the_output_in_the_documents_is_that_of_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[2]
-    text = (root / "docs" / "how-to" / "diagnose.md").read_text(encoding="utf-8")
-    (told,) = re.findall(r"```\n\$ rlstab diagnose (\S+)\n(.*?)```", text, flags=re.DOTALL)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.chdir(root)
-    _, out, _ = command(told[0])
-    assert [line.rstrip() for line in out.rstrip().splitlines()] == told[1].splitlines()
-
-
 def test_the_names_of_trl_are_those_of_its_source() -> None:
     source = pytest.importorskip("importlib.util").find_spec("trl")
     if source is None or source.origin is None:

@@ -46,9 +46,7 @@ def test_every_comparison_that_is_named_has_its_figures() -> None:
             assert (ROOT / "examples" / f"bench_{comparison['file']}.yaml").is_file()
             for one in remedies.figures()[remedies.key(comparison)]:
                 text = (ROOT / one.page).read_text(encoding="utf-8")
-                where = one.bench if one.setting == "default" else f"{one.bench}, {one.setting}"
-                assert f"\n## {where}\n" in text
-                assert f"| {one.method} | {one.seeds} |" in text
+                assert f"\n### {one.bench}\n" in text
 
 
 @pytest.mark.parametrize("told", [("laconic", "response/length"), ("laconic", "eval/mean")])

@@ -12,37 +12,27 @@ import trl
 from packaging.version import Version
 from trl import GRPOTrainer
 
-from rlstab.adapters.releases import changed_bodies, check_methods
+from rlstab.adapters.releases import check_methods
 from rlstab.errors import HostError
 
 #: The release whose private parts the adapter was written against, and what the tests have beside it.
 RELEASE = "1.16"
 BESIDE: Mapping[str, str] = {"transformers": "5.23", "accelerate": "1.15"}
 _CURE = f"Install the release that the adapter was tested with: pip install 'trl=={RELEASE}.*'"
-#: Methods that the adapter overrides or calls, with the names of their first parameters.
-SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    "_prepare_inputs": ("self", "generation_batch"),
-    "_compute_loss": ("self", "model", "inputs"),
-    "_generate_and_score_completions": ("self", "inputs"),
+#: Methods that the adapter overrides, calls or relies on line by line: the names of their first parameters, and the
+#: checksum of their syntax as tested.
+METHODS: Mapping[str, tuple[str, str]] = {
+    "_prepare_inputs": ("self generation_batch", "b6f38f7a05aa"),
+    "_compute_loss": ("self model inputs", "6b861df63f5a"),
+    "_generate_and_score_completions": ("self inputs", "739def7da67c"),
     "_get_per_token_logps_and_entropies": (
-        *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"),
-        *("compute_entropy", "compute_aux_loss"),
+        "self model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss",
+        "3a8a45615a71",
     ),
-    "_save_optimizer_and_scheduler": ("self", "output_dir"),
-    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
-    "training_step": ("self", "model", "inputs", "num_items_in_batch"),
-    "_run_epoch": ("self", "model", "epoch", "train_dataloader"),
-}
-#: Checksums of their syntax, as tested: what the adapter takes over or relies on line by line.
-TESTED: Mapping[str, frozenset[str]] = {
-    "_prepare_inputs": frozenset({"b6f38f7a05aa"}),
-    "_compute_loss": frozenset({"6b861df63f5a"}),
-    "_generate_and_score_completions": frozenset({"739def7da67c"}),
-    "_get_per_token_logps_and_entropies": frozenset({"3a8a45615a71"}),
-    "_save_optimizer_and_scheduler": frozenset({"085badefbd74"}),
-    "_load_optimizer_and_scheduler": frozenset({"f0236c69fcf3"}),
-    "training_step": frozenset({"96c133253ca1"}),
-    "_run_epoch": frozenset({"00466c2a085d"}),  # the order of the callbacks around the optimizer
+    "_save_optimizer_and_scheduler": ("self output_dir", "085badefbd74"),
+    "_load_optimizer_and_scheduler": ("self checkpoint", "f0236c69fcf3"),
+    "training_step": ("self model inputs num_items_in_batch", "96c133253ca1"),
+    "_run_epoch": ("self model epoch train_dataloader", "00466c2a085d"),  # the callbacks around the optimizer
 }
 #: What the adapter reads of a trainer that is made.
 ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_tokenizer", "_is_vlm")
@@ -67,8 +57,7 @@ def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl._
             f"{who} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
             f"process, or train without the adapter."
         )
-    check_methods(trainer, SIGNATURES, release=f"TRL {version}", homes=_HOMES, cure=_CURE)
-    changed = changed_bodies(trainer, TESTED)
+    changed = check_methods(trainer, METHODS, release=f"TRL {version}", homes=_HOMES, cure=_CURE)
     if changed:
         warnings.warn(
             f"{', '.join(changed)} of TRL {version} or its transformers changed since the adapter was tested. What is "

@@ -20,13 +20,13 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from rlstab.adapters import kept_state
+from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
-from rlstab.adapters.trl.grpo_settings import check_engine, check_settings
-from rlstab.adapters.trl.policy_forward import forward_for, provided_by
+from rlstab.adapters.trl.forward import forward_for, provided_by
+from rlstab.adapters.trl.metrics import named, tallies
 from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forward, response_mask, stamp
-from rlstab.adapters.trl.trl_names import named, tallies
+from rlstab.adapters.trl.settings import check_engine, check_settings
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
@@ -265,13 +265,13 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            kept_state.keep(output_dir, self._rlstab_own, self.objective_state)
+            keep_state(output_dir, self._rlstab_own, self.objective_state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             self.objective_state = {
                 **self.objective.init_state(),
-                **kept_state.restore(checkpoint, self._rlstab_own),
+                **restore_state(checkpoint, self._rlstab_own),
             }
         super()._load_optimizer_and_scheduler(checkpoint)
 
@@ -295,9 +295,7 @@ class _AroundTheOptimizer(TrainerCallback):
         if control.should_log:
             self.trainer._collect("train")
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_log:
-            self.trainer._collect("train")
+    on_epoch_end = on_step_end
 
 
 def _norm(gradients: list[Tensor]) -> float:

@@ -21,7 +21,7 @@ def check_host() -> None:
             off or broken.
     """
     from rlstab.adapters.verl.entry_points import check_plugin
-    from rlstab.adapters.verl.verl_release import check_release
+    from rlstab.adapters.verl.release import check_release
 
     check_release()
     check_plugin()
@@ -29,6 +29,6 @@ def check_host() -> None:
 
 def tested() -> str:
     """The release that the tests have."""
-    from rlstab.adapters.verl.verl_release import RELEASE
+    from rlstab.adapters.verl.release import RELEASE
 
     return f"verl {RELEASE}"

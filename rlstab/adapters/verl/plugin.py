@@ -30,7 +30,7 @@ class ActorWorker:
     def __get__(self, host: Any, owner: type | None = None) -> Any:
         if host is None or objective_file(host.config) is None:
             return self.own
-        from rlstab.adapters.verl.actor_worker import RLStabTrainingWorker
+        from rlstab.adapters.verl.worker import RLStabTrainingWorker
 
         return partial(RLStabTrainingWorker, host)
 

@@ -1,4 +1,7 @@
-"""What verl's engine calls: with its logits, for signals that it does not make; with its outputs, for the loss."""
+"""What verl's engine calls: with its logits, for signals that it does not make; with its outputs, for the loss.
+
+And metrics under the names that verl has for them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
-from rlstab.adapters.verl.mini_batch import ROW, MiniBatch, wide_as
-from rlstab.adapters.window import Window
+from rlstab.adapters.verl.batch import ROW, MiniBatch, wide_as
+from rlstab.adapters.window import Sums, Tallies, Window
 from rlstab.core.batch import layout_of
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -109,3 +114,33 @@ class PlannedLoss:
             entropies = self.found(model_output, data, frozenset({"entropies"}))["entropies"]
             told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])
         return told
+
+
+#: verl's names; every other metric is under ``rlstab/``. verl puts ``actor/`` before those that have none.
+NAMES: Mapping[str, str] = {
+    "tokens/entropy": "actor/entropy_loss",
+    "ratio/clipped_dual": "actor/pg_clipfrac_lower",
+    "ratio/drift": "actor/ppo_kl",
+    "kl/value": "actor/kl_loss",
+}
+#: The sum of the two sides.
+CLIPPED = "actor/pg_clipfrac"
+
+
+def tallies(group: Any) -> Tallies:
+    """Over the ranks of a process group."""
+
+    def over_ranks(own: Sums) -> list[Sums]:
+        found: list[Sums] = [own] * dist.get_world_size(group)
+        dist.all_gather_object(found, own, group=group)
+        return found
+
+    return Tallies(over_ranks)
+
+
+def named(means: Mapping[str, float]) -> dict[str, Metric]:
+    """Means as verl's metrics: over the optimizer steps of an update verl takes their mean, whatever their name."""
+    found = {NAMES.get(name, f"actor/rlstab/{name}"): value for name, value in means.items()}
+    sides = [means[side] for side in ("ratio/clipped_low", "ratio/clipped_high") if side in means]
+    found |= {CLIPPED: sum(sides)} if sides else {}
+    return {name: Metric(AggregationType.MEAN, value) for name, value in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from accelerate.utils import gather_object
 
-from rlstab.adapters.tallies import Sums, Tallies
+from rlstab.adapters.window import Sums, Tallies
 
 #: TRL's names; every other metric is under ``rlstab/``.
 NAMES: Mapping[str, str] = {

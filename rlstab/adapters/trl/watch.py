@@ -13,11 +13,11 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from rlstab.adapters.trl.grpo_settings import check_windows
-from rlstab.adapters.trl.policy_forward import forward_for, provided_by
+from rlstab.adapters.trl.forward import forward_for, provided_by
+from rlstab.adapters.trl.metrics import named, tallies
 from rlstab.adapters.trl.release import check_release
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, Provider, batch_of
-from rlstab.adapters.trl.trl_names import named, tallies
+from rlstab.adapters.trl.settings import check_windows
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import compose, observe

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from rlstab.core.compose import walk
+from rlstab.adapters.settings import kl_settings, reference_readers, require_defaults
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
 
@@ -50,18 +50,11 @@ def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = 
     Raises:
         ConfigError: names the setting, and what to write instead.
     """
-    for owner, named, replaced in (
-        (config.actor, ActorConfig, REPLACED),
-        (config.actor.policy_loss, PolicyLossConfig, REPLACED_LOSS),
+    for section, given, named, replaced in (
+        (_ACTOR, config.actor, ActorConfig, REPLACED),
+        (f"{_ACTOR}.policy_loss", config.actor.policy_loss, PolicyLossConfig, REPLACED_LOSS),
     ):
-        where = _ACTOR if named is ActorConfig else f"{_ACTOR}.policy_loss"
-        defaults = {one.name: one.default for one in dataclasses.fields(named)}
-        for name, instead in replaced.items():
-            if name in owner and owner[name] != defaults[name]:
-                raise ConfigError(
-                    f"{where}.{name} = {owner[name]!r} has no effect: the objective is the loss. Leave it at "
-                    f"{defaults[name]!r}, and write in the objective: {instead}."
-                )
+        require_defaults(section, given, {field.name: field.default for field in dataclasses.fields(named)}, replaced)
     _check_reference(config.actor, objective)
     if config.actor.strategy not in ENGINES:
         raise ConfigError(
@@ -77,9 +70,8 @@ def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = 
 
 def _check_reference(actor: Any, objective: TokenObjective) -> None:
     """``use_kl_loss`` loads the reference model, and the coefficient is the objective's."""
-    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
-    coefficients = {getattr(one.method, "coefficient", None) for one in walk(objective) if one.method.name == "kl"}
-    wanted = sorted(one for one in coefficients if one) or [actor.kl_loss_coef]
+    readers = reference_readers(objective)
+    wanted = kl_settings(objective, "coefficient") or [actor.kl_loss_coef]
     if actor.use_kl_loss and not readers:
         raise ConfigError(
             f"{_ACTOR}.use_kl_loss has no effect: no method of the objective reads the reference model. Leave it at "

@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,30 +26,13 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
-class Forward(Protocol):
-    """One forward of the policy over a micro-batch.
+class TRLForward:
+    """TRL's own: log-probs and entropies of every token by its fused head, with whatever else the model is given.
 
     Attributes:
         gives: signals of the evidence that it can make.
         live: outputs that it can differentiate beyond the log-probs.
     """
-
-    gives: frozenset[str]
-    live: frozenset[str]
-
-    def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
-        """``(B, T)`` signals by name, and the load-balancing loss of a mixture of experts."""
-        ...
-
-    def outputs(
-        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
-    ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
-        """The live outputs for the tokens of a planned part, with ``(B, T)`` signals that came with them, if any."""
-        ...
-
-
-class TRLForward:
-    """TRL's own: log-probs and entropies of every token by its fused head, with whatever else the model is given."""
 
     gives = frozenset({"entropies"})
     live = frozenset({"entropies"})
@@ -61,6 +44,7 @@ class TRLForward:
         self.passed = [name for name in names if name not in ("self", "model", "input_ids", "attention_mask")]
 
     def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
+        """``(B, T)`` signals by name, and the load-balancing loss of a mixture of experts."""
         trainer = self.trainer
         logprobs, entropies, aux = trainer._get_per_token_logps_and_entropies(
             model,
@@ -76,6 +60,7 @@ class TRLForward:
     def outputs(
         self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
+        """The live outputs for the tokens of a planned part, with ``(B, T)`` signals that came with them, if any."""
         found, aux = self.signals(model, inputs, plan.objective.live_needs)
         asked = {name: found[name] for name in {"logprobs", *plan.objective.live_needs}}
         return PolicyOutputs.from_padded(which, **asked), found, aux
@@ -153,6 +138,9 @@ class OwnForward:
         }
 
 
+Forward: TypeAlias = TRLForward | OwnForward
+
+
 def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
     """Signals that TRL has beside those of a forward, with the settings of this trainer."""
     found = {"truncated"}
@@ -175,7 +163,7 @@ def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[s
     if head == "auto":
         enough = needs <= TRLForward.gives and live <= TRLForward.live
         head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
-    chosen: type[TRLForward] | type[OwnForward] = TRLForward if head == "trl" else OwnForward
+    chosen: type[Forward] = TRLForward if head == "trl" else OwnForward
     require_signals(
         objective,
         provides=provided | chosen.gives,

@@ -20,19 +20,19 @@ from verl.utils.device import get_device_id
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
-from rlstab.adapters import kept_state
+from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
-from rlstab.adapters.verl.actor_settings import check_settings
+from rlstab.adapters.settings import require_one_correction
+from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
+from rlstab.adapters.verl.loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss, named, tallies
 from rlstab.adapters.verl.loss_mode import objective_file
-from rlstab.adapters.verl.mini_batch import ROW, WEIGHTS, MiniBatch
-from rlstab.adapters.verl.planned_loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss
-from rlstab.adapters.verl.verl_names import named, tallies
-from rlstab.adapters.verl.verl_release import check_release
+from rlstab.adapters.verl.release import check_release
+from rlstab.adapters.verl.settings import check_settings
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.compose import Composition, compose, walk
+from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, check_complete, require_signals
 from rlstab.core.plan import make_plan
 from rlstab.errors import ConfigError, HostError, NonFinite, RlstabError
@@ -152,13 +152,8 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         """
         if WEIGHTS not in data.keys():
             return self.objective
-        acting = [leaf for leaf in walk(self.objective) if leaf.method.writes - {"lr_scale"}]
-        own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
-        if own:
-            raise ConfigError(
-                f"'{own[0]}' corrects for the sampler, and so does algorithm.rollout_correction.rollout_is: together "
-                f"they would do it twice. Write algorithm.rollout_correction.rollout_is=null, or remove '{own[0]}'."
-            )
+        own = "algorithm.rollout_correction.rollout_is"
+        require_one_correction(self.objective, own, f"{own}=null")
         return compose(self.objective, HostCorrection())
 
     def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
@@ -222,7 +217,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         """verl's, with the state of the objective beside it."""
         found = super().save_checkpoint(local_path, *args, **kwargs)
         if local_path is not None and self.rank == 0:
-            kept_state.keep(local_path, self.objective, self.objective_state)
+            keep_state(local_path, self.objective, self.objective_state)
         dist.barrier()
         return found
 
@@ -241,7 +236,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         outcome: list[Any] = [None]
         if self.rank == 0:
             try:
-                outcome = [kept_state.restore(folder, self.objective)]
+                outcome = [restore_state(folder, self.objective)]
             except RlstabError as error:
                 outcome = [error]
         dist.broadcast_object_list(outcome, src=0)

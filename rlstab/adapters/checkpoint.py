@@ -17,7 +17,7 @@ from rlstab.errors import CheckpointError
 RECORD, TENSORS = "rlstab.json", "rlstab.safetensors"
 
 
-def keep(folder: str | Path, objective: TokenObjective, state: State) -> None:
+def keep_state(folder: str | Path, objective: TokenObjective, state: State) -> None:
     """Write the state into a checkpoint."""
     record, tensors = dump_state({key: state[key] for key in objective.init_state()})
     if tensors:
@@ -25,7 +25,7 @@ def keep(folder: str | Path, objective: TokenObjective, state: State) -> None:
     Path(folder, RECORD).write_text(json.dumps({"objective": objective_hash(objective), **record}, indent=1))
 
 
-def restore(folder: str | Path, objective: TokenObjective) -> State:
+def restore_state(folder: str | Path, objective: TokenObjective) -> State:
     """The state from a checkpoint.
 
     Raises:

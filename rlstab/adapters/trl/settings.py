@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import DistributedType
 from trl import GRPOConfig
 
-from rlstab.core.compose import walk
+from rlstab.adapters.settings import kl_settings, reference_readers, require_defaults, require_one_correction
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
 
@@ -51,35 +51,31 @@ def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
     Raises:
         ConfigError: names the setting, and what to write instead.
     """
-    defaults = {one.name: one.default for one in dataclasses.fields(type(config))}
-    for name, instead in REPLACED.items():
-        if name in defaults and getattr(config, name) != defaults[name]:
-            raise ConfigError(
-                f"GRPOConfig.{name} = {getattr(config, name)!r} has no effect: the objective is the loss. Leave it at "
-                f"{defaults[name]!r}, and write in the objective: {instead}."
-            )
+    fields = dataclasses.fields(type(config))
+    require_defaults("GRPOConfig", vars(config), {field.name: field.default for field in fields}, REPLACED)
     _check_reference(config, objective)
     _check_estimator(config, objective)
-    _check_correction(config, objective)
+    if config.use_vllm and config.vllm_importance_sampling_correction:
+        own = "vllm_importance_sampling_correction"
+        require_one_correction(objective, f"GRPOConfig.{own}", f"{own}=False")
     check_windows(config)
     _check_early(config)
 
 
 def _check_reference(config: GRPOConfig, objective: TokenObjective) -> None:
     """``beta`` loads the reference model, and the coefficient is the objective's."""
-    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+    readers, coefficients = reference_readers(objective), kl_settings(objective, "coefficient")
     if not readers and config.beta != 0.0:
         raise ConfigError(
             f"GRPOConfig.beta = {config.beta} has no effect: no method of the objective reads the reference model. "
             f"Leave it at 0.0, or add to the objective: {{name: kl, coefficient: {config.beta}}}."
         )
     if readers and config.beta == 0.0:
-        wanted = _coefficients(objective) or {0.001}
         raise ConfigError(
             f"'{readers[0]}' reads 'ref_logprobs', and TRL loads a reference model only where GRPOConfig.beta is not "
-            f"0. Write beta={min(wanted)!r}."
+            f"0. Write beta={min(coefficients, default=0.001)!r}."
         )
-    for coefficient in _coefficients(objective):
+    for coefficient in coefficients:
         if config.beta != coefficient:
             raise ConfigError(
                 f"GRPOConfig.beta = {config.beta}, and the coefficient of 'kl' is {coefficient}: the objective's "
@@ -90,36 +86,18 @@ def _check_reference(config: GRPOConfig, objective: TokenObjective) -> None:
 def _check_estimator(config: GRPOConfig, objective: TokenObjective) -> None:
     """TRL's switch and the estimator of ``kl`` say the same, in runs of either trainer."""
     corrects = getattr(config, BIAS_CORRECTION)
-    estimators = {str(getattr(leaf.method, "estimator", "")) for leaf in walk(objective) if leaf.method.name == "kl"}
+    estimators = kl_settings(objective, "estimator")
     if not estimators and not corrects:
         raise ConfigError(
             f"GRPOConfig.{BIAS_CORRECTION} = False has no effect: no method of the objective is 'kl'. Leave it at True."
         )
-    for estimator in sorted(estimators):
+    for estimator in estimators:
         if corrects != (estimator == UNBIASED):
             other = f"estimator: {UNBIASED}" if corrects else "another estimator"
             raise ConfigError(
                 f"GRPOConfig.{BIAS_CORRECTION} = {corrects}, and the estimator of 'kl' is '{estimator}': the "
                 f"objective's counts. Write {BIAS_CORRECTION}={not corrects}, or {other} in the objective."
             )
-
-
-def _coefficients(objective: TokenObjective) -> set[float]:
-    found = {getattr(leaf.method, "coefficient", None) for leaf in walk(objective) if leaf.method.name == "kl"}
-    return {one for one in found if one}
-
-
-def _check_correction(config: GRPOConfig, objective: TokenObjective) -> None:
-    """TRL's own correction for vLLM stays, unless the objective has one."""
-    if not (config.use_vllm and config.vllm_importance_sampling_correction):
-        return
-    acting = [leaf for leaf in walk(objective) if leaf.method.writes - {"lr_scale"}]
-    own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
-    if own:
-        raise ConfigError(
-            f"'{own[0]}' corrects for the sampler, and so does GRPOConfig.vllm_importance_sampling_correction: "
-            f"together they would do it twice. Write vllm_importance_sampling_correction=False, or remove '{own[0]}'."
-        )
 
 
 def check_windows(config: GRPOConfig) -> None:
