@@ -346,7 +346,7 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
     assert {one["rollout"] for one in found} == {1, 2, 4, 5}
     for rollout in (1, 2, 4, 5):
         here = [one for one in found if one["rollout"] == rollout]
-        assert len(here) == 16 * 2
+        assert len(here) == run.rollout.prompts * run.rollout.group * 2
         assert {one["optimizer_step"] for one in here} == set(range(4 * rollout - 3, 4 * rollout + 1))
         tokens = sum(len(one["tokens"]) for one in here)
         dropped = sum(len(one["methods"]["s2t"].get("dropped", [])) for one in here)
