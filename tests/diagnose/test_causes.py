@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.troubleshooting import DEFINITIONS
-from rlstab.diagnose.causes import CAUSES, TOGETHER, first_of
-from rlstab.diagnose.diagnosis import Diagnosis, diagnose_paths
+from rlstab.diagnose.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose_paths, first_of
 from rlstab.diagnose.remedies import remedies
 from rlstab.diagnose.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, rows, trainer_state, verl_lines, wandb_history
@@ -60,7 +59,7 @@ def test_nothing_is_found_in_a_healthy_run(name: str, form: str, tmp_path: Path)
     assert found.told() == "nothing found"
     # other trainers log nothing of a sampler that is the policy itself
     unseen = set() if form == "rlstab" else {"sampler_mismatch", "sampler_drift"}
-    assert {sign.sign for sign in found.unseen} == unseen
+    assert {sign.name for sign in found.unseen} == unseen
     assert {sign.name for sign in found.looked_at} == SIGNS.keys() - unseen
 
 
@@ -79,7 +78,7 @@ def test_a_cause_that_the_log_does_not_show_is_said_to_be_unseen(tmp_path: Path)
     told = one(DATA / "staleness.jsonl").first
     assert told is not None
     assert (found.first.sign.step or 0) > (told.sign.step or 0)
-    assert {sign.sign: sign.why for sign in found.unseen}["sampler_drift"] == (
+    assert {sign.name: sign.text for sign in found.unseen}["sampler_drift"] == (
         "no sampler/gap or mismatch/k3 or sampler/probability_gap"
     )
 

@@ -176,7 +176,7 @@ def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
     found = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
     assert found.first is None
-    reasons = {sign.sign: sign.why for sign in found.unseen}
+    reasons = {sign.name: sign.text for sign in found.unseen}
     assert reasons["reward_fall"] == "too short: 1 tens of steps, and it takes 3"
     assert reasons["entropy_floor"] == "no tokens/entropy"
     assert found.told() == "nothing found, because nothing could be looked at"
