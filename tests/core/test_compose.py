@@ -164,12 +164,12 @@ def test_one_signal_has_one_definition():
 def test_within_refuses_what_belongs_to_all_tokens():
     with conflict(
         "within('s2t', 'clip_higher'): the inner method defines the bounds, which belongs to all tokens.\n"
-        "  Compose 'clip_higher' beside it instead."
+        "  Compose 'clip_higher' with it instead."
     ):
         within(S2TMask(), ClipHigher())
     with conflict(
         "within('s2t', 'scale'): the inner method defines the lr_scale, which belongs to all tokens.\n"
-        "  Compose 'scale' beside it instead."
+        "  Compose 'scale' with it instead."
     ):
         within(S2TMask(), Scale(lr=0.5))
 

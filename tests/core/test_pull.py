@@ -155,5 +155,6 @@ def test_a_method_without_what_it_expects_is_told_where_a_loss_is_made():
         make_plan(objective, [])
     assert sorted(str(one.message) for one in caught) == [
         "'particular' expects 's2t' in the composition, which is missing: it was published on top of it.",
-        "'particular' expects a method that writes 'aggregate' in the composition, which is missing: it divides by lengths.",
+        "'particular' expects a method that writes 'aggregate' in the composition, which is missing: it divides by "
+        "lengths.",
     ]
