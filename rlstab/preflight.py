@@ -58,9 +58,7 @@ def preflight(run: RunConfig) -> list[str]:
         _require_model(run, task)
         unchecked.append("the weights of the model")
     if run.optimisation.precision == "bf16" and not torch.cuda.is_available() and slow_bf16():
-        lines.append(
-            "optimisation.precision: bf16 is slower than fp32 on this CPU: no AVX512_BF16, no AMX"
-        )
+        lines.append("optimisation.precision: bf16 is slower than fp32 on this CPU: no AVX512_BF16, no AMX")
     return [*lines, *(f"not checked: {what}" for what in unchecked)]
 
 
