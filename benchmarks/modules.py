@@ -26,8 +26,8 @@ from rlstab.core.batch import SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.errors import Conflict, FitWarning
-from rlstab.testing.examples import EXAMPLES
 from rlstab.zoo.lp_reg import LpReg
+from tests.examples import EXAMPLES
 
 #: First what every recipe has; then those that need a statistic of the whole step; then the rest, by name.
 FIRST = ("clip_higher", "token_mean", "top_entropy", "s2t", "stare", "lp_reg", "kl", "entropy_bonus")

@@ -19,7 +19,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "lora": ("peft",),
     "datasets": ("datasets",),
     "tensorboard": ("tensorboard",),
-    "testing": ("hypothesis", "pytest"),
+    "testing": ("pytest",),
     "trl": ("trl",),
     "verl": ("verl",),
 }

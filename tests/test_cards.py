@@ -18,8 +18,7 @@ from rlstab.core.settings import settings_of
 from rlstab.explain.card import SECTIONS, STAGE_SECTIONS, Card, card
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Offer, Stage
-from rlstab.testing.examples import EXAMPLES
-from rlstab.testing.stage_examples import STAGE_EXAMPLES
+from tests.examples import EXAMPLES, STAGE_EXAMPLES
 
 METHODS, STAGES = pages.methods(), pages.stages()
 #: What a method may read without naming it in `needs`.

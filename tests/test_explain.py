@@ -49,8 +49,8 @@ from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper
-from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.train.generate import given_to, require_evidence
+from tests.examples import STAGE_EXAMPLES
 from tests.zoo.watch import evidence, examples, live, shipped
 
 # -- the words of a method ---------------------------------------------------------------------------------------------

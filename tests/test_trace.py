@@ -346,7 +346,7 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
     assert {one["rollout"] for one in found} == {1, 2, 4, 5}
     for rollout in (1, 2, 4, 5):
         here = [one for one in found if one["rollout"] == rollout]
-        assert len(here) == 16 * 2
+        assert len(here) == run.rollout.prompts * run.rollout.group * 2
         assert {one["optimizer_step"] for one in here} == set(range(4 * rollout - 3, 4 * rollout + 1))
         tokens = sum(len(one["tokens"]) for one in here)
         dropped = sum(len(one["methods"]["s2t"].get("dropped", [])) for one in here)
@@ -357,7 +357,8 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
         assert dropped / tokens == pytest.approx(metrics["s2t/dropped"])
         sides = metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"]
         assert clipped / kept == pytest.approx(sides)
-        assert sum(one["reward"] for one in here) / len(here) == pytest.approx(metrics["reward/mean"])
+        # a line keeps five digits of its reward
+        assert sum(one["reward"] for one in here) / len(here) == pytest.approx(metrics["reward/mean"], rel=1e-4)
     assert any(one["methods"]["s2t"] for one in found)
     assert any(one["methods"]["clip_higher"] for one in found)
     for one in found:

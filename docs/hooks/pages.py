@@ -27,9 +27,8 @@ from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.stages.response_batch import EVIDENCE
 from rlstab.stages.stage import Stage
-from rlstab.testing.examples import EXAMPLES
-from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.zoo import METHODS
+from tests.examples import EXAMPLES, STAGE_EXAMPLES
 
 #: Two fields of Terms that no composition has both: each is a surrogate.
 RIVALS = ("surrogate", "bounds")
@@ -146,9 +145,9 @@ def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
     """Title and sentence: what it cannot be composed with, what it declares of others and others of it."""
     writes = written(cls)
     for slot in SLOTS:
-        others = [name for name in writers(slot) if name != cls.name]
-        if slot in writes and others:
-            yield "Conflict", f"{names(others)} can define the {slot} as well; only one method of a composition may."
+        rivals = [name for name in writers(slot) if name != cls.name]
+        if slot in writes and rivals:
+            yield "Conflict", f"{names(rivals)} can define the {slot} as well; only one method of a composition may."
     for field, rival in (RIVALS, RIVALS[::-1]):
         if field in writes:
             yield "Conflict", f"no method with {rival} beside it: {names(writers(rival))}. Both are trust regions."

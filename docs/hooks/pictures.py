@@ -96,7 +96,7 @@ SHADES = {
     "damped": (LinearSegmentedColormap.from_list("damped", [VERMILION, ORANGE, "#f2cb6b"]), LogNorm(0.3, 1)),
     "boosted": (LinearSegmentedColormap.from_list("boosted", ["#a9d6f0", SKY, BLUE]), LogNorm(1, 3)),
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rlstab",
     "font.size": 9,
@@ -294,7 +294,11 @@ def _cloud_panel(part: Part, side: Tensor, title: str, by_response: bool) -> Pan
     lengths = batch.sequence.bincount()
     rows = sorted(set(batch.sequence[side].tolist()), key=lambda row: int(lengths[row]))
     place = torch.zeros(len(lengths)).scatter_(0, torch.tensor(rows), torch.arange(1.0, len(rows) + 1))
-    x, y = (batch.position + 1, place[batch.sequence]) if by_response else (batch.logprobs.exp(), batch.entropies)
+    x, y = (
+        (batch.position + 1, place[batch.sequence])
+        if by_response
+        else (batch.logprobs.exp(), batch.signal("entropies"))
+    )
 
     def panel(ax: Axes) -> None:
         for label, where, colour, shades in _done_to(part):
@@ -388,7 +392,7 @@ def _over_distances(method: TokenObjective) -> tuple[Panel, ...]:
         across, rows = [], []
         for times in range(31):
             step = moved(Decided.on_cloud(method).batch, times / 10)
-            across.append(float((step.logprobs - step.rollout_logprobs).square().mean().sqrt()))
+            across.append(float((step.logprobs - step.signal("rollout_logprobs")).square().mean().sqrt()))
             rows.append(_numbers(Decided.on(method, step)))
         lines = {name: [row[name] for row in rows] for name in rows[0]}
         lines = {name: values for name, values in lines.items() if max(values) - min(values) > 1e-9}
@@ -418,7 +422,7 @@ def _numbers(decided: Decided) -> dict[str, float]:
 
 def _sampled(batch: TokenBatch, times: float) -> TokenBatch:
     """The sampler reports other log-probs; the policy has not moved since."""
-    gap = batch.old_logprobs - batch.rollout_logprobs
+    gap = batch.old_logprobs - batch.signal("rollout_logprobs")
     return replace(batch, old_logprobs=batch.logprobs, rollout_logprobs=(batch.logprobs - times * gap).clamp(max=0.0))
 
 
@@ -431,7 +435,7 @@ def _drifted(batch: TokenBatch, times: float) -> TokenBatch:
 def _price(method: TokenObjective) -> Panel | None:
     """What a controller asks for while the entropy is low and, from a step on, high; None where that is all one."""
     turn, steps = 60, range(1, 101)
-    low, high = (replace(cloud(), entropies=scale * cloud().entropies) for scale in (0.3, 3.0))
+    low, high = (replace(cloud(), entropies=scale * cloud().signal("entropies")) for scale in (0.3, 3.0))
     state, prices = method.init_state(), []
     for step in steps:
         decided = Decided.on(method, low if step < turn else high, state=state)
@@ -441,7 +445,7 @@ def _price(method: TokenObjective) -> Panel | None:
         return None
 
     def panel(ax: Axes) -> None:
-        nats = [float(batch.entropies.mean()) for batch in (low, high)]
+        nats = [float(batch.signal("entropies").mean()) for batch in (low, high)]
         told = f"mean entropy {nats[0]:.2f} nats before, {nats[1]:.2f} from here on"
         ax.axvline(turn, color=GREY, ls="--", lw=1, label=told)
         ax.plot(steps, prices, color=BLUE, label="price")

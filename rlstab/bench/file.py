@@ -336,7 +336,9 @@ def _load_all(
             except RlstabError as error:
                 problems.setdefault(str(error), []).append(f"{setting}/{name}")
     if problems:
-        raise ConfigError("\n".join(_problem(*one, len(methods) * len(settings)) for one in problems.items()))
+        raise ConfigError(
+            "\n".join(_problem(text, places, len(methods) * len(settings)) for text, places in problems.items())
+        )
     return loaded
 
 

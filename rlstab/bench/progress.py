@@ -31,16 +31,22 @@ class Screen:
     Args:
         console: where to show them.
         runs: those that are asked for.
-        settled: how many of them are finished, or failed and are not run again.
+        queue: of them, those that are made now; the others are finished, or failed and are not run again.
     """
 
-    def __init__(self, console: Console, runs: Sequence[BenchRun], settled: int) -> None:
-        self._console, self._total, self._ended, self._failed = console, len(runs), settled, 0
+    def __init__(self, console: Console, runs: Sequence[BenchRun], queue: Sequence[BenchRun]) -> None:
+        self._console, self._total, self._ended, self._failed = console, len(runs), len(runs) - len(queue), 0
         name = TextColumn("{task.description}", table_column=Column(overflow="fold"))  # names that are cut look alike
         columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._all = self._progress.add_task("runs", total=self._total, completed=settled, now="")
+        # runs end seldom: the time that is left is told by rollouts, over some minutes
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=600)
+        self._all = self._progress.add_task("rollouts", total=sum(map(_rollouts, queue)), now=self._counts())
+        self._made = 0
         self._tasks: dict[str, TaskID] = {}
+
+    def _counts(self) -> str:
+        failed = f", [red]{self._failed} failed[/]" if self._failed else ""
+        return f"{self._ended} of {self._total} runs{failed}"
 
     def __enter__(self) -> Screen:
         self._progress.start()
@@ -57,13 +63,15 @@ class Screen:
         """Show how far the running runs are."""
         if not self._console.is_terminal:
             return
+        made = self._made
         for run in running:
             if run.name not in self._tasks:
-                total = run.config.optimisation.rollouts
-                self._tasks[run.name] = self._progress.add_task(escape(run.name), total=total, now="")
+                self._tasks[run.name] = self._progress.add_task(escape(run.name), total=_rollouts(run), now="")
             records = last_records(run.folder, TAIL)
             rollout = records[-1]["rollout"] if records else 0
+            made += rollout
             self._progress.update(self._tasks[run.name], completed=rollout, now=_measured(records))
+        self._progress.update(self._all, completed=made)
 
     def started(self, run: BenchRun, resumed: bool) -> None:
         """A worker has begun."""
@@ -73,14 +81,13 @@ class Screen:
 
     def ended(self, run: BenchRun) -> None:
         """A worker is gone, and its record says how."""
-        self._ended += 1
+        self._ended, self._made = self._ended + 1, self._made + _rollouts(run)
         record = read_record(run.folder)
         finished = record.get("status") == "finished"
         self._failed += not finished
         if run.name in self._tasks:
             self._progress.remove_task(self._tasks.pop(run.name))
-        failed = f"[red]{self._failed} failed[/]" if self._failed else ""
-        self._progress.update(self._all, completed=self._ended, now=failed)
+        self._progress.update(self._all, completed=self._made, now=self._counts())
         if self._console.is_terminal:  # the reasons stand below at the end
             return
         spent = record.get("cpu_seconds")
@@ -90,6 +97,10 @@ class Screen:
         text = f"{count} {escape(run.name)}  {_measured(last_records(run.folder))}  {cost}"
         text = text if finished else f"{count} [red]failed[/] {escape(run.name)}: {escape(reason)}"
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _rollouts(run: BenchRun) -> int:
+    return run.config.optimisation.rollouts
 
 
 def last_records(folder: Path, size: int | None = None) -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
     _describe(bench, workers)
     queue = [run for run in runs if run in plan["anew"] or run in plan["resumed"]]
     try:
-        with Screen(console, runs, len(runs) - len(queue)) as screen:
+        with Screen(console, runs, queue) as screen:
             _Workers(bench, plan["resumed"], workers, screen).make(queue)
     except KeyboardInterrupt:
         _say(console, f"stopped; {_summary(runs)}. Continue with: {command(bench)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -58,51 +59,40 @@ class Idle:
 
 def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
     """One entry per method and reason, over the runs of a setting."""
-    found: dict[tuple[str | None, str, str, str, str], list[int]] = {}
-    counts: dict[tuple[str | None, str, str], int] = {}
+    seeds: dict[tuple[str | None, str, str, str, str], list[int]] = defaultdict(list)
+    counts = Counter((run.bench, run.setting, run.method) for run in runs)
     for run in runs:
-        group = (run.bench, run.setting, run.method)
-        counts[group] = counts.get(group, 0) + 1
         for part, why in idle_parts(run):
-            found.setdefault((*group, part, why), []).append(run.seed)
-    return [
-        Idle(bench, setting, method, part, why, tuple(seeds), counts[bench, setting, method])
-        for (bench, setting, method, part, why), seeds in found.items()
-    ]
+            seeds[run.bench, run.setting, run.method, part, why].append(run.seed)
+    return [Idle(*key, tuple(some), counts[key[:3]]) for key, some in seeds.items()]
 
 
 def idle_parts(run: RunRecord) -> list[tuple[str, str]]:
     """Methods of the objective that never acted in this run, with the reason; not those of which no metric tells."""
     if not run.rollouts:
         return []
-    return _parts(run, run.config.get("objective"), "")
+    reasons = ((place, item, _reason(run, item, place)) for place, item in _parts(run.config.get("objective"), ""))
+    return [(_named(place, str(item.get("name"))), why) for place, item, why in reasons if why]
 
 
-def _parts(run: RunRecord, items: Any, prefix: str) -> list[tuple[str, str]]:
-    if isinstance(items, Mapping):
-        items = [items]
-    if not isinstance(items, list):
-        return []
-    found = []
+def _named(place: str, name: str) -> str:
+    return place if place.rpartition("/")[2].startswith(name) else f"{place} ({name})"
+
+
+def _parts(items: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Methods by the prefix of their metrics."""
+    items = items if isinstance(items, list) else []
     for key, item in zip(objective_names({"objective": items}), items, strict=False):
         if item["name"] == "within":
             for side in ("outer", "inner"):
                 inside = item.get(side)
                 # one method reports under its side, several under their own names below it
                 if isinstance(inside, Mapping):
-                    found += _one(run, inside, f"{prefix}{key}/{side}")
+                    yield f"{prefix}{key}/{side}", inside
                 else:
-                    found += _parts(run, inside, f"{prefix}{key}/{side}/")
+                    yield from _parts(inside, f"{prefix}{key}/{side}/")
         elif item["name"] != "observe":  # that is there to do nothing
-            found += _one(run, item, f"{prefix}{key}")
-    return found
-
-
-def _one(run: RunRecord, item: Mapping[str, Any], place: str) -> list[tuple[str, str]]:
-    name = str(item.get("name"))
-    why = _reason(run, item, place)
-    shown = place if place.rpartition("/")[2].startswith(name) else f"{place} ({name})"
-    return [(shown, why)] if why else []
+            yield f"{prefix}{key}", item
 
 
 def _reason(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
@@ -142,6 +132,9 @@ def _highest(run: RunRecord, name: str) -> float | None:
 #: Names one token: where it was sampled, and its place there.
 Token: TypeAlias = tuple[object, ...]
 
+#: A run and the responses that it traced.
+Traced: TypeAlias = tuple[RunRecord, Sequence[Sample]]
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -176,51 +169,35 @@ def overlaps_of(runs: Sequence[RunRecord]) -> tuple[list[Overlap], list[str]]:
     were sampled alike: after the first optimizer step the weights differ, and with them the samples.
     """
     notes: list[str] = []
-    groups: dict[tuple[str | None, str], list[tuple[RunRecord, list[Sample]]]] = {}
+    groups: dict[tuple[str | None, str], list[Traced]] = defaultdict(list)
     for run in runs:
         file = Path(run.path) / "tokens.jsonl"
-        if not file.is_file():
-            continue
-        try:
-            read = read_tokens(file)
-        except ReportError as error:
-            notes.append(f"{run.title}: its token traces cannot be read: {error}")
-            continue
-        groups.setdefault((run.bench, run.setting), []).append((run, read.samples))
-    found = []
+        if file.is_file():
+            try:
+                groups[run.bench, run.setting].append((run, read_tokens(file).samples))
+            except ReportError as error:
+                notes.append(f"{run.title}: its token traces cannot be read: {error}")
+    overlaps = []
     for (bench, setting), traced in groups.items():
         for method in dict.fromkeys(run.method for run, _ in traced):
             mine = [(run, samples) for run, samples in traced if run.method == method]
             inside = within_runs(mine)
-            if len(inside) > 1:
-                rollouts = {(run.seed, one.rollout) for run, samples in mine for one in samples}
-                text = (
-                    f"all traced tokens of {method}: {counted(len(mine), 'run')}, "
-                    f"{counted(len(rollouts), 'rollout')}{_idle(traced_by(mine), inside)}"
-                )
-                found.append(_overlap(bench, setting, inside, text))
+            rollouts = {(run.seed, sample.rollout) for run, samples in mine for sample in samples}
+            text = f"all traced tokens of {method}: {counted(len(mine), 'run')}, {counted(len(rollouts), 'rollout')}"
+            known = {key for _, samples in mine for sample in samples for key in sample.methods}
+            overlaps.append(_overlap(bench, setting, inside, text + _idle(known, inside)))
         between, responses = between_runs(traced)
-        if len(between) > 1:
-            named = {_between(run.method, key) for run, samples in traced for one in samples for key in one.methods}
-            text = (
-                f"between methods: {counted(responses, 'response')} of the first rollout, the same in every "
-                f"method{_idle(named, between)}"
-            )
-            found.append(_overlap(bench, setting, between, text))
-    return found, notes
+        known = {_between(run.method, key) for run, samples in traced for one in samples for key in one.methods}
+        text = f"between methods: {counted(responses, 'response')} of the first rollout, the same in every method"
+        overlaps.append(_overlap(bench, setting, between, text + _idle(known, between)))
+    return [overlap for overlap in overlaps if len(overlap.names) > 1], notes
 
 
-def traced_by(traced: Iterable[tuple[RunRecord, Sequence[Sample]]]) -> set[str]:
-    """The methods that the traces know, whether they touched a token or not."""
-    return {key for _, samples in traced for one in samples for key in one.methods}
-
-
-def _idle(known: Iterable[str], found: Mapping[str, set[Token]]) -> str:
+def _idle(known: set[str], touched: Mapping[str, set[Token]]) -> str:
     """Who has no row because it touched nothing there: by its own name alone where it did so in every objective."""
-    acted = {name.rpartition(": ")[2] for name in found}
-    absent = sorted(
-        {part if (part := one.rpartition(": ")[2]) not in acted else one for one in set(known) - set(found)}
-    )
+    acted = {name.rpartition(": ")[2] for name in touched}
+    parts = {name: name.rpartition(": ")[2] for name in known - touched.keys()}
+    absent = sorted({name if part in acted else part for name, part in parts.items()})
     return f"; {', '.join(absent)} touched none of these tokens" if absent else ""
 
 
@@ -228,51 +205,49 @@ def _between(method: str, key: str) -> str:
     return method if method == key else f"{method}: {key}"
 
 
-def within_runs(traced: Iterable[tuple[RunRecord, Sequence[Sample]]]) -> dict[str, set[Token]]:
+def within_runs(traced: Iterable[Traced]) -> dict[str, set[Token]]:
     """Tokens touched by each method of one objective that touched any, over optimizer steps and runs."""
-    found: dict[str, set[Token]] = {}
+    touched: dict[str, set[Token]] = defaultdict(set)
     for run, samples in traced:
-        for one in samples:
-            for key, places in _touched(one).items():
-                token = (run.seed, one.rollout, one.optimizer_step, one.response)
-                found.setdefault(key, set()).update((*token, place) for place in places)
-    return found
+        for sample in samples:
+            token = (run.seed, sample.rollout, sample.optimizer_step, sample.response)
+            for key, places in _touched(sample).items():
+                touched[key] |= {(*token, place) for place in places}
+    return touched
 
 
-def between_runs(traced: Sequence[tuple[RunRecord, Sequence[Sample]]]) -> tuple[dict[str, set[Token]], int]:
+def between_runs(traced: Sequence[Traced]) -> tuple[dict[str, set[Token]], int]:
     """Tokens touched in the first rollout by each method of each objective, and how many responses were compared.
 
     A response takes part if every compared method has it for this seed with the same token ids.
     """
-    methods = list(dict.fromkeys(run.method for run, _ in traced))
-    ids: dict[tuple[int, str], dict[str, tuple[int, ...]]] = {}
-    for run, samples in traced:
-        for one in samples:
-            if one.rollout == 1 and one.ids:
-                ids.setdefault((run.seed, one.response), {})[run.method] = tuple(one.ids)
+    methods = {run.method for run, _ in traced}
+    first = [(run, sample) for run, samples in traced for sample in samples if sample.rollout == 1]
+    ids: dict[tuple[int, str], dict[str, tuple[int, ...]]] = defaultdict(dict)
+    for run, sample in first:
+        if sample.ids:
+            ids[run.seed, sample.response][run.method] = tuple(sample.ids)
     alike = {key for key, own in ids.items() if len(own) == len(methods) > 1 and len(set(own.values())) == 1}
-    found: dict[str, set[Token]] = {}
-    for run, samples in traced:
-        for one in samples:
-            if one.rollout == 1 and (run.seed, one.response) in alike:
-                for key, places in _touched(one).items():
-                    mine = found.setdefault(_between(run.method, key), set())
-                    mine.update((run.seed, one.response, place) for place in places)
-    return found, len(alike)
+    touched: dict[str, set[Token]] = defaultdict(set)
+    for run, sample in first:
+        if (run.seed, sample.response) in alike:
+            for key, places in _touched(sample).items():
+                touched[_between(run.method, key)] |= {(run.seed, sample.response, place) for place in places}
+    return touched, len(alike)
 
 
-def jaccard(one: set[Token], other: set[Token]) -> float | None:
+def jaccard(first: set[Token], second: set[Token]) -> float | None:
     """Tokens of both over tokens of either; None if both are empty."""
-    either = len(one | other)
-    return len(one & other) / either if either else None
+    either = len(first | second)
+    return len(first & second) / either if either else None
 
 
 def _touched(sample: Sample) -> dict[str, set[int]]:
-    found = {key: {place for places in one.actions.values() for place in places} for key, one in sample.methods.items()}
-    return {key: places for key, places in found.items() if places}
+    touched = {key: set().union(*method.actions.values()) for key, method in sample.methods.items()}
+    return {key: places for key, places in touched.items() if places}
 
 
 def _overlap(bench: str | None, setting: str, touched: Mapping[str, set[Token]], compared: str) -> Overlap:
     names = sorted(touched)
-    matrix = [[jaccard(touched[one], touched[other]) for other in names] for one in names]
+    matrix = [[jaccard(touched[row], touched[column]) for column in names] for row in names]
     return Overlap(bench, setting, names, [len(touched[name]) for name in names], matrix, compared)

@@ -11,6 +11,7 @@ the trainer refused its optimizer steps for NaN or Inf; one that failed for anot
 from __future__ import annotations
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -308,15 +309,10 @@ class Sweep:
 
 def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
     """Of each bench, and of the runs without one, whose settings differ in exactly one number."""
-    benches: dict[str, list[RunRecord]] = {}
+    benches: dict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
-        benches.setdefault(run.bench or "", []).append(run)
-    found = []
-    for bench, mine in benches.items():
-        key = swept_key(mine)
-        if key is not None:
-            found.append(_sweep(bench, key, mine))
-    return found
+        benches[run.bench or ""].append(run)
+    return [_sweep(bench, key, some) for bench, some in benches.items() if (key := swept_key(some)) is not None]
 
 
 def swept_key(runs: Sequence[RunRecord]) -> str | None:
@@ -332,7 +328,8 @@ def swept_key(runs: Sequence[RunRecord]) -> str | None:
     paths = {path for own in by_setting.values() for path in own}
     differing = [path for path in sorted(paths) if len({repr(own.get(path)) for own in by_setting.values()}) > 1]
     numbers = [own.get(differing[0]) for own in by_setting.values()] if len(differing) == 1 else [None]
-    return differing[0] if all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers) else None
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
+    return differing[0] if numeric else None
 
 
 def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
@@ -340,7 +337,7 @@ def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
     for run in runs:
         value = setting_of(run.config, key)
         if value is None:  # a run that failed before it wrote its configuration: its setting's other runs say
-            named = (setting_of(one.config, key) for one in runs if one.setting == run.setting and one.config)
+            named = (setting_of(other.config, key) for other in runs if other.setting == run.setting and other.config)
             value = next(named, None)
         if value is None:
             continue

@@ -199,7 +199,7 @@ class Table:
     def title(self) -> str:
         """Bench and setting, without what says nothing."""
         parts = [self.bench or "", self.setting if self.setting != "default" or not self.bench else ""]
-        return ", ".join(one for one in parts if one)
+        return ", ".join(filter(None, parts))
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
     for run in runs:
         by_method[run.method].append(run)
     baseline = _baseline(runs, asked)
-    methods = sorted(by_method, key=lambda one: (one != baseline, one))
+    methods = sorted(by_method, key=lambda name: (name != baseline, name))
     first = runs[0]
     where = Table(first.bench, first.setting, baseline, [], {}, {}, {}, []).title
     cells: dict[tuple[str, str], Cell] = {}
@@ -273,21 +273,21 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
     missing: dict[tuple[RunRecord, ...], list[str]] = defaultdict(list)
     for outcome in outcomes:
         values = {method: _values(by_method[method], outcome.name) for method in methods}
-        others = {method: one for method, one in values.items() if method != baseline}
+        others = {method: own for method, own in values.items() if method != baseline}
         paired = against_baseline(others, values[baseline]) if baseline is not None else {}
         for method in methods:
             cells[method, outcome.name] = Cell(values[method], summary(values[method]), paired.get(method))
-        lacking = tuple(one for one in finished if one.seed not in values[one.method])
+        lacking = tuple(run for run in finished if run.seed not in values[run.method])
         if lacking:
             missing[lacking].append(outcome.name)
     for lacking, names in missing.items():
-        which = ", ".join(f"{one.method} seed {one.seed}" for one in lacking)
+        which = ", ".join(f"{run.method} seed {run.seed}" for run in lacking)
         which = "every finished run" if len(lacking) == len(finished) else f"{which}, left out there"
         notes.append(f"{where}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing in {which}.")
     seeds = {method: {run.seed for run in by_method[method] if run.status == "finished"} for method in methods}
     unpaired = {method: sorted(own ^ seeds[baseline]) for method, own in seeds.items()} if baseline is not None else {}
     if any(unpaired.values()):
-        which = ", ".join(f"{method} {', '.join(map(str, one))}" for method, one in unpaired.items() if one)
+        which = ", ".join(f"{method} {', '.join(map(str, own))}" for method, own in unpaired.items() if own)
         notes.append(
             f"{where}: differences are paired by seed; only one of method and {baseline} finished these seeds: {which}."
         )
@@ -308,7 +308,7 @@ def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:
     if asked is not None:
         return asked if asked in methods else None
     named = sorted({run.baseline for run in runs if run.baseline is not None})
-    return next((one for one in [*named, "grpo"] if one in methods), methods[0])
+    return next((name for name in [*named, "grpo"] if name in methods), methods[0])
 
 
 def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: str | None) -> list[str]:
@@ -328,8 +328,8 @@ def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: 
 
 
 def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
-    found = {run.seed: outcome_of(run, name) for run in runs}
-    return {seed: value for seed, value in sorted(found.items()) if value is not None}
+    values = {run.seed: outcome_of(run, name) for run in runs}
+    return {seed: value for seed, value in sorted(values.items()) if value is not None}
 
 
 def _collapse(runs: Sequence[RunRecord]) -> Collapse:

@@ -92,8 +92,7 @@ def summary(values: Values) -> Estimate:
     """Interquartile mean over seeds with its bootstrap interval."""
     if not values:
         return Estimate(None, None, None, "not measured")
-    found = np.array([values[seed] for seed in sorted(values)])
-    return _bootstrapped(found, interquartile_mean)
+    return _bootstrapped(np.array([values[seed] for seed in sorted(values)]), interquartile_mean)
 
 
 def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[str, Paired]:
@@ -103,13 +102,13 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
         name: np.array([values[seed] - baseline[seed] for seed in seeds[name]], dtype=np.float64)
         for name, values in methods.items()
     }
-    means = {name: _student(one) for name, one in differences.items()}
+    means = {name: _student(values) for name, values in differences.items()}
     together = holm({name: p for name, (_, p) in means.items() if p is not None})
-    found = {}
+    paired = {}
     for name, values in methods.items():
         difference, p = means[name]
         verdict, remark = _judged(difference, differences[name], together.get(name))
-        found[name] = Paired(
+        paired[name] = Paired(
             difference=difference,
             wins=_won(differences[name]),
             seeds=seeds[name],
@@ -119,13 +118,13 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
             verdict=verdict,
             remark=remark,
         )
-    return found
+    return paired
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Adjusted p-values: the i-th smallest of m times (m - i + 1), never below the one before it, at most 1."""
     adjusted, highest = {}, 0.0
-    for place, name in enumerate(sorted(p_values, key=lambda one: p_values[one])):
+    for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
         highest = max(highest, min(1.0, (len(p_values) - place) * p_values[name]))
         adjusted[name] = highest
     return adjusted
@@ -176,11 +175,11 @@ def _won(differences: NDArray[np.float64]) -> Estimate:
 
 
 def _bootstrapped(values: NDArray[np.float64], statistic: Callable[..., Any]) -> Estimate:
-    count, found = len(values), float(statistic(values))
+    count, value = len(values), float(statistic(values))
     if count < MIN_SEEDS:
-        return Estimate(found, None, None, _few(count))
+        return Estimate(value, None, None, _few(count))
     if values.min() == values.max():
-        return Estimate(found, None, None, f"no interval: all {count} values are equal")
+        return Estimate(value, None, None, f"no interval: all {count} values are equal")
     for method, how in (("BCa", "BCa bootstrap"), ("percentile", "percentile bootstrap")):
         with warnings.catch_warnings():
             # where BCa is not defined scipy warns and gives NaN
@@ -194,7 +193,7 @@ def _bootstrapped(values: NDArray[np.float64], statistic: Callable[..., Any]) ->
                 rng=np.random.default_rng(SEED),
             ).confidence_interval
         if math.isfinite(interval.low) and math.isfinite(interval.high):
-            return Estimate(found, float(interval.low), float(interval.high), how)
+            return Estimate(value, float(interval.low), float(interval.high), how)
     raise AssertionError("percentiles of finite values are finite")
 
 

@@ -14,14 +14,13 @@ from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.testing.steps import Step, make_step, steps
+from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
 #: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
 ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
@@ -110,7 +109,8 @@ def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
 
 def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> Iterator[Edge]:
     read = {"live", "old_logprobs", "logprobs", *needs}
-    plain = [name for name in ("entropies", *sorted(needs - SIGNALS.keys() - BASICS)) if name in needs]
+    own = needs - SIGNALS.keys() - BASICS
+    plain = [name for name in ("entropies", *sorted(own)) if name in needs]
     plain += [f"live {name}" for name in sorted(live_needs)]
     for number in dict.fromkeys([*numbers, *ROUND]):
         gaps = {number, -number} | {_log(one) for one in (number, 1 + number, 1 - number) if 1e-3 <= one <= 1e3}
@@ -118,19 +118,12 @@ def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> I
             if {one, other} <= read:
                 yield from (Edge(one, other, gap) for gap in sorted(gaps) if abs(gap) < 20)
         yield from (Edge("advantages", None, one) for one in {number, -number})
-        yield from (Edge(name, None, number) for name in plain)
+        yield from (Edge(name, None, number) for name in plain if number >= 0 or name in own)
         logs = {-abs(number)} | ({_log(number)} if 0 < number <= 1 else set())
         for name in ("logprobs", "old_logprobs", *sorted({"max_logprobs", "log_kept_mass"} & needs)):
-            yield from (Edge(name, None, one) for one in sorted(logs) if one > -80)
+            yield from (Edge(name, None, one) for one in sorted(logs) if -80 < one <= 0)
         if "sum_p_sq" in needs and 0 < number <= 1:
             yield Edge("sum_p_sq", None, number)
-
-
-@st.composite
-def sharp_steps(draw: st.DrawFn, extra: Sequence[str] = (), edges: Sequence[Edge] = ()) -> Step:
-    """Drawn optimizer steps, sharpened; ``extra`` as in :func:`steps`, the rest as in :func:`sharpened`."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    return sharpened(draw(steps(extra)), seed, random.Random(seed).sample(edges, min(len(edges), 100)))
 
 
 def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
@@ -156,7 +149,7 @@ def count(edges: Sequence[Edge]) -> int:
     return max(1, -(-len(edges) // _ROOM))
 
 
-def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool = False) -> Step:
+def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool = False, some: bool = False) -> Step:
     """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
 
     Args:
@@ -165,10 +158,13 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
         edges: to put tokens on, in this order. Without any, ratios stay moderate too: a threshold and its value may
             fall on different sides in another precision, and what is small vanishes there.
         every: put a token on each edge, if there are tokens for it; otherwise on some, and some just beside.
+        some: of the edges, in another order.
     """
     if not len(step):
         return step
     draw = random.Random(seed)
+    if some:
+        edges = draw.sample(edges, min(len(edges), 100))
     values = {name: list(map(float, one)) for name, one in step.evidence.items()}
     live = {name: list(map(float, one)) for name, one in step.live.items()}
     columns = {**values, **{f"live {name}": one for name, one in live.items()}, "live": live["logprobs"]}
@@ -201,12 +197,14 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     likeliest = zip(values["max_logprobs"], values["logprobs"], strict=True)
     values["max_logprobs"] = [max(pair) for pair in likeliest]
 
-    def back(columns: Columns) -> dict[str, Tensor]:
-        return {name: torch.tensor(one, dtype=torch.float64) for name, one in columns.items()}
+    def back(columns: Columns, live: str = "") -> dict[str, Tensor]:
+        return {
+            name: in_domain(f"{live}{name}", torch.tensor(one, dtype=torch.float64)) for name, one in columns.items()
+        }
 
     labels = draw.sample(range(5, 500), int(step.group_ids.max()) + 1)  # the number of a group is no place in a list
     group_ids = torch.tensor(labels, dtype=torch.int64)[step.group_ids]
-    return replace(step, evidence=back(values), live=back(live), group_ids=group_ids)
+    return replace(step, evidence=back(values), live=back(live, "live "), group_ids=group_ids)
 
 
 def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], share: float) -> None:
@@ -240,10 +238,5 @@ def _log(number: float) -> float:
 
 def stretched(step: Step) -> Step:
     """The step with values that drawn ones seldom reach: what limits its inputs limits these."""
-    found = dict(step.evidence)
-    found["advantages"] = found["advantages"] * 1e3
-    for name in ("entropies", "sum_p_sq"):
-        found[name] = found[name] * 10
-    for name in ("logprobs", "old_logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass"):
-        found[name] = found[name] * 10
-    return replace(step, evidence=found)
+    tenfold = {name: 10 * values for name, values in step.evidence.items() if name in LOGS or name == "entropies"}
+    return step.given(**tenfold, advantages=1e3 * step.evidence["advantages"])

@@ -1,51 +1,559 @@
-"""The laws: what every method obeys, each a check on a drawn case that raises ``BrokenLaw`` with what it saw.
+"""The laws of methods, each a check on drawn optimizer steps that raises ``BrokenLaw`` with what it saw.
 
-They stand in :mod:`rlstab.testing.laws_of_purity`, :mod:`rlstab.testing.laws_of_agreement` and
-:mod:`rlstab.testing.laws_of_the_loss`.
+Purity: an outcome is a function of what a method declares that it reads, and of nothing else. Agreement: one optimizer
+step told in two ways gives one outcome. The loss: numbers are finite, a gradient is a slope, and nothing pulls that
+must not.
 """
 
 from __future__ import annotations
 
-from rlstab.testing import laws_of_agreement as agreement
-from rlstab.testing import laws_of_purity as purity
-from rlstab.testing import laws_of_the_loss as loss
-from rlstab.testing.law import Case, Law, NotHere
+import copy
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias, TypeVar
 
-#: The law that is checked first: where it is broken, no other one is checked.
-RUNS = Law("runs", "what it returns is what the interface asks for", purity.runs)
+import torch
+from torch import Tensor
 
-#: The laws of methods, in the order of the report.
-LAWS: tuple[Law, ...] = (
-    RUNS,
-    Law("finite", "finite on extreme inputs", loss.finite, draws="extreme"),
-    Law(
-        "pure",
-        "nothing of others written to, no global randomness, same call same result",
-        purity.pure,
-    ),
-    Law("detached", "no tensor in terms or state requires grad", loss.detached),
-    Law(
-        "split",
-        "any cut into parts and ranks: same loss, gradient, metrics, next state",
-        agreement.split,
-        ranks=True,
-        second=True,
-    ),
-    Law("permutation", "any order of tokens and sequences", agreement.permutation),
-    Law("order-free", "listed anywhere in a composition, bit for bit", agreement.order_free),
-    Law("replication", "the batch twice: the same loss", agreement.replication),
-    Law("packed", "content and amount of padding do not matter, bit for bit", agreement.packed),
-    Law("masked", "dropped tokens have exactly no policy gradient", loss.masked),
-    Law("gradcheck", "the gradient is that of finite differences, anchor fixed", loss.gradcheck),
-    Law("live rows", "live outputs outside the rows that a plan names do not matter", agreement.live_rows),
-    Law("live ratio", "where the live policy is its own denominator, every ratio is 1", loss.live_ratio),
-    Law("zero advantage", "no advantage, no policy gradient", loss.zero_advantage),
-    Law("declared", "reads `needs` and `live_needs`, and nothing else", purity.declared),
-    Law("monoid", "statistics merge in any order; empty ones change nothing", agreement.monoid, second=True),
-    Law("serialises", "repr and state survive, and the run goes on", purity.serialises, second=True),
-    Law("process", "another process gives the same, whatever this one has seen", purity.process, second=True),
-    Law("precision", "float32 and bfloat16 within a bound of float64; no half precision", loss.precision, "smooth"),
-    Law("limits", "the identity at its `no_op_at`, bit for bit", loss.limits),
+from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
+from rlstab.core.comm import LocalComm
+from rlstab.core.compose import compose, observe, walk, within
+from rlstab.core.loss import held_ratio, loss_of_part
+from rlstab.core.method import measure_all
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import Plan, make_plan
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Pool, Settled, settle
+from rlstab.core.terms import Terms
+from rlstab.testing import tolerances
+from rlstab.testing.compare import (
+    BrokenLaw,
+    check_repr,
+    check_slopes,
+    check_state,
+    close,
+    leaves_of,
+    near,
+    same_state,
+    same_summary,
+    through_json,
 )
+from rlstab.testing.edges import stretched
+from rlstab.testing.fresh_process import PickledMethod, Unreachable
+from rlstab.testing.run import StepOutcome, joined, run_chain, run_ranks, run_whole
+from rlstab.testing.steps import Step, make_step
+from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared, Wide
 
-__all__ = ["LAWS", "RUNS", "Case", "Law", "NotHere"]
+#: ``sharp`` steps have ties, ratios far from 1, and values on the thresholds of the method; ``smooth`` ones are without
+#: the values on thresholds; ``extreme`` ones go as far as numbers can go.
+Draws: TypeAlias = Literal["sharp", "smooth", "extreme"]
+Check = TypeVar("Check", bound=Callable[..., None])
+
+
+class NotApplicable(Exception):
+    """A law has nothing to say about this method; the text says why."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a law of methods is checked on: two optimizer steps in a row, and a seed.
+
+    Attributes:
+        first, second: the optimizer steps.
+        seed: of cuts and orders; batches are laid out in padded rows where it is odd, and packed where it is even.
+        pickled: the method for another process, as it was before any law saw it.
+    """
+
+    first: Step
+    second: Step
+    seed: int
+    pickled: PickledMethod
+    _whole: dict[int, StepOutcome] = field(default_factory=dict, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return repr(self.first)
+
+    def whole(self, method: TokenObjective) -> StepOutcome:
+        """The first optimizer step in one packed batch; run once for all laws."""
+        if id(method) not in self._whole:
+            self._whole[id(method)] = run_whole(method, self.first)
+        known = self._whole[id(method)]
+        return replace(known, gradients=dict(known.gradients), report=dict(known.report))
+
+    def laid_out(self, step: Step) -> Step:
+        """An optimizer step, in padded rows where the seed is odd."""
+        return step.laid_out(self.seed) if self.seed % 2 else step
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law, of methods or of stages.
+
+    Attributes:
+        name: by which an exception is declared.
+        says: one sentence.
+        check: raises :class:`BrokenLaw`, or :class:`NotApplicable`.
+        draws: what it is checked on.
+        once: it is checked once, whatever it is given.
+        all_edges: it sees every threshold of the method hit exactly, not only some.
+        large: it is checked on something large, too.
+    """
+
+    name: str
+    says: str
+    check: Callable[[Any, Any], None]
+    draws: Draws = "sharp"
+    once: bool = False
+    all_edges: bool = False
+    large: bool = False
+
+
+def add_to(laws: list[Law]) -> Callable[..., Callable[[Check], Check]]:
+    """A decorator that makes a check the next of these laws, called and described as the function is."""
+
+    def law(name: str = "", **options: Any) -> Callable[[Check], Check]:
+        def add(check: Check) -> Check:
+            called = name or check.__name__.strip("_").replace("_", " ")
+            laws.append(Law(called, str(check.__doc__).strip().rstrip("."), check, **options))
+            return check
+
+        return add
+
+    return law
+
+
+#: The laws of methods, in the order of the report. Where the first is broken, no other one is checked.
+LAWS: list[Law] = []
+law = add_to(LAWS)
+
+
+class Doubling(TokenObjective):
+    """A partner that writes weights."""
+
+    name = "law_partner_doubling"
+    writes = {"weight"}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(weight=1.0 + 0.1 * (batch.position % 3).to(batch.logprobs.dtype))
+
+
+class Dropping(TokenObjective):
+    """A partner that drops tokens."""
+
+    name = "law_partner_dropping"
+    writes = {"keep"}
+
+    def chosen(self, batch: TokenBatch) -> Tensor:
+        return batch.uniform(3) < 0.6
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        return Terms(keep=self.chosen(batch))
+
+
+def methods_of(objective: TokenObjective) -> list[TokenObjective]:
+    """The methods inside, those that are only observed too."""
+    return [leaf.method for leaf in walk(objective, observed=True)]
+
+
+def _outcome(plan: Plan, leaves: Mapping[str, Tensor], policy: PolicyOutputs | None = None) -> StepOutcome:
+    """The loss of the only part, with its gradients."""
+    out = plan.loss(0, policy or PolicyOutputs(**leaves))
+    out.loss.backward()
+    gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return StepOutcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale)
+
+
+def _policy_gradient(plan: Plan, step: Step) -> Tensor:
+    """Of the live log-probs, through the policy term of the only part alone."""
+    leaves = step.leaves()
+    bare = replace(plan.part(0), terms=replace(plan.part(0).terms, penalties={}))
+    loss_of_part(bare, PolicyOutputs(**leaves), None, plan.kept, plan.everything).loss.backward()
+    gradient = leaves["logprobs"].grad
+    return torch.zeros_like(leaves["logprobs"]) if gradient is None else gradient
+
+
+# -- purity ------------------------------------------------------------------------------------------------------------
+
+
+@law()
+def runs(method: TokenObjective, trial: Trial) -> None:
+    """What it returns is what the interface asks for."""
+    trial.whole(method)
+
+
+@law(large=True)
+def pure(method: TokenObjective, trial: Trial) -> None:
+    """Nothing of others is written to, nothing that the process shares is used or set; the same call gives the same."""
+    objective = compose(method, Dropping(), Doubling())
+    state = objective.init_state()
+    shared = Shared()
+    for leaf in methods_of(method):
+        replace(leaf)  # made once more
+    for step in (trial.first, stretched(trial.first)):
+        batch, leaves, before = step.batch(), step.leaves(), copy.deepcopy(dict(state))
+        known = _attributes(batch)
+        guard = ReadOnly()
+        guard.guard((f"'{name}' of the batch", values) for name, values in _tensors(batch))
+        guard.guard((f"the live '{name}'", values) for name, values in leaves.items())
+        guard.guard((place, value) for place, value in leaves_of(state) if isinstance(value, Tensor))
+        with guard, NumpyReadOnly(guard):
+            plan = make_plan(objective, [batch], state)
+            part = plan.part(0)
+            decided = [("the advantages", part.advantages), *leaves_of(part.terms, "the terms")]
+            guard.guard((f"{place} of the loss", value) for place, value in decided if isinstance(value, Tensor))
+            plan.loss(batch, PolicyOutputs(**leaves))
+        if _attributes(batch) != known:
+            raise BrokenLaw(
+                "it put something on the batch, which belongs to others. What lasts belongs into the state."
+            )
+        try:
+            same_state("the state before and after", before, state, 0.0)
+        except BrokenLaw:
+            raise BrokenLaw("it changed the state that it was given in place; `advance` returns a new one.") from None
+        state = plan.state
+    shared.check()
+    close("called twice with the same", trial.whole(method), run_whole(method, trial.first), 0.0)
+
+
+def _attributes(batch: TokenBatch) -> set[str]:
+    """What is on a batch, less what it keeps of itself."""
+    return {name for name in vars(batch) if not hasattr(type(batch), name)} | {f"extra/{name}" for name in batch.extra}
+
+
+def _tensors(batch: TokenBatch) -> list[tuple[str, Tensor]]:
+    named = [(one.name, getattr(batch, one.name)) for one in fields(batch)]
+    return [(name, value) for name, value in named if isinstance(value, Tensor)] + sorted(batch.extra.items())
+
+
+@law()
+def process(method: TokenObjective, trial: Trial) -> None:
+    """Another process that has seen nothing of the method gives the same, whatever was seen here."""
+    chain = (trial.second, trial.first.laid_out(trial.seed))  # the other laws begin with the first
+    run_whole(method, trial.first.rolled())  # other numbers of the same shapes: what a cache by shape would keep
+    here = run_chain(method, chain)
+    try:
+        there = trial.pickled.run(run_chain, chain, trial.seed)
+    except Unreachable as reason:
+        raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
+    for number, (one, other) in enumerate(zip(here, there, strict=True), start=1):
+        same_elsewhere(lambda where, one=one, other=other: close(where, one, other, 0.0), f"step {number}")
+
+
+def same_elsewhere(compare: Callable[[str], None], what: str) -> None:
+    """Say what may be wrong where a fresh process gives something else."""
+    try:
+        compare(f"{what} in this process, and as the first that another process sees")
+    except BrokenLaw as error:
+        raise BrokenLaw(
+            f"{error} Something outlives a call, or belongs to the process: a variable of the module or class, a "
+            f"cache, hash() of a text, os.getpid(), a rank, a clock. What lasts belongs into the state, and randomness "
+            f"follows identity: batch.uniform(seed)."
+        ) from error
+
+
+@law()
+def declared(method: TokenObjective, trial: Trial) -> None:
+    """It reads what ``needs`` and ``live_needs`` name; ``writes`` is checked at every call."""
+    step = trial.first
+    without = (SIGNALS.keys() | set(step.evidence)) - method.needs - {*BASICS, "advantages"}
+    bare = replace(
+        step,
+        evidence={name: values for name, values in step.evidence.items() if name not in without},
+        live={name: values for name, values in step.live.items() if name == "logprobs" or name in method.live_needs},
+    )
+    try:
+        less = run_whole(method, bare)
+    except LookupError as error:
+        raise BrokenLaw(f"it reads what it does not declare: {error}") from error
+    whole = trial.whole(method)
+    for outcome in (whole, less):
+        outcome.report.pop("tokens/entropy", None)  # of rlstab itself, where entropies are there
+    close("without, and with, signals that it does not declare", less, whole, 0.0)
+    _check_policies(method, step)
+    batch = bare.batch()
+    read = make_plan(method, [batch]).live_rows(batch).keys() - method.live_needs - {"logprobs"}
+    if read:
+        raise BrokenLaw(f"a penalty reads the live {sorted(read)}, which `live_needs` does not name.")
+
+
+def _check_policies(method: TokenObjective, step: Step) -> None:
+    """Log-probs that a method does not read, and under a live ratio their old values, may be anything."""
+    for name in sorted(BASICS - method.needs):
+        batch = replace(step.batch(), live_ratio=True)
+        other = replace(batch, **{name: getattr(batch, name).flip(0) - 0.5})
+        one, two = (_outcome(make_plan(method, [given]), step.leaves()) for given in (batch, other))
+        close(f"with another '{name}', which its `needs` does not name", one, two, 0.0)
+
+
+@law()
+def serialises(method: TokenObjective, trial: Trial) -> None:
+    """``repr`` gives an equal method, the state survives a checkpoint, and the run continues as it would have."""
+    classes = {type(leaf).__name__: type(leaf) for leaf in methods_of(method)}
+    check_repr(repr(method), method, classes, {"compose": compose, "within": within, "observe": observe})
+    first = trial.whole(method)
+    check_state(first.state, method.init_state())
+    resumed = run_whole(method, trial.second, through_json(first.state))
+    close("resumed", run_whole(method, trial.second, first.state), resumed, 0.0)
+
+
+#: Optimizer steps of a long run, and those after it in which only the state goes on.
+LONG, LONGER = 30, 320
+
+
+@law(once=True)
+def later_steps(method: TokenObjective, trial: Trial) -> None:
+    """Thirty optimizer steps with state: each the same in parts; the state stays of its kind and finite."""
+    if not method.init_state():
+        raise NotApplicable("it has no state")
+    extra = sorted(method.needs - SIGNALS.keys() - BASICS)
+    steps = [make_step("mixed", (2, 1, 3), 1, 900 + number, extra) for number in range(LONG)]
+    state = initial = method.init_state()
+    for number, step in enumerate(steps, start=1):
+        before = copy.deepcopy(dict(state))
+        whole = run_whole(method, step, state)
+        ranked = joined(run_ranks(method, step.laid_out(number), [[[0], [2]], [[1]]], state))
+        close(f"step {number} of a long run, whole and in parts over 2 ranks", whole, ranked, tolerances.REORDERED)
+        same_state(f"step {number} of a long run, the state that was given to it before and after", before, state, 0.0)
+        check_state(whole.state, initial)
+        state = whole.state
+    for number in range(LONGER):
+        state = measure_all(method, [steps[number % LONG].batch()], state, LocalComm())[1]
+    check_state(state, initial)
+
+
+# -- agreement ---------------------------------------------------------------------------------------------------------
+
+
+@law(large=True)
+def split(method: TokenObjective, trial: Trial) -> None:
+    """Any cut into 1 to 12 parts over 1 to 3 ranks, empty parts and ranks among them, over two steps with state."""
+    rng = random.Random(trial.seed)
+    world = rng.randint(1, 3)
+    whole = ranked = None
+    for number, step in enumerate((trial.first, trial.second)):
+        rows = list(range(len(step.sequence_ids)))
+        rng.shuffle(rows)
+        parts: list[list[int]] = [[] for _ in range(rng.randint(1, 12))]
+        for row in rows:
+            rng.choice(parts).append(row)
+        ranks: list[list[list[int]]] = [[] for _ in range(world)]
+        for part in parts:  # in the second optimizer step one of several ranks has none
+            rng.choice(ranks[number:] or ranks).append(part)
+        rng.shuffle(ranks)
+        whole = run_whole(method, step, whole.state) if whole else trial.whole(method)
+        outcomes = run_ranks(method, trial.laid_out(step), ranks, ranked.state if ranked else None)
+        ranked = joined(outcomes)
+        where = f"step {number + 1} in {len(parts)} parts over {world} ranks"
+        close(where, whole, ranked, tolerances.REORDERED)
+        for rank, outcome in enumerate(outcomes):
+            same_state(f"{where}, rank 0 and rank {rank}: the state", ranked.state, outcome.state, 0.0)
+            near(f"{where}, rank 0 and rank {rank}: lr_scale", ranked.lr_scale, outcome.lr_scale, 0.0)
+
+
+@law(large=True)
+def permutation(method: TokenObjective, trial: Trial) -> None:
+    """Tokens and sequences in another order: the same loss, gradients permuted."""
+    moved, order = trial.laid_out(trial.first).shuffled(trial.seed)
+    one, other = trial.whole(method), run_whole(method, moved)
+    one.gradients = {name: gradient[order] for name, gradient in one.gradients.items()}
+    close("in another order of tokens and sequences", one, other, tolerances.REORDERED)
+
+
+@law("order-free")
+def order_free(method: TokenObjective, trial: Trial) -> None:
+    """Listed first, between others or last in a composition: the same, bit for bit."""
+    before, after = Doubling(), Dropping()
+    orders = ((method, before, after), (before, method, after), (before, after, method))
+    first, *others = (run_whole(compose(*order), trial.first) for order in orders)
+    for other in others:
+        close("listed elsewhere in a composition", first, other, 0.0)
+
+
+@law()
+def replication(method: TokenObjective, trial: Trial) -> None:
+    """Every sequence twice: the same loss and metrics, half the gradient each."""
+    double_step = trial.first.twice()
+    if _thresholds(method, trial.first) != _thresholds(method, double_step):
+        raise NotApplicable("the order statistics of these optimizer steps are others where every value is there twice")
+    one, double = trial.whole(method), run_whole(method, double_step)
+    for name, gradient in double.gradients.items():
+        double.gradients[name] = gradient.view(2, -1).sum(0)
+    close("with every sequence twice", one, double, tolerances.REORDERED)
+
+
+def _thresholds(method: TokenObjective, step: Step) -> list[float | None]:
+    """What the pools of all methods settle to."""
+    with torch.no_grad():
+        measured = [stats for leaf in methods_of(method) for stats in _measured(leaf, step.batch())]
+    return [one.threshold().value for stats in measured for one in stats.values() if isinstance(one, Pool)]
+
+
+@law(large=True)
+def packed(method: TokenObjective, trial: Trial) -> None:
+    """The content and amount of padding change nothing, bit for bit."""
+    outcomes = []
+    for number, fill in enumerate((0.0, 1e9, math.nan, -math.inf)):
+        batch, leaves, mask = trial.first.padded(4 * trial.seed + number, fill)
+        outcome = _outcome(make_plan(method, [batch]), leaves, PolicyOutputs.from_padded(batch, **leaves))
+        for name, gradient in outcome.gradients.items():
+            if bool((gradient[~mask] != 0).any()):
+                raise BrokenLaw(f"padding got a gradient of '{name}'.")
+            outcome.gradients[name] = gradient[mask]
+        outcomes.append(outcome)
+    for other in outcomes[1:]:
+        close("with other padding", outcomes[0], other, 0.0)
+
+
+@law(large=True)
+def live_rows(method: TokenObjective, trial: Trial) -> None:
+    """Off the rows that a plan names, live outputs may hold anything finite; nothing there gets a gradient."""
+    step = trial.first
+    plan = make_plan(compose(method, Dropping()), [step.batch()])
+    rows, outcomes = plan.live_rows(0), []
+    for noise in (None, 0.7, -1.9):
+        leaves = step.leaves()
+        given = {
+            name: leaf if noise is None or name not in rows else torch.where(rows[name], leaf, leaf.detach() + noise)
+            for name, leaf in leaves.items()
+        }
+        outcome = _outcome(plan, leaves, PolicyOutputs(**given))
+        for name, gradient in outcome.gradients.items():
+            if bool((gradient[~rows[name]] != 0).any() if name in rows else (gradient != 0).any()):
+                raise BrokenLaw(f"the live '{name}' has a gradient outside `plan.live_rows`.")
+        outcomes.append(outcome)
+    for other in outcomes[1:]:
+        close("with other live outputs outside `plan.live_rows`", outcomes[0], other, 0.0)
+
+
+@law()
+def monoid(method: TokenObjective, trial: Trial) -> None:
+    """Statistics merge in any order and grouping, and those of an empty batch change nothing."""
+    for leaf in methods_of(method):
+        with torch.no_grad():
+            parts = TokenBatch.empty(leaf.needs), trial.first.batch(), trial.second.batch()
+            nothing, one, two = _measured(leaf, *parts)
+        if not nothing.keys() == one.keys() == two.keys():
+            raise BrokenLaw(f"`measure` names {sorted(one)} on tokens and {sorted(nothing)} on none.")
+        for name in one:
+            a, b, empty = one[name], two[name], nothing[name]
+            same_summary(f"{name}, merged in another order", a.merge(b), b.merge(a))
+            same_summary(f"{name}, grouped otherwise", a.merge(b).merge(a), a.merge(b.merge(a)))
+            same_summary(f"{name}, with an empty batch", a.merge(empty), a)
+
+
+def _measured(leaf: TokenObjective, *parts: TokenBatch) -> list[dict[str, Any]]:
+    """Both rounds of measuring on the parts of one optimizer step: the second sees the first over all of them."""
+    first = [dict(leaf.measure(part)) for part in parts]
+    if any(stats.keys() != first[0].keys() for stats in first):
+        return first
+    stat = settle(first, LocalComm())
+    return [{**stats, **leaf.measure_again(part, stat)} for stats, part in zip(first, parts, strict=True)]
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+@law(draws="extreme")
+def finite(method: TokenObjective, trial: Trial) -> None:
+    """Extreme log-probs, ratios and entropies, in float64 and in float32."""
+    for where, step in (("", trial.first), (" in float32", trial.first.cast(torch.float32, torch.float32))):
+        outcome = run_whole(method, step)
+        numbers: list[tuple[str, Any]] = [("the loss", outcome.loss), ("lr_scale", outcome.lr_scale)]
+        numbers += [(f"the metric '{name}'", one.value) for name, one in outcome.report.items() if float(one.count)]
+        numbers += [
+            (place, value) for place, value in leaves_of(outcome.state) if isinstance(value, int | float | Tensor)
+        ]
+        numbers += [(f"the gradient of '{name}'", gradient) for name, gradient in outcome.gradients.items()]
+        for name, value in numbers:
+            values = torch.as_tensor(value).detach()
+            if not bool(values.isfinite().all()):
+                raise BrokenLaw(
+                    f"{name} is {float(values[~values.isfinite()].flatten()[0])}{where}. Clamp a log before `exp`, and "
+                    f"give an empty set a value of its own."
+                )
+
+
+@law(draws="smooth")
+def precision(method: TokenObjective, trial: Trial) -> None:
+    """float32 and bfloat16 inputs give what float64 gives on the same numbers; float64 is never narrowed to half."""
+    with Wide():
+        _outcome(make_plan(method, [trial.first.batch()]), trial.first.leaves())
+    for dtype in (torch.float32, torch.bfloat16):
+        narrow, wide = (run_whole(method, trial.first.cast(dtype, held)) for held in (torch.float32, torch.float64))
+        for outcome in (narrow, wide):  # counts gates that are exactly 0, and a small one is in float32
+            outcome.report = {name: mean for name, mean in outcome.report.items() if not name.endswith("/stopped")}
+        narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
+        close(f"in {str(dtype).removeprefix('torch.')}", narrow, wide, tolerances.SINGLE)
+
+
+@law()
+def gradcheck(method: TokenObjective, trial: Trial) -> None:
+    """The gradient is that of finite differences in float64, the anchor held fixed."""
+    plan = make_plan(method, [trial.first.batch()])
+    anchor = PolicyOutputs(**trial.first.live)
+
+    def loss(live: Mapping[str, Tensor]) -> Tensor:
+        return plan.loss(0, PolicyOutputs(**live), anchor=anchor).loss
+
+    check_slopes(loss, trial.first.live, trial.seed)
+
+
+@law()
+def detached(method: TokenObjective, trial: Trial) -> None:
+    """No tensor in terms, statistics or state requires grad."""
+    plan = make_plan(method, [batch := trial.first.batch()])
+    stat = plan.part(0).settled
+    for place, value in [*leaves_of(plan.terms(batch)), *leaves_of(plan.state), *leaves_of(stat, "statistic")]:
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise BrokenLaw(f"{place} requires grad; gradients live only in the functions of Terms.")
+
+
+@law(large=True)
+def masked(method: TokenObjective, trial: Trial) -> None:
+    """Tokens that were dropped have a policy gradient of exactly zero."""
+    mask = Dropping()
+    plan = make_plan(compose(method, mask), [batch := trial.first.batch()])
+    keep = plan.terms(batch).keep
+    assert keep is not None
+    if bool((_policy_gradient(plan, trial.first)[~keep | ~mask.chosen(batch)] != 0).any()):
+        raise BrokenLaw("a dropped token has a policy gradient: the ratio of a kept token reads it.")
+
+
+@law()
+def live_ratio(method: TokenObjective, trial: Trial) -> None:
+    """Where a batch says that the live policy is its own denominator, every ratio is 1."""
+    if "ratio" not in method.writes:
+        raise NotApplicable("the ratio is that of rlstab")
+    plan = make_plan(method, [replace(trial.first.batch(), live_ratio=True)])
+    with torch.no_grad():
+        ratio = held_ratio(plan.part(0), PolicyOutputs(**trial.first.live))
+    if bool((ratio != 1).any()):
+        raise BrokenLaw(
+            f"`live_ratio` is set, and a ratio is {float(ratio[ratio != 1][0])!r}. Subtract "
+            f"`constants.anchor.logprobs` there, not `batch.old_logprobs`: token_log_ratio(policy, constants.anchor, "
+            f"batch) does."
+        )
+
+
+@law()
+def zero_advantage(method: TokenObjective, trial: Trial) -> None:
+    """Without advantage the policy term has no gradient."""
+    step = trial.first.given(advantages=torch.zeros_like(trial.first.evidence["advantages"]))
+    if bool((_policy_gradient(make_plan(method, [step.batch()]), step) != 0).any()):
+        raise BrokenLaw("all advantages are 0 and the policy term still has a gradient.")
+
+
+@law()
+def limits(method: TokenObjective, trial: Trial) -> None:
+    """Each method is the identity at the settings of its ``no_op_at``, whatever its other settings are."""
+    limited = [
+        one.at(leaf.method) for leaf in walk(method) for one in leaf.method.about.no_op_at if one.settings is not None
+    ]
+    if not limited:
+        raise NotApplicable("it declares no settings at which it is the identity")
+    base = run_whole(compose(), trial.first)
+    for other in limited:
+        outcome = replace(run_whole(other, trial.first), report=base.report, state=base.state)
+        close(f"{other!r} against no method", base, outcome, 0.0)

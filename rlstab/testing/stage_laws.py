@@ -1,289 +1,140 @@
-"""The laws of stages: what each obeys, as checks on a drawn run that raise ``BrokenLaw`` with what they saw."""
+"""The laws of stages, each a check on three rollouts of a drawn run that raises ``BrokenLaw`` with what it saw."""
 
 from __future__ import annotations
 
 import copy
-import json
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import LocalComm
+from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.method import Method, State, measure_all
-from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.stage import (
-    AdvantageEstimator,
-    Offer,
-    PromptSelector,
-    RewardShaper,
-    RolloutExpander,
-    Stage,
-)
+from rlstab.core.stats import Mean, Settled
+from rlstab.errors import MethodError
+from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
 from rlstab.testing import tolerances
-from rlstab.testing.agreement import BrokenLaw, same_state
-from rlstab.testing.laws import NotHere
-from rlstab.testing.rank_processes import Processes
-from rlstab.testing.stage_run import Acted, joined, run_parts, run_ranks, run_whole, same, same_rows, select
-from rlstab.testing.stage_steps import Rollout
+from rlstab.testing.compare import BrokenLaw, check_repr, check_state, leaves_of, near, same_state, through_json
+from rlstab.testing.fresh_process import PickledMethod, Unreachable
+from rlstab.testing.laws import LONG, Law, NotApplicable, add_to, same_elsewhere
+from rlstab.testing.rollouts import Rollout, make_rollout
+from rlstab.testing.run import in_threads
+from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared
+
+#: The laws of stages, in the order of the report.
+STAGE_LAWS: list[Law] = []
+law = add_to(STAGE_LAWS)
+
+#: Groups of the parts of one rank.
+Parts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class StageCase:
-    """What a law of stages is checked on: three rollouts in a row, a seed, and processes for ranks or threads."""
+class StageTrial:
+    """What a law of stages is checked on: three rollouts in a row, and a seed.
 
-    rollouts: tuple[Rollout, Rollout, Rollout]
+    ``pickled`` is the stage for another process, as it was before any law saw it.
+    """
+
+    rollouts: Sequence[Rollout]
     seed: int
-    processes: Processes | None = None
+    pickled: PickledMethod
 
-    def run(self, stage: Stage) -> Iterator[tuple[Rollout, State, Acted]]:
+    def __str__(self) -> str:
+        return ", ".join(map(repr, self.rollouts))
+
+    def run(self, stage: Stage) -> Iterator[tuple[Rollout, State, StageOutcome]]:
         """Each rollout with the state before it and what the stage gave."""
         state = stage.init_state()
         for rollout in self.rollouts:
-            acted = run_whole(stage, rollout, state)
-            yield rollout, state, acted
-            state = acted.state
+            outcome = run_whole(stage, rollout, state)
+            yield rollout, state, outcome
+            state = outcome.state
 
 
-@dataclass(frozen=True)
-class StageLaw:
-    """One law of stages.
+# -- running a stage ---------------------------------------------------------------------------------------------------
+
+
+#: What the responses got, by name and sequence id: ``(1,)``, or a number for each sampled token.
+Rows: TypeAlias = dict[str, dict[int, Tensor]]
+
+
+@dataclass
+class StageOutcome:
+    """What a stage gave in one rollout, on one rank or on all.
 
     Attributes:
-        name: by which an exception is declared: ``exceptions = {"even group": "why"}`` on the class.
-        says: one sentence.
-        check: raises :class:`BrokenLaw`, or ``NotHere``.
-        extreme: it is checked on extreme rewards.
-        ranks: it runs a rollout over ranks, which can be real processes.
+        rows: what each response got.
+        numbers: by name, what is the same on every rank.
+        chosen: prompts, of a selector.
+        report: merged.
+        stat: of the whole rollout.
+        state: after the rollout.
     """
 
-    name: str
-    says: str
-    check: Callable[[Stage, StageCase], None]
-    extreme: bool = False
-    ranks: bool = False
+    rows: Rows
+    numbers: dict[str, int]
+    chosen: Tensor | None
+    report: dict[str, Mean]
+    stat: Settled
+    state: State = field(default_factory=dict)
 
 
-# -- the laws ----------------------------------------------------------------------------------------------------------
+def run_whole(stage: Stage, rollout: Rollout, state: State) -> StageOutcome:
+    """The rollout in one part."""
+    return run_parts(stage, rollout, [list(rollout.groups)], state, LocalComm())
 
 
-def finite(stage: Stage, case: StageCase) -> None:
-    """Extreme rewards, and rewards that differ by a rounding."""
-    for _, _, acted in case.run(stage):
-        found = [(name, one) for name, one in acted.rows.items()]
-        found += [(f"the metric '{name}'", one.total / one.count) for name, one in acted.report.items() if one.count]
-        found += [(place, torch.as_tensor(one)) for place, one in _leaves(acted.state) if not isinstance(one, str)]
-        for what, one in found:
-            if not bool(one.isfinite().all()):
-                raise BrokenLaw(f"{what} is not finite: {one.tolist()}.")
+def run_rollouts(stage: Stage, rollouts: Sequence[Rollout]) -> list[StageOutcome]:
+    """Rollouts in a row, from the initial state."""
+    outcomes: list[StageOutcome] = []
+    for rollout in rollouts:
+        outcomes.append(run_whole(stage, rollout, outcomes[-1].state if outcomes else stage.init_state()))
+    return outcomes
 
 
-def pure(stage: Stage, case: StageCase) -> None:
-    """No input changes, no global random number is drawn, the same call gives the same."""
-    for rollout, state, acted in case.run(stage):
-        chosen = select(stage, rollout, state)
-        batch = rollout.whole(chosen)
-        before, remembered = copy.deepcopy(batch), copy.deepcopy(state)
-        generators = _global_randomness()
-        stat, _ = measure_all(stage, [batch], state, LocalComm())
-        _act(stage, batch, stat, state, rollout.offer)
-        for (name, now), (_, then) in zip(batch._tensors(), before._tensors(), strict=True):
-            if not torch.equal(now, then):
-                raise BrokenLaw(f"it changed '{name}' of the responses in place.")
-        try:
-            same_state("before and after", remembered, state, 0.0)
-        except BrokenLaw as error:
-            raise BrokenLaw(
-                f"it changed the state that it was given in place ({error}); `advance` returns a new one."
-            ) from None
-        if _global_randomness() != generators:
-            raise BrokenLaw("it drew from a global random number generator; use rlstab.core.random.uniform.")
-        same("called twice with the same", acted, run_whole(stage, rollout, state), 0.0)
+def run_parts(stage: Stage, rollout: Rollout, parts: Parts, state: State, comm: Comm) -> StageOutcome:
+    """The rollout in parts, each a list of numbers of groups."""
+    chosen = select(stage, rollout, state)
+    batches = [rollout.part(part, chosen) for part in parts]
+    stat, after = measure_all(stage, batches, state, comm)
+    outcomes = [_outcome(stage, batch, stat, state, rollout.offer) for batch in batches or [stage._empty_part()]]
+    for outcome in outcomes:
+        outcome.chosen, outcome.state = chosen, after
+    return joined(outcomes)
 
 
-def no_gradient(stage: Stage, case: StageCase) -> None:
-    """Nothing that a stage gives or keeps requires grad."""
-    for _, _, acted in case.run(stage):
-        chosen = {} if acted.chosen is None else {"the choice": acted.chosen}
-        for place, one in [*acted.rows.items(), *chosen.items(), *_leaves(acted.state)]:
-            if isinstance(one, Tensor) and one.requires_grad:
-                raise BrokenLaw(f"{place} requires grad; nothing outside the loss has a gradient.")
+def run_ranks(stage: Stage, rollout: Rollout, ranks: Sequence[Parts], state: State) -> list[StageOutcome]:
+    """What each rank found on its parts, one thread each; a rank may be empty."""
+    return in_threads(len(ranks), lambda rank, comm: run_parts(stage, rollout, ranks[rank], state, comm))
 
 
-def shapes(stage: Stage, case: StageCase) -> None:
-    """Shapes and dtypes of what it gives are those of its kind, and those of its state stay."""
-    for rollout, state, acted in case.run(stage):
-        batch = rollout.whole(acted.chosen)
-        empty = stage._empty_part()
-        for part in (batch, empty):
-            _check_kind(stage, part, _act(stage, part, acted.stat, state, rollout.offer))
-        before, after = dict(_leaves(state)), dict(_leaves(acted.state))
-        for place in before.keys() & after.keys():
-            one, other = before[place], after[place]
-            if isinstance(one, Tensor) != isinstance(other, Tensor):
-                raise BrokenLaw(f"{place} was {one!r} and is {other!r}; a tensor stays one.")
-            if isinstance(one, Tensor) and (one.dtype, one.ndim) != (other.dtype, other.ndim):
-                raise BrokenLaw(
-                    f"{place} was {one.dtype} with {one.ndim} dimensions and is {other.dtype} with {other.ndim}."
-                )
+def may_refuse(stage: Stage, rollout: Rollout) -> bool:
+    """Whether a stage may raise ``OutOfRange``: over a task without an end, or rewards outside of [0, 1]."""
+    if isinstance(stage, PromptSelector):
+        return rollout.offer.size is None
+    rewards = torch.cat([rollout.responses.rewards, rollout.responses.evidence("raw_rewards")])
+    return bool(((rewards < 0) | (rewards > 1)).any())
 
 
-def split(stage: Stage, case: StageCase) -> None:
-    """Any cut into whole groups, over 1 to 6 parts and 1 to 3 ranks, empty ones among them, over three rollouts."""
-    rng = random.Random(case.seed)
-    world = case.processes.count if case.processes else rng.randint(1, 3)
-    for number, (rollout, state, whole) in enumerate(case.run(stage), 1):
-        parts: list[list[int]] = [[] for _ in range(rng.randint(1, 6))]
-        for group in rollout.groups:
-            rng.choice(parts).append(group)
-        ranks: list[list[list[int]]] = [[] for _ in range(world)]
-        for part in parts:  # in later rollouts one of several ranks has none
-            rng.choice(ranks[number > 1 :] or ranks).append(part)
-        rng.shuffle(ranks)
-        found = run_ranks(stage, rollout, ranks, state, case.processes)
-        where = f"rollout {number} in {len(parts)} parts over {world} ranks"
-        for rank, one in enumerate(found):
-            if one.chosen is not None and not torch.equal(one.chosen, found[0].chosen):  # type: ignore[arg-type]
-                raise BrokenLaw(f"{where}: rank 0 and rank {rank} choose different prompts.")
-            same_state(f"{where}, rank 0 and rank {rank}: the state", found[0].state, one.state, 0.0)
-        try:
-            cut = joined(found)
-        except BrokenLaw as error:
-            raise BrokenLaw(f"{where}: {error}") from None
-        same(f"whole, and {where}", whole, cut, tolerances.REORDERED)
-
-
-def permutation(stage: Stage, case: StageCase) -> None:
-    """Responses and groups in another order: the same."""
-    for rollout, state, acted in case.run(stage):
-        other = run_whole(stage, rollout.shuffled(case.seed), state)
-        same("in another order of the responses", acted, other, tolerances.REORDERED)
-
-
-def identity(stage: Stage, case: StageCase) -> None:
-    """What a response gets depends on it, its group and settled statistics; ids only name it."""
-    measures = any(getattr(type(stage), one) is not getattr(Method, one) for one in ("measure", "measure_again"))
-    random_by_id = isinstance(stage, RolloutExpander | PromptSelector) or hasattr(stage, "seed")
-    if isinstance(stage, PromptSelector) or (measures and random_by_id):
-        raise NotHere("what it does depends on ids, or on all responses")
-    for rollout, state, acted in case.run(stage):
-        if not measures:
-            for group in rollout.groups:
-                alone = run_parts(stage, rollout, [[group]], state, LocalComm())
-                here = torch.isin(acted.ids, alone.ids)
-                for name, one in alone.rows.items():
-                    width = one.shape[1:].numel()
-                    among = acted.rows[name][here]
-                    among = among[:, :width] if one.ndim == 2 else among
-                    same_rows(f"with other groups and without: {name}", among, one, tolerances.REORDERED)
-        if not random_by_id:
-            other = run_whole(stage, rollout.relabelled(), state)
-            for name, one in acted.rows.items():
-                order = _order_after_relabelling(acted.ids)
-                same_rows(f"under other ids: {name}", one, other.rows[name][order], tolerances.REORDERED)
-
-
-def even_group(stage: Stage, case: StageCase) -> None:
-    """Where all answers to a prompt earned the same, every advantage is exactly 0."""
-    if not isinstance(stage, AdvantageEstimator):
-        raise NotHere("it estimates no advantages")
-    first, second, third = (one.evened() for one in case.rollouts)
-    evened = replace(case, rollouts=(first, second, third))
-    for rollout, state, acted in evened.run(stage):
-        batch = rollout.whole(acted.chosen)
-        alone = batch.group_sum(torch.ones_like(batch.rewards)) == 1
-        even = (batch.group % 2 == 0) | alone
-        given = stage.advantages(batch, acted.stat, state)[even]
-        if bool((given != 0).any()):
-            worst = given.reshape(-1).abs().max()
-            raise BrokenLaw(f"a group whose rewards are all equal has an advantage of {float(worst):.3g}.")
-
-
-def selection(stage: Stage, case: StageCase) -> None:
-    """A choice is a function of offer and state: so many prompts, all there; a refill goes on where it ended."""
+def select(stage: Stage, rollout: Rollout, state: State) -> Tensor | None:
+    """The prompts that a selector chooses; None of other stages."""
     if not isinstance(stage, PromptSelector):
-        raise NotHere("it chooses no prompts")
-    for rollout, state, acted in case.run(stage):
-        offer = rollout.offer
-        more = replace(offer, count=offer.count + 2)
-        refill = replace(offer, first=offer.first + offer.count, drawn=offer.drawn + offer.count, count=2)
-        at_once, then = (select(stage, replace(rollout, offer=one), state) for one in (more, refill))
-        assert at_once is not None
-        assert then is not None
-        assert acted.chosen is not None
-        for one in (at_once, then):
-            if bool((one < 0).any()) or (offer.size is not None and bool((one >= offer.size).any())):
-                raise BrokenLaw(f"it chooses {one.tolist()}, and the prompts are 0 to {offer.size or 'any'}.")
-        together = torch.cat([acted.chosen, then])
-        if not torch.equal(at_once, together):
-            raise BrokenLaw(
-                f"{more.count} prompts at once are {at_once.tolist()}, {offer.count} and a refill of 2 are "
-                f"{together.tolist()}; a refill goes on where the first choice ended."
-            )
+        return None
+    chosen = stage.select(rollout.offer, state)
+    wanted = rollout.offer.count
+    if not isinstance(chosen, Tensor) or chosen.shape != (wanted,) or chosen.dtype != torch.int64:
+        what = f"a {chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
+        raise BrokenLaw(f"select gave {what} for {wanted} prompts, expected ({wanted},) int64.")
+    return chosen
 
 
-def declared(stage: Stage, case: StageCase) -> None:
-    """It reads the evidence of ``needs`` and no other."""
-    for rollout, state, acted in case.run(stage):
-        try:
-            bare = run_whole(stage, rollout.only(stage.needs), state)
-        except LookupError as error:
-            raise BrokenLaw(f"it reads what it does not declare: {error}") from error
-        same("without, and with, evidence that it does not declare", bare, acted, 0.0)
-
-
-def padding(stage: Stage, case: StageCase) -> None:
-    """What stands after the end of a response in evidence about tokens changes nothing."""
-    for rollout, state, acted in case.run(stage):
-        for fill in (1.0, 1e9):
-            same("with other numbers after the end", acted, run_whole(stage, rollout.padded(fill), state), 0.0)
-
-
-def serialises(stage: Stage, case: StageCase) -> None:
-    """``repr`` gives an equal stage, the state survives JSON, and the run goes on as it would have."""
-    cls = type(stage)
-    text = repr(stage).replace(f"{cls.__qualname__}(", f"{cls.__name__}(")
-    if eval(text, {cls.__name__: cls}) != stage:
-        raise BrokenLaw(f"its repr does not give it back: {stage!r}.")
-    first, *later = case.rollouts
-    state = run_whole(stage, first, stage.init_state()).state
-    for place, one in _leaves(state):
-        if not isinstance(one, bool | int | float | str | Tensor) and one is not None:
-            raise BrokenLaw(f"{place} is a {type(one).__name__}; a state holds numbers, bools and tensors.")
-    back = _from_plain(json.loads(json.dumps(_plain(state))))
-    for rollout in later:
-        acted, resumed = run_whole(stage, rollout, state), run_whole(stage, rollout, back)
-        same("resumed", acted, resumed, 0.0)
-        state, back = acted.state, resumed.state
-
-
-#: The laws of stages, in the order of the report.
-STAGE_LAWS: tuple[StageLaw, ...] = (
-    StageLaw("finite", "finite on extreme rewards", finite, extreme=True),
-    StageLaw("pure", "inputs unchanged, no global randomness, same call same result", pure),
-    StageLaw("no gradient", "nothing that it gives or keeps requires grad", no_gradient),
-    StageLaw("shapes", "shapes and dtypes of its kind", shapes),
-    StageLaw(
-        "split", "any cut into whole groups, parts and ranks: same outputs, metrics, next state", split, ranks=True
-    ),
-    StageLaw("permutation", "any order of responses and groups", permutation),
-    StageLaw("identity", "ids only name responses; a group does not know what else is in the batch", identity),
-    StageLaw("even group", "equal rewards, no advantage", even_group),
-    StageLaw("selection", "a function of offer and state, as many as asked for, refills go on", selection),
-    StageLaw("declared", "reads `needs`, and nothing else", declared),
-    StageLaw("padding", "numbers after the end of a response do not matter", padding),
-    StageLaw("serialises", "repr and state survive, and the run goes on", serialises),
-)
-
-
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
-def _act(stage: Stage, batch: ResponseBatch, stat: Any, state: State, offer: Offer) -> Any:
+def _act(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> Any:
     """What a stage does, as it is returned; None of one that only measures."""
     if isinstance(stage, PromptSelector):
         return stage.select(offer, state)
@@ -294,6 +145,291 @@ def _act(stage: Stage, batch: ResponseBatch, stat: Any, state: State, offer: Off
     if isinstance(stage, RolloutExpander):
         return stage.expand(batch, stat, state, offer.seed)
     return None
+
+
+def _outcome(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> StageOutcome:
+    values: dict[str, Tensor] = {}
+    numbers: dict[str, int] = {}
+    given = _act(stage, batch, stat, state, offer)
+    if isinstance(stage, RolloutExpander):
+        none, nothing = torch.zeros(len(batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        parents = nothing if given.parents is None else given.parents
+        values["drop"] = none if given.drop is None else given.drop
+        values["the pivot"] = none.index_add(0, parents, nothing if given.pivots is None else given.pivots)
+        numbers = {"fresh": given.fresh, **({"branches": given.branches} if len(parents) else {})}
+    elif isinstance(stage, RewardShaper | AdvantageEstimator):
+        values["the reward" if isinstance(stage, RewardShaper) else "the advantage"] = given
+    ids, lengths = batch.sequence_ids.tolist(), batch.lengths.long().tolist()
+    rows = {
+        name: {one: row.reshape(-1)[:length] for one, row, length in zip(ids, of_all, lengths, strict=True)}
+        for name, of_all in values.items()
+    }
+    return StageOutcome(rows, numbers, None, dict(stage.report(batch, stat, state)), stat, state)
+
+
+def joined(outcomes: Sequence[StageOutcome]) -> StageOutcome:
+    """The outcomes of parts or ranks as that of the rollout.
+
+    Raises:
+        BrokenLaw: they say different things about what is the same everywhere.
+    """
+    total = replace(outcomes[0], rows={name: {} for name in outcomes[0].rows}, numbers={}, report={})
+    for outcome in outcomes:
+        for name, rows in outcome.rows.items():
+            total.rows[name].update(rows)
+        for name, number in outcome.numbers.items():
+            if total.numbers.setdefault(name, number) != number:
+                raise BrokenLaw(f"'{name}' is {total.numbers[name]} on one part and {number} on another.")
+        for name, mean in outcome.report.items():
+            total.report[name] = total.report[name].merge(mean) if name in total.report else mean
+    return total
+
+
+def same(what: str, one: StageOutcome, other: StageOutcome, tolerance: float) -> None:
+    """Outputs, metrics and state of two runs of a rollout agree.
+
+    Raises:
+        BrokenLaw: says what differs.
+    """
+    if one.numbers != other.numbers:
+        raise BrokenLaw(f"{what}: it gives {one.numbers} and {other.numbers}.")
+    if one.chosen is not None and other.chosen is not None and not torch.equal(one.chosen, other.chosen):
+        raise BrokenLaw(f"{what}: it chooses {one.chosen.tolist()} and {other.chosen.tolist()}.")
+    same_rows(what, one.rows, other.rows, tolerance)
+    for name in one.report.keys() | other.report.keys():
+        if name not in one.report or name not in other.report:
+            raise BrokenLaw(f"{what}: the metric '{name}' is there in one of them only.")
+        a, b = one.report[name].value, other.report[name].value
+        if not (math.isnan(a) and math.isnan(b)):
+            near(f"{what}: the metric '{name}'", a, b, tolerance * (1 + abs(a)))
+    same_state(what, one.state, other.state, tolerance)
+
+
+def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
+    """What some responses got is what they got among others, within ``tolerance`` of the largest number; NaN is NaN.
+
+    Raises:
+        BrokenLaw: says what differs.
+    """
+    for name, rows in some.items():
+        largest = max(
+            (float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()), default=0.0
+        )
+        for place, row in rows.items():
+            one, other = torch.broadcast_tensors(row.double(), among[name][place].double())
+            alike = (one == other) | (one.isnan() & other.isnan())
+            if not bool((alike | ((one - other).abs() <= tolerance * (1 + largest))).all()):
+                raise BrokenLaw(f"{what}: {name} of a response is {one.tolist()} and {other.tolist()}.")
+
+
+# -- the laws ----------------------------------------------------------------------------------------------------------
+
+
+@law(draws="extreme")
+def finite(stage: Stage, trial: StageTrial) -> None:
+    """Extreme rewards, and rewards that differ by a rounding."""
+    for _, _, outcome in trial.run(stage):
+        numbers = [(name, row) for name, rows in outcome.rows.items() for row in rows.values()]
+        numbers += [(f"the metric '{name}'", one.value) for name, one in outcome.report.items() if float(one.count)]
+        numbers += [(place, value) for place, value in leaves_of(outcome.state) if not isinstance(value, str)]
+        for what, value in numbers:
+            if not bool(torch.as_tensor(value).isfinite().all()):
+                raise BrokenLaw(f"{what} is not finite: {torch.as_tensor(value).tolist()}.")
+
+
+@law(large=True)
+def pure(stage: Stage, trial: StageTrial) -> None:
+    """No input changes, nothing that the process shares is used or set, the same call gives the same."""
+    for rollout, state, outcome in trial.run(stage):
+        batch = rollout.whole(select(stage, rollout, state))
+        remembered = copy.deepcopy(dict(state))
+        shared, guard = Shared(), ReadOnly()
+        guard.guard((f"'{name}' of the responses", values) for name, values in batch._tensors())
+        with guard, NumpyReadOnly(guard):
+            replace(stage)  # made once more
+            stat, _ = measure_all(stage, [batch], state, LocalComm())
+            _act(stage, batch, stat, state, rollout.offer)
+        try:
+            same_state("before and after", remembered, state, 0.0)
+        except BrokenLaw as error:
+            raise BrokenLaw(
+                f"it changed the state that it was given in place ({error}); `advance` returns a new one."
+            ) from None
+        shared.check()
+        same("called twice with the same", outcome, run_whole(stage, rollout, state), 0.0)
+
+
+@law()
+def process(stage: Stage, trial: StageTrial) -> None:
+    """Another process that has seen nothing of the stage gives the same, whatever was seen here."""
+    chain = tuple(reversed(trial.rollouts))  # the other laws begin with the first
+    here = run_rollouts(stage, chain)
+    try:
+        there = trial.pickled.run(run_rollouts, chain, trial.seed)
+    except Unreachable as reason:
+        raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
+    for number, (one, other) in enumerate(zip(here, there, strict=True), start=1):
+        same_elsewhere(lambda where, one=one, other=other: same(where, one, other, 0.0), f"rollout {number}")
+
+
+@law()
+def no_gradient(stage: Stage, trial: StageTrial) -> None:
+    """Nothing that a stage gives or keeps requires grad."""
+    for _, _, outcome in trial.run(stage):
+        given = [(name, row) for name, rows in outcome.rows.items() for row in rows.values()]
+        for place, value in [("the choice", outcome.chosen), *given, *leaves_of(outcome.state)]:
+            if isinstance(value, Tensor) and value.requires_grad:
+                raise BrokenLaw(f"{place} requires grad; nothing outside the loss has a gradient.")
+
+
+@law()
+def shapes(stage: Stage, trial: StageTrial) -> None:
+    """Shapes and dtypes of what it gives are those of its kind, and those of its state stay."""
+    for rollout, state, outcome in trial.run(stage):
+        for part in (rollout.whole(outcome.chosen), stage._empty_part()):
+            _check_kind(stage, part, _act(stage, part, outcome.stat, state, rollout.offer))
+        check_state(outcome.state, stage.init_state())
+
+
+@law(large=True)
+def split(stage: Stage, trial: StageTrial) -> None:
+    """Any cut into whole groups, over 1 to 6 parts and 1 to 3 ranks, empty ones among them, over three rollouts."""
+    rng = random.Random(trial.seed)
+    world = rng.randint(1, 3)
+    for number, (rollout, state, whole) in enumerate(trial.run(stage), 1):
+        parts: list[list[int]] = [[] for _ in range(rng.randint(1, 6))]
+        for group in rollout.groups:
+            rng.choice(parts).append(group)
+        ranks: list[list[list[int]]] = [[] for _ in range(world)]
+        for part in parts:  # in later rollouts one of several ranks has none
+            rng.choice(ranks[number > 1 :] or ranks).append(part)
+        rng.shuffle(ranks)
+        outcomes = run_ranks(stage, rollout, ranks, state)
+        where = f"rollout {number} in {len(parts)} parts over {world} ranks"
+        for rank, one in enumerate(outcomes):
+            if one.chosen is not None and not torch.equal(one.chosen, outcomes[0].chosen):  # type: ignore[arg-type]
+                raise BrokenLaw(f"{where}: rank 0 and rank {rank} choose different prompts.")
+            same_state(f"{where}, rank 0 and rank {rank}: the state", outcomes[0].state, one.state, 0.0)
+        same(where, whole, joined(outcomes), tolerances.REORDERED)
+
+
+@law(once=True)
+def later_rollouts(stage: Stage, trial: StageTrial) -> None:
+    """Thirty rollouts with state: each the same in parts; the state stays of its kind, finite and untouched."""
+    if not stage.init_state():
+        raise NotApplicable("it has no state")
+    state, needs = stage.init_state(), sorted(stage.needs - EVIDENCE.keys())
+    for number in range(LONG):
+        rollout = make_rollout("mixed", (2, 3), number, needs, number=number, size=24, seed=trial.seed)
+        remembered = copy.deepcopy(dict(state))
+        whole = run_whole(stage, rollout, state)
+        parts = joined(run_ranks(stage, rollout, [[[0]], [[1]]], state))
+        same(f"rollout {number + 1} of a long run, whole and over 2 ranks", whole, parts, tolerances.REORDERED)
+        same_state("the state that was given to it, before and after", remembered, state, 0.0)
+        check_state(whole.state, stage.init_state())
+        state = whole.state
+
+
+@law(large=True)
+def permutation(stage: Stage, trial: StageTrial) -> None:
+    """Responses and groups in another order: the same."""
+    for rollout, state, outcome in trial.run(stage):
+        other = run_whole(stage, rollout.shuffled(trial.seed), state)
+        same("in another order of the responses", outcome, other, tolerances.REORDERED)
+
+
+@law(large=True)
+def identity(stage: Stage, trial: StageTrial) -> None:
+    """What a response gets depends on it, its group and settled statistics; ids only name it."""
+    measures = any(getattr(type(stage), one) is not getattr(Method, one) for one in ("measure", "measure_again"))
+    random_by_id = isinstance(stage, RolloutExpander | PromptSelector) or hasattr(stage, "seed")
+    if isinstance(stage, PromptSelector) or (measures and random_by_id):
+        raise NotApplicable("what it does depends on ids, or on all responses")
+    for rollout, state, outcome in trial.run(stage):
+        for group in () if measures else rollout.groups:
+            alone = run_parts(stage, rollout, [[group]], state, LocalComm())
+            same_rows("without other groups and with them", alone.rows, outcome.rows, tolerances.REORDERED)
+        if not random_by_id:
+            relabelled = rollout.relabelled()
+            other = run_whole(stage, relabelled, state)
+            names = dict(zip(rollout.ids, relabelled.ids, strict=True))
+            under = {name: {names[one]: row for one, row in rows.items()} for name, rows in outcome.rows.items()}
+            same_rows("under other ids", under, other.rows, tolerances.REORDERED)
+
+
+@law()
+def even_group(stage: Stage, trial: StageTrial) -> None:
+    """Where all answers to a prompt earned the same, every advantage is exactly 0."""
+    if not isinstance(stage, AdvantageEstimator):
+        raise NotApplicable("it estimates no advantages")
+    evened = replace(trial, rollouts=tuple(rollout.evened() for rollout in trial.rollouts))
+    for rollout, state, outcome in evened.run(stage):
+        batch = rollout.whole(outcome.chosen)
+        alone = batch.group_sum(torch.ones_like(batch.rewards)) == 1
+        given = stage.advantages(batch, outcome.stat, state)[(batch.group % 2 == 0) | alone]
+        if bool((given != 0).any()):
+            worst = given.reshape(-1).abs().max()
+            raise BrokenLaw(f"a group whose rewards are all equal has an advantage of {float(worst):.3g}.")
+
+
+@law()
+def selection(stage: Stage, trial: StageTrial) -> None:
+    """A choice is a function of offer and state: so many prompts, all there; a refill goes on where it ended."""
+    if not isinstance(stage, PromptSelector):
+        raise NotApplicable("it chooses no prompts")
+    for rollout, state, outcome in trial.run(stage):
+        offer = rollout.offer
+        more = replace(offer, count=offer.count + 2)
+        refill = replace(offer, first=offer.first + offer.count, drawn=offer.drawn + offer.count, count=2)
+        at_once, then = (select(stage, replace(rollout, offer=one), state) for one in (more, refill))
+        assert at_once is not None
+        assert then is not None
+        assert outcome.chosen is not None
+        for chosen in (at_once, then):
+            if bool((chosen < 0).any()) or (offer.size is not None and bool((chosen >= offer.size).any())):
+                raise BrokenLaw(f"it chooses {chosen.tolist()}, and the prompts are 0 to {offer.size or 'any'}.")
+        together = torch.cat([outcome.chosen, then])
+        if not torch.equal(at_once, together):
+            raise BrokenLaw(
+                f"{more.count} prompts at once are {at_once.tolist()}, {offer.count} and a refill of 2 are "
+                f"{together.tolist()}; a refill goes on where the first choice ended."
+            )
+
+
+@law()
+def declared(stage: Stage, trial: StageTrial) -> None:
+    """It reads the evidence of ``needs`` and no other."""
+    for rollout, state, outcome in trial.run(stage):
+        try:
+            bare = run_whole(stage, rollout.only(stage.needs), state)
+        except LookupError as error:
+            raise BrokenLaw(f"it reads what it does not declare: {error}") from error
+        same("without, and with, evidence that it does not declare", bare, outcome, 0.0)
+
+
+@law()
+def padding(stage: Stage, trial: StageTrial) -> None:
+    """What stands after the end of a response in evidence about tokens changes nothing."""
+    for rollout, state, outcome in trial.run(stage):
+        for fill in (1.0, 1e9):
+            same("with other numbers after the end", outcome, run_whole(stage, rollout.padded(fill), state), 0.0)
+
+
+@law()
+def serialises(stage: Stage, trial: StageTrial) -> None:
+    """``repr`` gives an equal stage, the state survives JSON, and the run goes on as it would have."""
+    check_repr(repr(stage), stage, {type(stage).__name__: type(stage)}, {})
+    first, *later = trial.rollouts
+    state = run_whole(stage, first, stage.init_state()).state
+    check_state(state, stage.init_state())
+    restored = through_json(state)
+    for rollout in later:
+        outcome, resumed = run_whole(stage, rollout, state), run_whole(stage, rollout, restored)
+        same("resumed", outcome, resumed, 0.0)
+        state, restored = outcome.state, resumed.state
+
+
+# -- what each kind may give -------------------------------------------------------------------------------------------
 
 
 def _check_kind(stage: Stage, batch: ResponseBatch, given: Any) -> None:
@@ -308,32 +444,17 @@ def _check_kind(stage: Stage, batch: ResponseBatch, given: Any) -> None:
             raise BrokenLaw(f"advantages gave {given.shape[1]} columns, and a response has {longest} tokens.")
         _check_tensor("advantages", given, torch.float64, (size, given.shape[1]) if wide else (size,))
     elif isinstance(stage, RolloutExpander):
-        if given.drop is not None:
-            _check_tensor("drop", given.drop, torch.bool, (size,))
-            if bool((batch.group_mean(given.drop) % 1 != 0).any()):
-                raise BrokenLaw("drop takes a part of a group; groups are dropped whole.")
-        if type(given.fresh) is not int or given.fresh < 0:
-            raise BrokenLaw(f"fresh is {given.fresh!r}, expected an int that is not negative.")
-        if type(stage.rounds) is not int or stage.rounds < 1:
-            raise BrokenLaw(f"rounds is {stage.rounds!r}, expected an int of at least 1.")
-        if (given.parents is None) != (given.pivots is None):
-            raise BrokenLaw("it gives parents without pivots, or pivots without parents.")
-        if given.parents is not None:
-            _check_branches(batch, given.parents, given.pivots, given.branches)
-
-
-def _check_branches(batch: ResponseBatch, parents: Any, pivots: Any, branches: Any) -> None:
-    _check_tensor("parents", parents, torch.int64, tuple(parents.shape[:1]))
-    _check_tensor("pivots", pivots, torch.int64, tuple(parents.shape))
-    if not len(parents):
-        return
-    if bool((parents < 0).any()) or bool((parents >= len(batch)).any()) or len(parents.unique()) < len(parents):
-        raise BrokenLaw(f"parents are {parents.tolist()}, expected different places below {len(batch)}.")
-    tokens = (batch.given + batch.lengths.long())[parents]
-    if bool((pivots < 1).any()) or bool((pivots >= tokens).any()):
-        raise BrokenLaw(f"pivots are {pivots.tolist()} in responses of {tokens.tolist()} tokens: 1 to one less.")
-    if type(branches) is not int or branches < 1:
-        raise BrokenLaw(f"branches is {branches!r} beside parents, expected an int of at least 1.")
+        try:
+            given.require(stage.name, batch)
+        except MethodError as error:
+            raise BrokenLaw(str(error)) from error
+        if given.drop is not None and bool((batch.group_mean(given.drop) % 1 != 0).any()):
+            raise BrokenLaw("drop takes a part of a group; groups are dropped whole.")
+        for what, number, least in (("fresh", given.fresh, 0), ("rounds", stage.rounds, 1)):
+            if type(number) is not int or number < least:
+                raise BrokenLaw(f"{what} is {number!r}, expected an int of at least {least}.")
+        if given.parents is not None and len(given.parents.unique()) < len(given.parents):
+            raise BrokenLaw(f"parents are {given.parents.tolist()}, expected different places.")
 
 
 def _check_tensor(what: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -341,38 +462,3 @@ def _check_tensor(what: str, given: Any, dtype: torch.dtype, shape: tuple[int, .
         raise BrokenLaw(f"{what} gave {given!r}, expected a tensor.")
     if given.dtype != dtype or tuple(given.shape) != shape:
         raise BrokenLaw(f"{what} gave {given.dtype} of shape {tuple(given.shape)}, expected {dtype} of {shape}.")
-
-
-def _global_randomness() -> tuple[Any, ...]:
-    """The state of every generator that a whole process shares."""
-    return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state(legacy=False))  # noqa: NPY002
-
-
-def _order_after_relabelling(ids: Tensor) -> Tensor:
-    """Rows come by ascending sequence id, and :meth:`Rollout.relabelled` turns the order of the ids around."""
-    return torch.arange(len(ids) - 1, -1, -1)
-
-
-def _leaves(state: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
-    if isinstance(state, Mapping):
-        for key, one in state.items():
-            yield from _leaves(one, f"{place}['{key}']")
-    else:
-        yield place, state
-
-
-def _plain(state: Any) -> Any:
-    if isinstance(state, Mapping):
-        return {key: _plain(one) for key, one in state.items()}
-    if isinstance(state, Tensor):
-        return {"tensor": state.tolist(), "dtype": str(state.dtype), "shape": list(state.shape)}
-    return state
-
-
-def _from_plain(plain: Any) -> Any:
-    if isinstance(plain, dict):
-        if plain.keys() == {"tensor", "dtype", "shape"}:
-            dtype = getattr(torch, plain["dtype"].removeprefix("torch."))
-            return torch.tensor(plain["tensor"], dtype=dtype).reshape(plain["shape"])
-        return {key: _from_plain(one) for key, one in plain.items()}
-    return plain

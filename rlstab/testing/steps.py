@@ -1,7 +1,8 @@
-"""Optimizer steps to test with: ragged rows, ties, extremes, empty pools; drawn by hypothesis."""
+"""Optimizer steps to test with: ragged rows, ties, extremes, empty pools, packed or laid out in padded rows."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,12 +10,6 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import MARKS, SIGNALS, TokenBatch
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.extras import require
-
-require("testing", "rlstab.testing", "hypothesis")
-
-from hypothesis import strategies as st  # noqa: E402
 
 #: Shapes of an optimizer step that have broken methods before.
 KINDS = (
@@ -29,6 +24,21 @@ KINDS = (
     "no rare token",
     "per token",
 )
+_EVERY = ("old_logprobs", "logprobs", "advantages")
+#: Log-probs, which are at most 0.
+LOGS = frozenset(
+    {"old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass", "live"}
+)
+
+
+def in_domain(name: str, values: Tensor) -> Tensor:
+    """Values as a signal can have them: log-probs at most 0, entropies at least 0, a sum of squares in [0, 1]."""
+    name = name.removeprefix("live ")
+    if name in LOGS:
+        return values.clamp(max=0.0)
+    if name == "entropies":
+        return values.clamp(min=0.0)
+    return values.clamp(0.0, 1.0) if name == "sum_p_sq" else values
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +51,7 @@ class Step:
         sequence: ``(n,)`` index into the S rows.
         position: ``(n,)`` place in the response.
         sequence_ids, group_ids: ``(S,)``.
+        layout: seed of a padded layout with which batches are built, see :meth:`laid_out`; None packs the tokens.
     """
 
     evidence: Mapping[str, Tensor]
@@ -49,48 +60,62 @@ class Step:
     position: Tensor
     sequence_ids: Tensor
     group_ids: Tensor
+    layout: int | None = None
 
     def __len__(self) -> int:
         return self.sequence.numel()
 
     def __repr__(self) -> str:
         lengths = torch.bincount(self.sequence, minlength=len(self.sequence_ids)).tolist()
+        if len(self) > 200:
+            return f"Step({len(lengths)} rows, {len(self)} tokens)"
         signs = self.evidence["advantages"].sign().int().tolist()
-        return f"Step(row lengths {lengths}, signs of the advantages {signs})"
+        padded = "" if self.layout is None else ", padded"
+        return f"Step(row lengths {lengths}, signs of the advantages {signs}{padded})"
 
     def batch(self, *, without: Sequence[str] = ()) -> TokenBatch:
-        """The evidence as a packed batch on fresh memory, less some signals."""
+        """The evidence as a batch on fresh memory, less some signals."""
+        if self.layout is not None:
+            return self.padded(self.layout, without=without)[0]
         given = {name: values.clone() for name, values in self.evidence.items() if name not in without}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in _BASICS and name not in SIGNALS}
+        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
         return TokenBatch(
             sequence=self.sequence.clone(),
             position=self.position.clone(),
             sequence_ids=self.sequence_ids.clone(),
             group_ids=self.group_ids.clone(),
             extra=extra,
-            live_ratio=False,
-            **given,  # type: ignore[arg-type]  # each is a field of this class
+            **given,
         )
 
     def leaves(self) -> dict[str, Tensor]:
         """Live outputs on fresh memory, requiring grad."""
         return {name: values.clone().requires_grad_() for name, values in self.live.items()}
 
+    def places(self, chosen: Sequence[int]) -> Tensor:
+        """Places of the tokens of some of the sequences, in the order in which :meth:`rows` has them."""
+        number = self._numbers(chosen)[self.sequence]
+        places = (number >= 0).nonzero().squeeze(-1)
+        # a padded batch has its rows one below the other
+        return places if self.layout is None else places[number[places].argsort(stable=True)]
+
     def rows(self, chosen: Sequence[int]) -> Step:
         """Some of the sequences, renumbered, with their ids."""
-        number = torch.full((len(self.sequence_ids),), -1)
-        number[list(chosen)] = torch.arange(len(chosen))
-        sequence = number[self.sequence]
-        return self._take(
-            (sequence >= 0).nonzero().squeeze(-1), sequence, torch.tensor(list(chosen), dtype=torch.int64)
-        )
+        number = self._numbers(chosen)[self.sequence]
+        return self._take(self.places(chosen), number, torch.tensor(list(chosen), dtype=torch.int64))
 
     def shuffled(self, seed: int) -> tuple[Step, Tensor]:
         """Tokens and sequences in another order, and the ``(n,)`` order of the tokens."""
         draw = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(self.sequence_ids), generator=draw)
+        if self.layout is not None:
+            return self.rows(rows.tolist()), self.places(rows.tolist())
         tokens = torch.randperm(len(self), generator=draw)
         return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
+
+    def laid_out(self, seed: int) -> Step:
+        """The same, built by ``from_padded``: rows that begin and end in padding, with holes where a tool spoke."""
+        return replace(self, layout=seed)
 
     def twice(self) -> Step:
         """The optimizer step with every sequence twice, the copies under new ids."""
@@ -105,63 +130,73 @@ class Step:
             torch.cat([self.group_ids, self.group_ids + shift]),
         )
 
-    def without_advantage(self) -> Step:
-        """The same tokens, all advantages 0."""
-        return self.given(advantages=torch.zeros_like(self.evidence["advantages"]))
-
     def given(self, **evidence: Tensor) -> Step:
         """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})
 
     def rolled(self) -> Step:
         """Each token with nine tenths of the evidence of the one before it: the same shapes, other numbers."""
-        moved = {name: 0.9 * one.roll(1) for name, one in self.evidence.items() if name not in MARKS}
+        moved = {name: 0.9 * values.roll(1) for name, values in self.evidence.items() if name not in MARKS}
         return self.given(**moved)
 
-    def cast(self, dtype: torch.dtype) -> Step:
-        """All values rounded to ``dtype``, held in float64 (float32 for half precision and narrower)."""
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+    def cast(self, dtype: torch.dtype, held_in: torch.dtype) -> Step:
+        """All values rounded to ``dtype``, held in another."""
         return replace(
             self,
-            evidence={name: values.to(dtype).to(wide) for name, values in self.evidence.items()},
-            live={name: values.to(dtype).to(wide) for name, values in self.live.items()},
+            evidence={name: values.to(dtype).to(held_in) for name, values in self.evidence.items()},
+            live={name: values.to(dtype).to(held_in) for name, values in self.live.items()},
         )
 
     def tokens(self) -> list[list[dict[str, float]]]:
         """For oracles: the tokens of each sequence as plain numbers, live outputs as ``live_<name>``."""
         columns = {**self.evidence, **{f"live_{name}": values for name, values in self.live.items()}}
-        found: list[list[dict[str, float]]] = [[] for _ in self.sequence_ids]
+        rows: list[list[dict[str, float]]] = [[] for _ in self.sequence_ids]
         for place, row in enumerate(self.sequence.tolist()):
-            found[row].append({name: float(values[place]) for name, values in columns.items()})
-        return found
+            rows[row].append({name: float(values[place]) for name, values in columns.items()})
+        return rows
 
-    def padded(self, fill: float, extra: int) -> tuple[TokenBatch, PolicyOutputs, dict[str, Tensor]]:
-        """The optimizer step as ``(S, T)`` tensors, ``extra`` columns wider, ``fill`` where there is no token."""
-        lengths = torch.bincount(self.sequence, minlength=len(self.sequence_ids))
-        shape = (len(self.sequence_ids), int(lengths.max()) + extra if len(lengths) else extra)
-        column = torch.zeros_like(self.sequence)
-        for row in range(shape[0]):
-            mine = self.sequence == row
-            column[mine] = torch.arange(int(mine.sum()))
-        place = self.sequence * shape[1] + column
+    def padded(
+        self, seed: int, fill: float = 1e9, without: Sequence[str] = ()
+    ) -> tuple[TokenBatch, dict[str, Tensor], Tensor]:
+        """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
+
+        Args:
+            seed: of how much padding there is before, between and after the tokens of a row.
+            fill: what stands where there is no token.
+            without: signals to leave out.
+
+        Returns:
+            The batch, the live outputs as ``(S, T)`` leaves, and the ``(S, T)`` mask.
+        """
+        draw = torch.Generator().manual_seed(seed)
+        rows = len(self.sequence_ids)
+        lengths = torch.bincount(self.sequence, minlength=rows)
+        width = int(lengths.max()) if rows else 0
+        width += max(1, int(torch.randint(1, 4, (), generator=draw)), width // 8)
+        # of the columns of each row, as many as it has tokens: gaps before, between and after them
+        chosen = torch.rand((rows, width), generator=draw).argsort(-1).argsort(-1) < lengths.unsqueeze(-1)
+        place = chosen.reshape(-1).nonzero().squeeze(-1)
+        order = (self.sequence * (int(self.position.max()) + 1 if len(self) else 1) + self.position).argsort()
 
         def lay(values: Tensor) -> Tensor:
-            flat = torch.full((shape[0] * shape[1],), fill, dtype=values.dtype)
-            return flat.index_copy(0, place, values).view(shape)
+            flat = torch.full((rows * width,), fill, dtype=values.dtype)
+            return flat.index_copy(0, place, values[order]).view(rows, width)
 
-        mask = torch.zeros(shape[0] * shape[1], dtype=torch.bool).index_fill(0, place, True).view(shape)
-        given = {name: lay(values) for name, values in self.evidence.items()}
-        foreign = {name: given.pop(name) for name in sorted(given) if name not in _BASICS and name not in SIGNALS}
+        given = {name: lay(values) for name, values in self.evidence.items() if name not in without}
+        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
         batch = TokenBatch.from_padded(
-            response_mask=mask,
-            sequence_ids=self.sequence_ids,
-            group_ids=self.group_ids,
-            extra=foreign,
-            live_ratio=False,
+            response_mask=chosen,
+            sequence_ids=self.sequence_ids.clone(),
+            group_ids=self.group_ids.clone(),
+            extra=extra,
             **given,
         )
-        leaves = {name: lay(values).requires_grad_() for name, values in self.live.items()}
-        return batch, PolicyOutputs.from_padded(batch, **leaves), leaves
+        return batch, {name: lay(values).requires_grad_() for name, values in self.live.items()}, chosen
+
+    def _numbers(self, chosen: Sequence[int]) -> Tensor:
+        number = torch.full((len(self.sequence_ids),), -1)
+        number[list(chosen)] = torch.arange(len(chosen))
+        return number
 
     def _take(self, tokens: Tensor, sequence: Tensor, rows: Tensor) -> Step:
         return Step(
@@ -171,35 +206,48 @@ class Step:
             self.position[tokens],
             self.sequence_ids[rows],
             self.group_ids[rows],
+            self.layout,
         )
 
 
-_BASICS = ("old_logprobs", "logprobs", "advantages")
-
-
-@st.composite
-def steps(draw: st.DrawFn, extra: Sequence[str] = (), *, extreme: bool = False) -> Step:
-    """Optimizer steps of 0 to about 60 tokens.
+def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme: bool = False) -> Step:
+    """One of the small optimizer steps, the same for the same number.
 
     Args:
-        draw: hypothesis gives it.
-        extra: names of custom signals to fill with random numbers.
-        extreme: log-probs down to -80 nats, ratios beyond e^20, entropies of 0 and of ln 2^18.
+        number: of the step.
+        extra: as in :func:`make_step`.
+        size: up to one more than this many rows, of up to one more than this many tokens; at most 8 each.
+        extreme: as in :func:`make_step`.
     """
-    kind = draw(st.sampled_from(KINDS))
-    rows = {"one token": 1, "one row": 1}.get(kind) or draw(st.integers(1, 8))
-    lengths = [1] if kind == "one token" else draw(st.lists(st.integers(1, 8), min_size=rows, max_size=rows))
+    draw = random.Random(number)
+    kind, most = draw.choice(KINDS), min(8, 1 + size)
+    rows = {"one token": 1, "one row": 1}.get(kind) or draw.randint(1, most)
+    lengths = [1] if kind == "one token" else [draw.randint(1, most) for _ in range(rows)]
     if kind == "empty rows":
         lengths = [0 if place % 2 else length for place, length in enumerate(lengths)]
-    group = draw(st.sampled_from([1, 2, 4]))
-    seed = draw(st.integers(0, 2**32 - 1))
-    return make_step(kind, lengths, group, seed, extra, extreme=extreme)
+    return make_step(kind, lengths, draw.choice([1, 2, 4]), number, extra, extreme=extreme)
+
+
+def large_step(extra: Sequence[str] = ()) -> Step:
+    """One of 5,000 tokens in 64 responses, the longest of 300: what is out of reach of small ones."""
+    draw = random.Random(5)
+    lengths = [300, *(draw.randint(20, 130) for _ in range(62))]
+    return make_step("mixed", [*lengths, 5000 - sum(lengths)], 4, 5, extra)
 
 
 def make_step(
-    kind: str, lengths: Sequence[int], group: int, seed: int, extra: Sequence[str], *, extreme: bool = False
+    kind: str, lengths: Sequence[int], group: int, seed: int, extra: Sequence[str] = (), *, extreme: bool = False
 ) -> Step:
-    """One optimizer step of a kind; a pure function of its arguments."""
+    """One optimizer step of a kind; a pure function of its arguments.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        lengths: tokens of each response.
+        group: responses of a prompt.
+        seed: of all numbers.
+        extra: names of custom signals to fill with random numbers.
+        extreme: log-probs down to -80 nats, ratios beyond e^20, entropies of 0 and of ln 2^18.
+    """
     rng = torch.Generator().manual_seed(seed)
     count, rows = sum(lengths), len(lengths)
 

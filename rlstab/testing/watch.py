@@ -2,92 +2,89 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstab.testing.agreement import BrokenLaw
-
-
-@dataclass(frozen=True)
-class Untouched:
-    """Tensors by name, as they were; :meth:`check` finds what was written to, be it the value that was there."""
-
-    tensors: Sequence[tuple[str, Tensor]]
-    versions: Sequence[int]
-    values: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> Untouched:
-        """Remember them."""
-        listed = list(tensors)
-        return cls(listed, [one._version for _, one in listed], [one.detach().clone() for _, one in listed])
-
-    def check(self) -> None:
-        """Find what was written to.
-
-        Raises:
-            BrokenLaw: names it.
-        """
-        for (name, now), version, before in zip(self.tensors, self.versions, self.values, strict=True):
-            # torch counts writes; what numpy writes changes the values alone
-            if now._version != version or not torch.equal(now.detach().nan_to_num(), before.nan_to_num()):
-                raise BrokenLaw(
-                    f"it wrote to {name} in place, which belongs to others. Make a new tensor: clamp, not clamp_; "
-                    f"torch.where, not x[i] = ..."
-                )
+from rlstab.testing.compare import BrokenLaw
 
 
-class Shared:
-    """Generators and settings of the process, as they were."""
+class ReadOnly(TorchDispatchMode):
+    """Inside, no operation of torch writes to the memory of tensors that belong to others.
+
+    Views, ``detach`` and ``.data`` share that memory. numpy writes to it without a word, so :class:`NumpyReadOnly`
+    goes with it.
+
+    Raises:
+        BrokenLaw: names the tensor that is written to.
+    """
 
     def __init__(self) -> None:
-        self.generators = _generators()
-        self.settings = _settings()
+        super().__init__()
+        self.guarded: dict[int, str] = {}
+        self._kept: list[Tensor] = []
 
-    def check(self) -> None:
-        """Find what was used or set.
+    def guard(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Guard further tensors, by name; they stay alive as long as this does."""
+        for name, tensor in tensors:
+            if tensor.numel():
+                self.guarded.setdefault(tensor.untyped_storage().data_ptr(), name)
+                self._kept.append(tensor)
 
-        Raises:
-            BrokenLaw: names it.
-        """
-        for name, now in _generators().items():
-            if now != self.generators.get(name):
-                raise BrokenLaw(
-                    f"it drew from the global random number generator of {name}, or seeded it; use batch.uniform(seed)."
-                )
-        for name, setting in _settings().items():
-            if setting != self.settings[name]:
-                raise BrokenLaw(f"it changed {name}, which the whole process shares. Leave it alone.")
+    def name_of(self, tensor: Any) -> str | None:
+        """What the memory of a tensor belongs to; None where it is nobody else's."""
+        if not isinstance(tensor, Tensor) or not tensor.numel():
+            return None
+        return self.guarded.get(tensor.untyped_storage().data_ptr())
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch would import its compiler for this, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            for place, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+                    for tensor in given if isinstance(given, list | tuple) else [given]:
+                        self._refuse(self.name_of(tensor))
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _refuse(name: str | None) -> None:
+        if name is not None:
+            raise BrokenLaw(
+                f"it wrote to {name} in place, which belongs to others. Make a new tensor: clamp, not clamp_; "
+                f"torch.where, not x[i] = ..."
+            )
 
 
-def _generators() -> dict[str, Any]:
-    found: dict[str, Any] = {"torch": bytes(torch.get_rng_state().numpy()), "random": random.getstate()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state = numpy.random.get_state()
-        found["numpy"] = (state[0], state[1].tobytes(), *state[2:])
-    return found
+class NumpyReadOnly(TorchFunctionMode):
+    """Inside, arrays that share memory with guarded tensors cannot be written to: numpy then raises ValueError."""
 
+    def __init__(self, guard: ReadOnly) -> None:
+        super().__init__()
+        self.guard = guard
 
-def _settings() -> dict[str, Any]:
-    numpy = sys.modules.get("numpy")
-    return {
-        "torch's default dtype": torch.get_default_dtype(),
-        "torch's gradient mode": torch.is_grad_enabled(),
-        "torch's number of threads": torch.get_num_threads(),
-        "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "numpy's treatment of floating-point errors": numpy.geterr() if numpy is not None else None,
-        "the environment": dict(os.environ),
-        "the working directory": os.getcwd(),  # noqa: PTH109  # a path to compare
-    }
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, np.ndarray) and args and self.guard.name_of(args[0]) is not None:
+            result.setflags(write=False)
+        return result
 
 
 class Wide(TorchFunctionMode):
@@ -106,11 +103,88 @@ class Wide(TorchFunctionMode):
                 "it calls torch.quantile, which refuses more than 2^24 values and sees those at hand only. Use "
                 "Pool.quantile in `measure`."
             )
-        found = func(*args, **(kwargs or {}))
-        for one in (*args, found):
-            if isinstance(one, Tensor) and one.is_floating_point() and one.itemsize < 4:
+        result = func(*args, **(kwargs or {}))
+        for value in (*args, result):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize < 4:
                 raise BrokenLaw(
-                    f"it computes in {str(one.dtype).removeprefix('torch.')} (in '{name}'), which merges values that "
+                    f"it computes in {str(value.dtype).removeprefix('torch.')} (in '{name}'), which merges values that "
                     f"differ by a thousandth. Compare in the dtype of the evidence, or in float64."
                 )
-        return found
+        return result
+
+
+class Shared:
+    """What a whole process shares, as it was: generators, settings, the environment, files."""
+
+    def __init__(self) -> None:
+        self.generators, self.settings = _generators(), _settings()
+        _written.clear()
+        _watch_files()
+
+    def check(self) -> None:
+        """Find what was used or set.
+
+        Raises:
+            BrokenLaw: names it.
+        """
+        if _written:
+            raise BrokenLaw(f"it wrote to the file {_written[0]}. What lasts belongs into the state.")
+        for name, now in _generators().items():
+            if now != self.generators.get(name):
+                raise BrokenLaw(
+                    f"it drew from the global random number generator of {name}, or seeded it; use batch.uniform(seed)."
+                )
+        for name, setting in _settings().items():
+            if setting != self.settings[name]:
+                raise BrokenLaw(f"it changed {name}, which the whole process shares. Leave it alone.")
+
+
+def _generators() -> dict[str, Any]:
+    state = np.random.get_state()  # noqa: NPY002  # that is what is watched
+    return {
+        "torch": bytes(torch.get_rng_state().numpy()),
+        "random": random.getstate(),
+        "numpy": (state[0], state[1].tobytes(), *state[2:]),
+    }
+
+
+def _settings() -> dict[str, Any]:
+    """Everything that is watched, by name."""
+    smallest = torch.tensor(1e-310, dtype=torch.float64)
+    return {
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's default device": torch.get_default_device(),
+        "torch's gradient mode": torch.is_grad_enabled(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch's precision of matrix products": torch.get_float32_matmul_precision(),
+        "torch's anomaly mode": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "torch's autocast": torch.is_autocast_enabled("cpu"),
+        "torch's treatment of denormal numbers": bool(smallest * 1 == 0),
+        "numpy's treatment of floating-point errors": np.geterr(),
+        "the filters of warnings": list(warnings.filters),
+        "the garbage collector": (gc.isenabled(), gc.get_threshold()),
+        "the limit of recursion": sys.getrecursionlimit(),
+        "the environment": dict(os.environ),
+        "the working directory": os.getcwd(),  # noqa: PTH109  # a path to compare
+    }
+
+
+#: Files that were opened to write since the last :class:`Shared` was made.
+_written: list[str] = []
+_hooks: list[Callable[..., None]] = []
+
+
+def _watch_files() -> None:
+    """Note what is opened to write, from now on; Python cannot take the hook away again."""
+    if _hooks:
+        return
+
+    def note(event: str, details: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(details[0], str) and "__pycache__" not in details[0]:
+            flags = details[2] if isinstance(details[2], int) else 0
+            if flags & (os.O_WRONLY | os.O_RDWR) and not details[0].startswith("/dev/"):
+                _written.append(details[0])
+
+    _hooks.append(note)
+    sys.addaudithook(note)

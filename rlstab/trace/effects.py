@@ -92,10 +92,10 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     bound = part.has_gradient if merged.unclipped is None else part.has_gradient & ~merged.unclipped
     beyond, gate = _beyond(part, ratio) & bound, _gate(merged, ratio, held, bound)
     methods = {}
-    for key, one in member_terms(plan, batch).items():
-        own = _gate(one.terms, ratio, held, bound)
-        actions = _actions(one.terms, batch.advantages, beyond, own, everywhere)
-        methods[key] = MethodTrace(one.name, actions, one.terms.weight, one.terms.bonus, own)
+    for key, member in member_terms(plan, batch).items():
+        own = _gate(member.terms, ratio, held, bound)
+        actions = _actions(member.terms, batch.advantages, beyond, own, everywhere)
+        methods[key] = MethodTrace(member.name, actions, member.terms.weight, member.terms.bonus, own)
     return Trace(
         ratio=ratio,
         weight=torch.ones_like(ratio) if merged.weight is None else merged.weight,
@@ -116,21 +116,21 @@ def _beyond(part: Part, ratio: Tensor) -> Tensor:
 
 
 def _gate(terms: Terms, ratio: Tensor, constants: Constants, bound: Tensor) -> Tensor | None:
-    factors = [one.fn(ratio, constants) for one in terms.gates.values() if one.acts]
+    factors = [gate.fn(ratio, constants) for gate in terms.gates.values() if gate.acts]
     if terms.surrogate is not None:
         factors.append(terms.surrogate.fn(ratio, constants) / ratio)
     if not factors:
         return None
-    return torch.where(bound, torch.stack([one.to(ratio.dtype) for one in factors]).prod(0), 1.0)
+    return torch.where(bound, torch.stack([factor.to(ratio.dtype) for factor in factors]).prod(0), 1.0)
 
 
 def _actions(
     terms: Terms, advantages: Tensor, beyond: Tensor, gate: Tensor | None, everywhere: Tensor
 ) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    actions: dict[str, Tensor] = {}
 
     def add(action: str, where: Tensor) -> None:
-        found[action] = found[action] | where if action in found else where
+        actions[action] = actions[action] | where if action in actions else where
 
     if terms.keep is not None:
         add("dropped", ~terms.keep)
@@ -152,4 +152,4 @@ def _actions(
             add("regularised", everywhere if penalty.where is None else penalty.where)
     if terms.unclipped is not None:
         add("exempt", terms.unclipped)
-    return found
+    return actions

@@ -74,7 +74,7 @@ class Tracer:
         every, most = self.settings.trace_every, self.settings.trace_responses
         if every and (rollout in (1, self.rollouts) or rollout % every == 0) and len(sequence_ids):
             ends = torch.unique_consecutive(group_ids, return_counts=True)[1].cumsum(0).tolist()
-            count = max([one for one in ends if one <= most], default=ends[0])
+            count = max([end for end in ends if end <= most], default=ends[0])
             rows = zip(sequence_ids.tolist(), rewards.tolist(), advantages.tolist(), strict=True)
             for place, (sequence, reward, advantage) in enumerate(list(rows)[:count]):
                 self._traced[sequence] = Traced(prompt(place), reward, advantage)
@@ -103,17 +103,17 @@ class Tracer:
         rows = [row for row, sequence in enumerate(batch.sequence_ids.tolist()) if sequence in self._traced]
         if not rows:
             return
-        found = trace(plan, batch, policy)
+        traced = trace(plan, batch, policy)
         ids = response_ids.reshape(-1)[layout_of(batch).index]
-        ratio = torch.where(computed, found.ratio, torch.nan)
+        ratio = torch.where(computed, traced.ratio, torch.nan)
         for row in rows:
             where = batch.sequence == row
             line = {"format": FORMAT, "rollout": self._rollout, "optimizer_step": optimizer_step}
-            line |= self._line(batch, found, ratio, row, where, ids[where].tolist())
+            line |= self._line(batch, traced, ratio, row, where, ids[where].tolist())
             self.append(json.dumps(line, allow_nan=False) + "\n")
 
     def _line(
-        self, batch: TokenBatch, found: Trace, ratio: Tensor, row: int, where: Tensor, ids: list[int]
+        self, batch: TokenBatch, traced: Trace, ratio: Tensor, row: int, where: Tensor, ids: list[int]
     ) -> dict[str, Any]:
         sequence = int(batch.sequence_ids[row])
         known = self._traced[sequence]
@@ -129,27 +129,33 @@ class Tracer:
         }
         if batch.entropies is not None:
             line["entropies"] = _numbers(batch.entropies[where])
-        line |= {"ratio": _numbers(ratio[where]), "weight": _numbers(found.weight[where])}
-        line["kept"] = found.kept[where].tolist()
-        if found.bonus is not None:
-            line["bonus"] = _numbers(found.bonus[where])
-        if found.exempt is not None:
-            line["exempt"] = found.exempt[where].tolist()
-        line["clipped"] = found.clipped[where].tolist()
-        if found.gate is not None:
-            line["gate"] = _numbers(found.gate[where])
-        line["methods"] = {key: _method(one, where) for key, one in found.methods.items()}
+        line |= {"ratio": _numbers(ratio[where]), "weight": _numbers(traced.weight[where])}
+        line["kept"] = traced.kept[where].tolist()
+        if traced.bonus is not None:
+            line["bonus"] = _numbers(traced.bonus[where])
+        if traced.exempt is not None:
+            line["exempt"] = traced.exempt[where].tolist()
+        line["clipped"] = traced.clipped[where].tolist()
+        if traced.gate is not None:
+            line["gate"] = _numbers(traced.gate[where])
+        line["methods"] = {key: _method(method, where) for key, method in traced.methods.items()}
         # inside `within` the key says where a method stands, and not which one it is
-        named = {key: one.name for key, one in found.methods.items() if key.rpartition("/")[2] in ("outer", "inner")}
+        named = {
+            key: method.name for key, method in traced.methods.items() if key.rpartition("/")[2] in ("outer", "inner")
+        }
         return line | ({"names": named} if named else {})
 
 
-def _method(one: MethodTrace, where: Tensor) -> dict[str, Any]:
+def _method(method: MethodTrace, where: Tensor) -> dict[str, Any]:
     line: dict[str, Any] = {}
-    for action, tokens in one.actions.items():
+    for action, tokens in method.actions.items():
         if bool(tokens[where].any()):
             line[action] = _places(tokens[where])
-    for name, values, identity in (("weight", one.weight, 1.0), ("bonus", one.bonus, 0.0), ("gate", one.gate, 1.0)):
+    for name, values, identity in (
+        ("weight", method.weight, 1.0),
+        ("bonus", method.bonus, 0.0),
+        ("gate", method.gate, 1.0),
+    ):
         if values is not None and bool((values[where] != identity).any()):
             own = values[where]
             line[name] = [[place, _rounded(float(own[place]))] for place in _places(own != identity)]
@@ -161,7 +167,7 @@ def _places(tokens: Tensor) -> list[int]:
 
 
 def _numbers(values: Tensor) -> list[float | None]:
-    return [_rounded(one) for one in values.tolist()]
+    return [_rounded(value) for value in values.tolist()]
 
 
 def _rounded(value: float) -> float | None:

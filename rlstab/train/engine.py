@@ -50,8 +50,7 @@ class PolicyModule(nn.Module):
     def forward(self, sequences: tuple[Tensor, ...], index: Tensor, asked: Mapping[str, Any]) -> dict[str, Tensor]:
         """Signals that were asked for, by name: engines look for tensors in tuples and dictionaries alone."""
         signals = self._policy[0].signals(Sequences(*sequences), index, **asked)
-        named = {one.name: getattr(signals, one.name) for one in fields(signals)}
-        return {name: values for name, values in named.items() if values is not None}
+        return {one.name: value for one in fields(signals) if (value := getattr(signals, one.name)) is not None}
 
 
 class Engine:
@@ -162,9 +161,7 @@ class Engine:
 
     def clip(self, largest: float) -> float:
         """Scale the gradient down to a norm of at most ``largest``; its norm before, the same in all processes."""
-        norm = self.accelerator.clip_grad_norm_(self.weights, largest)
-        assert norm is not None
-        return float(norm)
+        return float(self.accelerator.clip_grad_norm_(self.weights, largest) or 0.0)
 
     def step(self, lr: float) -> None:
         """Move the weights, and forget the gradient."""
@@ -219,10 +216,7 @@ class ShardedEngine(Engine):
 
     @property
     def in_words(self) -> str:
-        gather, offload = self._settings[1:]
-        parts = [f"fsdp2, {self.processes} process{'es' * (self.processes > 1)}"]
-        parts += ["weights gathered in bfloat16"] if gather is not None else []
-        return ", ".join(parts + (["shards in host memory"] if offload else []))
+        return f"fsdp2, {self.processes} process{'es' * (self.processes > 1)}"
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -254,7 +248,8 @@ class ShardedEngine(Engine):
     @torch.no_grad()
     def clip(self, largest: float) -> float:
         # by hand: the norm of the shards is on their device, which with offload no process group may serve
-        gradients = [_local(weight.grad) for weight in self.weights if weight.grad is not None]
+        sharded = [weight.grad for weight in self.weights if weight.grad is not None]
+        gradients = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in sharded]
         squares = torch.nn.utils.get_total_norm(gradients).double().square().reshape(1).cpu()
         norm = math.sqrt(float(self.comm.sum(squares)))
         factor = largest / (norm + 1e-6)  # as torch's clip_grad_norm_
@@ -299,7 +294,7 @@ class _Shards:
 
     def __init__(self, policy: Policy, device: torch.device, gather: torch.dtype | None, offload: bool) -> None:
         self.live, self.device, self._depth = policy.model, device, 0
-        empty = {id(weight): _empty(weight, device) for weight in policy.model.parameters()}
+        empty = {id(one): nn.Parameter(one.new_empty(0), one.requires_grad) for one in self.live.parameters()}
         model = copy.deepcopy(policy.model, empty)  # everything but the weights; what is tied stays tied
         nn.Module.to(model, device)
         self.policy = replace(policy, model=model)
@@ -334,10 +329,6 @@ def _forward(module: Callable[..., Any], sequences: Sequences, index: Tensor, as
     return TokenSignals(**module(tensors, index, dict(asked)))
 
 
-def _empty(weight: nn.Parameter, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(0, dtype=weight.dtype, device=device), weight.requires_grad)
-
-
 def _shard(module: nn.Module, mesh: DeviceMesh, gather: torch.dtype | None, offload: bool) -> None:
     """Shard the weights of a module that none of its parts has sharded; gradients will be added, in float32."""
     fully_shard(
@@ -358,10 +349,6 @@ def _full(shard: Tensor, device: torch.device) -> Tensor:
     there = shard.detach().to(device)
     assert isinstance(there, DTensor)
     return there.full_tensor()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _as_shard(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:

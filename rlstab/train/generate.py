@@ -292,7 +292,7 @@ class Generator:
             extra |= self._block_evidence(policy, examples, rollout, given, metrics)
         timed_out = torch.zeros(len(examples), dtype=torch.bool)
         timed_out[scores.timed_out] = True
-        count = [len(tokens) for tokens in given] if given is not None else [0] * len(examples)
+        count = [len(tokens) for tokens in given or [[]] * len(examples)]
         responses = ResponseBatch(
             rewards=scores.rewards,
             lengths=rollout.response_mask.sum(-1).double().cpu(),
@@ -326,12 +326,11 @@ class Generator:
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
         metrics.add("scorer/timeouts", len(scores.timed_out))
-        where = f" on rank {self.rank}" if self.world > 1 else ""
         if scores.timed_out:
-            first = texts[scores.timed_out[0]]
-            self.say(f"scorer timed out{where}, reward 0", f"{len(scores.timed_out)} times, first on {first[:80]!r}")
+            first, times = texts[scores.timed_out[0]], len(scores.timed_out)
+            self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{times} times, first on {first[:80]!r}")
         if scores.errors:
-            self.say(f"scorer raised{where}, reward 0", scores.errors[0])
+            self.say(f"scorer raised on rank {self.rank}, reward 0", scores.errors[0])
 
     # -- stages ------------------------------------------------------------------------------------------------------
 

@@ -150,9 +150,8 @@ class Learner:
         several = self.settings.mini_batches > 1
         groups = self._all_groups(group_ids) if several else group_ids.unique()
         for epoch in range(self.settings.epochs):
-            order = groups
-            if several:
-                order = groups[uniform(self.run.seed + 1, groups, torch.tensor(epoch)).argsort()]
+            drawn = uniform(self.run.seed + 1, groups, torch.tensor(epoch))
+            order = groups[drawn.argsort()] if several else groups
             for number, chosen in enumerate(order.tensor_split(self.settings.mini_batches)):
                 yield epoch == number == 0, torch.isin(group_ids, chosen).nonzero().squeeze(-1)
 
@@ -208,8 +207,7 @@ class Learner:
                 ids = part.sequences.response_ids
                 self.tracer.part(plan, part.batch, live, part.wanted, ids, progress.optimizer_steps)
             if comparing and settings.refresh == "rollout" and part.batch.rollout_logprobs is not None and outputs:
-                gap = live.logprobs.detach() - part.batch.rollout_logprobs
-                tally.gaps.append(gap[part.place].abs())
+                tally.gaps.append((live.logprobs.detach() - part.batch.rollout_logprobs)[part.place].abs())
 
         loss, bad, live_rows = self.comm.sum(tally.sums().cpu()).tolist()
         norm = self.engine.clip(settings.max_grad_norm)
@@ -461,15 +459,9 @@ def learning_rate(settings: OptimisationSettings) -> Callable[[int], float]:
     name, options = settings.schedule.name, settings.schedule.options
     if name == "cosine_with_restarts" and "num_cycles" in options:
         options["num_cycles"] = int(options["num_cycles"])
-    nothing = torch.optim.SGD([torch.zeros(1)], lr=lr)
+    nothing, steps = torch.optim.SGD([torch.zeros(1)], lr=lr), settings.optimizer_steps
     try:
-        scheduler = get_scheduler(
-            name,
-            nothing,
-            num_warmup_steps=ramp,
-            num_training_steps=settings.optimizer_steps,
-            scheduler_specific_kwargs=options,
-        )
+        scheduler = get_scheduler(name, nothing, ramp, steps, scheduler_specific_kwargs=options)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"optimisation.schedule: {error}. Change it, or optimisation.lr.") from error
     assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)

@@ -31,6 +31,7 @@ from accelerate.utils import (
 )
 from rich.console import Console
 from rich.markup import escape
+from torch import Tensor
 
 from rlstab.config.runs import RunConfig, run_hash
 from rlstab.console import Terminal, command
@@ -221,18 +222,16 @@ class Trainer:
         self.refused = 0
 
     def _restored(self, latest: Path, rank: int, world: int) -> Progress:
-        policy, special = self.policy, not self.task.keeps_special_tokens
-        return Progress.restored(
-            checkpoint.load(latest, self.engine),
-            partial(of_rank, rank=rank, world=world, slots=self.generator.slots, group=self.run.rollout.group),
-            partial(
-                Rollout.from_tensors,
-                limit=self.run.rollout.max_new_tokens,
-                device=policy.device,
-                example=partial(self.task.example, "train"),
-                decode=partial(policy.decode, skip_special_tokens=special),
-            ),
-        )
+        limit, example = self.run.rollout.max_new_tokens, partial(self.task.example, "train")
+        special = not self.task.keeps_special_tokens
+
+        def waiting(whole: Mapping[str, Tensor]) -> Rollout:
+            mine = of_rank(whole, rank, world, slots=self.generator.slots, group=self.run.rollout.group)
+            rollout = Rollout.from_tensors(mine, limit, self.policy.device, example)
+            texts = [self.policy.decode(answer, skip_special_tokens=special) for answer in rollout.answers()]
+            return replace(rollout, texts=texts)
+
+        return Progress.restored(checkpoint.load(latest, self.engine), waiting)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 

@@ -173,28 +173,22 @@ class Rollout:
 
     @classmethod
     def from_tensors(
-        cls,
-        saved: Mapping[str, Tensor],
-        limit: int,
-        device: torch.device,
-        example: Callable[[int], Example],
-        decode: Callable[[list[int]], str],
+        cls, saved: Mapping[str, Tensor], limit: int, device: torch.device, example: Callable[[int], Example]
     ) -> Rollout:
-        """What :meth:`tensors` gave.
+        """What :meth:`tensors` gave, without texts.
 
         Args:
             saved: tensors by name.
             limit: tokens that an answer may have.
             device: of sequences and signals.
             example: what a prompt's number stands for.
-            decode: makes the text of an answer.
         """
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): values for name, values in saved.items() if name.startswith(prefix)}
 
         responses = ResponseBatch.from_tensors(under("responses/"), limit)
-        rollout = cls(
+        return cls(
             Sequences(**{name: values.to(device) for name, values in under("sequences/").items()}),
             {name: values.to(device) for name, values in under("signals/").items()},
             [],
@@ -205,7 +199,6 @@ class Rollout:
             saved.get("advantages"),
             int(saved["refused"]),
         )
-        return replace(rollout, texts=[decode(answer) for answer in rollout.answers()])
 
 
 @dataclass(frozen=True)
@@ -237,22 +230,10 @@ class Progress:
         return {**saved, "stages": dict(self.stages), "queue": waiting}
 
     @classmethod
-    def restored(
-        cls,
-        saved: Mapping[str, Any],
-        mine: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
-        rollout: Callable[[Mapping[str, Tensor]], Rollout],
-    ) -> Progress:
-        """What :meth:`saved` gave.
-
-        Args:
-            saved: of all ranks.
-            mine: the rows of this rank.
-            rollout: :meth:`Rollout.from_tensors`.
-        """
+    def restored(cls, saved: Mapping[str, Any], rollout: Callable[[Mapping[str, Tensor]], Rollout]) -> Progress:
+        """What :meth:`saved` gave; ``rollout`` makes the rows of this rank a rollout again."""
         queue = saved["queue"]
-        waiting = tuple(rollout(mine(queue[str(place)])) for place in range(len(queue)))
-        return cls(**{**saved, "queue": waiting})
+        return cls(**{**saved, "queue": tuple(rollout(queue[str(place)]) for place in range(len(queue)))})
 
 
 def _joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

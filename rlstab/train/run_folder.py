@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from importlib.metadata import version
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,9 @@ class RunFolder:
             with filesystem_errors(self.path):
                 self._hold()
                 before = run_id_in(self.path)
-                moving = _is_there(self.path / REPLACED) and run_id_in(self.path / REPLACED) is None  # a kill came
+                moving = lexists(self.path / REPLACED) and run_id_in(self.path / REPLACED) is None  # a kill came
                 self._fresh = not resume or before is None or moving
-                if not (resume or overwrite) and (_is_there(self.path / REPLACED) or _came_far(self.path)):
+                if not (resume or overwrite) and (lexists(self.path / REPLACED) or _came_far(self.path)):
                     raise ConfigError(
                         f"{self.path} already holds a run. Continue it with --resume, replace it with --overwrite, or "
                         f"set another tracking.out."
@@ -129,7 +130,7 @@ class RunFolder:
         if self._lock is None:
             return
         with suppress(OSError, ValueError):
-            if self._made and not _is_there(self.path / "run.json"):
+            if self._made and not lexists(self.path / "run.json"):
                 (self.path / LOCK).unlink(missing_ok=True)
                 for folder in self._made:
                     folder.rmdir()
@@ -138,9 +139,9 @@ class RunFolder:
     def _refuse_strangers(self, run_id: str | None) -> None:
         """Nothing that this run will write may be there, unless a run of rlstab wrote it."""
         inside = self.path / CHECKPOINTS
-        there = [name for name in FILES if _is_there(self.path / name)]
+        there = [name for name in FILES if lexists(self.path / name)]
         taken = [name for name in there if run_id is None or not (self.path / name).is_file()]
-        taken += [CHECKPOINTS] if _is_there(inside) and not inside.is_dir() else []
+        taken += [CHECKPOINTS] if lexists(inside) and not inside.is_dir() else []
         for path in checkpoint.checkpoints(inside) if self._fresh else ():
             taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
         if taken:
@@ -223,7 +224,7 @@ class RunFolder:
                 clear(self.path)
                 return
             self.forget_replaced()
-        elif not _is_there(aside) and not _came_far(self.path):
+        elif not lexists(aside) and not _came_far(self.path):
             clear(self.path)
             return
         aside.mkdir(exist_ok=True)
@@ -232,7 +233,7 @@ class RunFolder:
                 (aside / CHECKPOINTS).mkdir(exist_ok=True)
                 shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may lead to another disk
         for name in FILES:
-            if _is_there(self.path / name):
+            if lexists(self.path / name):
                 (self.path / name).rename(aside / name)
         self.remarks.append(f"the run that was here waits in {aside} for the first checkpoint of this one")
 
@@ -273,11 +274,11 @@ class RunFolder:
         """Remove the run that was here before this one."""
         with filesystem_errors(self.path):
             aside = self.path / REPLACED
-            if _is_there(aside):
+            if lexists(aside):
                 clear(aside)
                 with suppress(OSError):
                     aside.rmdir()
-            if _is_there(aside):
+            if lexists(aside):
                 self.remarks.append(f"{aside} holds what the run that was replaced did not write")
 
 
@@ -348,11 +349,6 @@ def _difference(before: Any, now: Any, free: Set[str], place: str = "") -> tuple
         inside = (_difference(before.get(key), now.get(key), free, f"{place}.{key}".lstrip(".")) for key in keys)
         return next((difference for difference in inside if difference is not None), None)
     return None if before == now else (place, before, now)
-
-
-def _is_there(path: Path) -> bool:
-    """Whether something has this name, a link to nothing included."""
-    return path.exists() or path.is_symlink()
 
 
 def _write(path: Path, text: str) -> None:

@@ -136,6 +136,7 @@ class ClipCov(TokenObjective):
                 nested=False,
             ),
         ),
+        exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )
 
     name = "clip_cov"

@@ -42,9 +42,9 @@ from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import ConfigError, NonFinite, OutOfRange, ShapeError
 from rlstab.hosts import REFUSED, refusal
 from rlstab.presets import PRESETS
-from rlstab.testing import Processes
-from rlstab.testing.examples import EXAMPLES, random_compositions
 from rlstab.testing.steps import KINDS, Step, make_step
+from tests.examples import EXAMPLES, random_compositions
+from tests.processes import Processes
 
 STACK = compose(ClipHigher(), S2TMask(max_prob=0.05), STARE(target_entropy=5.0), TokenMean())
 SAID = [name for name, one in PRESETS.items() if refusal(one.objective) is None]
@@ -84,8 +84,7 @@ def batches_of(step: Step, cut: Sequence[Sequence[int]]) -> list[tuple[TokenBatc
     """Padded batches, their live outputs, and the response masks."""
     found = []
     for rows in cut:
-        batch, _, live = step.rows(rows).padded(7.0, 2)
-        mask = to_padded(batch, torch.ones(len(batch), dtype=torch.bool), fill=False)
+        batch, live, mask = step.rows(rows).padded(2, 7.0)
         found.append((batch, live, mask))
     return found
 
@@ -179,7 +178,7 @@ def test_a_response_that_lost_everything_keeps_its_mask() -> None:
 
 def test_nothing_kept_is_silent() -> None:
     step = step_of("no advantage").batch()
-    padded = step_of("no advantage").padded(0.0, 0)[0]
+    padded = step_of("no advantage").padded(0, 0.0)[0]
     assert len(padded) == len(step)
     given = DataLevel(STACK).step([padded])
     assert given.has_no_gradient
@@ -194,7 +193,7 @@ def test_the_state_is_carried_and_saved() -> None:
     moving = compose(ClipHigher(), STARE(target_entropy=0.8, variant="C2", increment=0.05))
     level, state = DataLevel(moving), moving.init_state()
     for seed in (1, 2, 3):
-        batch = step_of(seed=seed).padded(0.0, 0)[0]
+        batch = step_of(seed=seed).padded(0, 0.0)[0]
         plan = make_plan(moving, [batch], state)
         given = level.step([batch])
         assert level.state == plan.state == given.plan.state
@@ -210,7 +209,7 @@ def test_a_refused_step_leaves_the_state() -> None:
     level = DataLevel(compose(ClipHigher(), STARE(increment=0.05, variant="C2")))
     before = level.state
     with pytest.raises(NonFinite):
-        level.step([step_of().given(entropies=torch.full((30,), torch.nan)).padded(0.0, 0)[0]])
+        level.step([step_of().given(entropies=torch.full((30,), torch.nan)).padded(0, 0.0)[0]])
     assert level.state is before
 
 
@@ -220,8 +219,9 @@ def test_a_refused_step_leaves_the_state() -> None:
 def on_a_rank(objective: TokenObjective, step: Step, rows: Sequence[int], comm: Comm) -> Any:
     """What one rank is given, by the ids of its sequences, and the host's count of its mask."""
     level = DataLevel(objective)
-    found = level.step([step.rows(rows).padded(0.0, 1)[0]] if rows else [], comm)
-    advantages = {row: found.parts[0].advantages[place] for place, row in enumerate(rows)}
+    found = level.step([step.rows(rows).padded(1, 0.0)[0]] if rows else [], comm)
+    part = found.parts[0] if rows else None
+    advantages = {row: part.advantages[place][part.mask[place]] for place, row in enumerate(rows)}
     return advantages, level.state, found.metrics(), sum(int(one.mask.sum()) for one in found.parts)
 
 
@@ -232,13 +232,12 @@ def test_two_ranks_are_one(ranks: list[list[int]], two: Processes) -> None:
     found = two.each(STACK, on_a_rank, jobs, empty=sum(not one for one in ranks))
     assert two.counted == 2
     level = DataLevel(STACK)
-    alone = level.step([step.padded(0.0, 1)[0]])
+    alone = level.step([step.padded(1, 0.0)[0]])
     for advantages, state, metrics, _ in found:
         assert state == level.state
         assert metrics == pytest.approx(alone.metrics())
         for row, values in advantages.items():
-            width = min(values.numel(), alone.parts[0].advantages.shape[1])
-            assert_same(values[:width], alone.parts[0].advantages[row][:width])
+            assert_same(values, alone.parts[0].advantages[row][alone.parts[0].mask[row]])
     assert sum(count for *_, count in found) == int(alone.parts[0].mask.sum())
 
 
@@ -273,7 +272,7 @@ def test_what_is_only_observed_is_not_refused() -> None:
     watched = compose(ClipHigher(), observe(KLPenalty()), observe(compose(AR(), ClipHigher(low=0.01))))
     level = DataLevel(watched)
     assert_same(by_the_host(level, step, CUTS[1]), by_the_worker(ClipHigher(), step))
-    assert level.step([step.padded(0.0, 0)[0]]).metrics()["observe_kl/would_penalise"] == 1.0
+    assert level.step([step.padded(0, 0.0)[0]]).metrics()["observe_kl/would_penalise"] == 1.0
 
 
 def test_within_is_exact() -> None:

@@ -21,7 +21,7 @@ from rlstab.errors import MissingSignal, UnknownName
 from rlstab.explain.tables import reads
 from rlstab.hosts import Host, adapted
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.testing.examples import EXAMPLES
+from tests.examples import EXAMPLES
 
 #: Of the repository.
 ROOT = Path(rlstab.__file__).parents[1]

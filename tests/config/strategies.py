@@ -17,8 +17,8 @@ from rlstab.config.objectives import settings_as_yaml
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import Conflict
 from rlstab.stages.stage import AdvantageEstimator
-from rlstab.testing.stage_examples import STAGE_EXAMPLES
 from rlstab.zoo import METHODS
+from tests.examples import STAGE_EXAMPLES
 
 #: For laws over random configurations; each example takes some milliseconds.
 quick = partial(hypothesis_settings, deadline=None, derandomize=True, database=None)

@@ -17,6 +17,7 @@ class CovarianceThreshold(TokenObjective):
     """
 
     name = "covariance_threshold"
+    needs = {"logprobs"}
     writes = {"penalties"}
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.2
@@ -63,6 +64,7 @@ class CentredGate(TokenObjective):
     """Stops tokens whose surprise is above the mean of their group by more than the spread in the step."""
 
     name = "centred_gate"
+    needs = {"logprobs"}
     writes = {"gates"}
 
     def measure(self, batch):

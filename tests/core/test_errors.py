@@ -64,7 +64,7 @@ from rlstab.errors import (
     ShapeError,
     UnknownName,
 )
-from rlstab.testing.outcome import _Meeting, _ThreadComm
+from rlstab.testing.run import ThreadComm
 from rlstab.zoo import METHODS
 from tests.core.methods import DropPunished, Scale
 from tests.core.says import says
@@ -538,12 +538,12 @@ def test_the_culprit_is_named_inside_within():
 
 def test_every_rank_raises_and_the_one_with_the_culprit_names_it():
     objective = compose(asking(lambda b: Terms(bonus=torch.where(b.sequence_ids == 1, NAN, 0.0)[b.sequence].double())))
-    meeting, told = _Meeting(3), {}
+    comms, told = ThreadComm.of(3), {}
 
     def work(rank):
         parts = [batch_of([ROWS[rank]], [rank])] if rank < 2 else []
         try:
-            make_plan(objective, parts, comm=_ThreadComm(meeting, rank))
+            make_plan(objective, parts, comm=comms[rank])
         except MethodError as error:
             told[rank] = str(error)
 

@@ -8,12 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab import ClipHigher, compose, make_plan, within
+from rlstab import compose, make_plan, within
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
 from rlstab.core.stats import Grouped, Mean, merge, settle
-from rlstab.testing import Processes, check_objective
-from rlstab.testing.outcome import joined, run_ranks, run_whole
+from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
 from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
 from tests.core.methods import DropPunished
@@ -61,18 +60,6 @@ def test_a_group_that_lies_on_several_ranks_is_one_group(ranks):
     plain = run_whole(compose(), step).gradients["logprobs"]
     torch.testing.assert_close(whole.gradients["logprobs"], (2 - rates) * plain, rtol=1e-14, atol=0)
     torch.testing.assert_close(cut.gradients["logprobs"], whole.gradients["logprobs"], rtol=1e-14, atol=0)
-
-
-@pytest.mark.slow  # starts processes; what is gathered is held below
-def test_groups_and_the_second_round_are_those_of_the_step_over_real_processes():
-    """Keys and both rounds through gloo, ranks without a part among them."""
-    objective = compose(PassRate(), CovarianceThreshold(), CentredGate(), ClipHigher())
-    with Processes(2) as two:
-        report = check_objective(objective, examples=4, shrink=False, processes=two)
-        (split,) = [one for one in report.results if one.law == "split"]
-        assert split.outcome == "passed", str(report)
-        assert (two.counted, two.steps) == (2, 8)
-        assert two.empty_ranks > 0
 
 
 # -- the summary itself ------------------------------------------------------------------------------------------------

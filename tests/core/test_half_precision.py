@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlstab import PolicyOutputs, TokenBatch, compose
 from rlstab.core.batch import SIGNALS
 from rlstab.errors import RlstabError
-from rlstab.testing.examples import EXAMPLES
+from tests.examples import EXAMPLES
 
 EDGES = [0.0, -0.0, -1e-45, -1e-8, -1.0, -11.0, -20.0, -65504.0, -3e38, math.nan, -math.inf, math.inf, 1e30]
 METHODS = [one for several in EXAMPLES.values() for one in several]

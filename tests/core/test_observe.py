@@ -195,7 +195,7 @@ def test_what_a_pull_would_stop_is_what_it_stops():
     ids=["mask", "state", "gates", "composition"],
 )
 def test_it_obeys_every_law(objective):
-    found = check_objective(objective, examples=3, shrink=False)
+    found = check_objective(objective, examples=3)
     assert found.ok, str(found)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -113,9 +112,10 @@ def test_the_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     run(bin / "rlstab", "view", "runs/countdown", cwd=empty)
     assert (empty / "runs" / "countdown" / "view.html").is_file()
     assert "'.[report]'" in run(bin / "rlstab", "report", "runs/countdown", cwd=empty, code=2)
-    said = run(bin / "python", "-m", "pytest", "-q", "--pyargs", "rlstab.testing", cwd=empty)
-    assert int(re.findall(r"(\d+) passed", said)[0]) > 90
-    assert "skipped" not in said
+    obeys = (
+        "from rlstab import S2TMask; from rlstab.testing import check_objective as c; print(c(S2TMask(), examples=2))"
+    )
+    assert "every law holds" in run(bin / "python", "-c", obeys, cwd=empty)
 
     run(*install, f"{wheel}[report]", cwd=empty)
     run(bin / "rlstab", "report", "runs/countdown", cwd=empty)

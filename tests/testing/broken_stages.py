@@ -1,358 +1,337 @@
-"""Deliberately broken stages: each does one thing that published code has done, and the laws beside it must see it.
-
-A law that no broken stage can break would prove nothing.
-"""
+"""Deliberately broken stages: each does one thing that published code has done, and the laws beside it must see it."""
 
 from __future__ import annotations
 
+import datetime
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.method import State
+from rlstab.core.comm import LocalComm
 from rlstab.core.random import uniform
-from rlstab.core.stats import Grouped, Mean, Settled, Stat
-from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.stage import (
-    AdvantageEstimator,
-    Expansion,
-    Offer,
-    PromptSelector,
-    RewardShaper,
-    RolloutExpander,
-    Stage,
-)
-
-
-def _unless_even(responses: ResponseBatch, advantages: Tensor) -> Tensor:
-    return torch.where(responses.even, 0.0, advantages)
-
-
-class LocalBaseline(AdvantageEstimator):
-    """Its baseline is the mean of the responses at hand: another part gives another one."""
-
-    name = "local_baseline"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return _unless_even(responses, responses.rewards - responses.rewards.mean())
-
-
-class MeanOfMeans(RewardShaper):
-    """It measures the mean length of each part and averages those: a price that depends on the cut."""
-
-    name = "mean_of_means"
-
-    def init_state(self) -> State:
-        return {"price": 0.0}
-
-    def measure(self, responses: ResponseBatch) -> Stat:
-        return {"length": Mean.of(responses.lengths.mean().reshape(1) if len(responses) else responses.lengths)}
-
-    def advance(self, state: State, stat: Settled) -> State:
-        length = stat.mean("length")
-        return {"price": length.value if float(length.count) else state["price"]}
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return responses.lengths * -float(state["price"])
-
-
-class CountsEmptyParts(RewardShaper):
-    """A part without responses counts as one of length 0: a rank that has nothing would move the mean."""
-
-    name = "counts_empty_parts"
-
-    def measure(self, responses: ResponseBatch) -> Stat:
-        return {"length": Mean.of(responses.lengths if len(responses) else torch.zeros(1))}
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        mean = stat.mean("length")
-        return responses.lengths - (mean.value if float(mean.count) else 0.0)
-
-
-class StateOfThisRank(RewardShaper):
-    """Its state comes from the responses of this rank alone, so ranks drift apart."""
-
-    name = "state_of_this_rank"
-
-    def init_state(self) -> State:
-        return {"responses": 0}
-
-    def measure_all(self, parts: Sequence[ResponseBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        stat, _ = super().settle(parts, state, LocalComm())
-        return stat, {"responses": state["responses"] + sum(map(len, parts))}
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return torch.zeros_like(responses.rewards)
-
-
-class UnmergedMetric(AdvantageEstimator):
-    """Its metric is the mean of the part, reported as if every part weighed the same."""
-
-    name = "unmerged_metric"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return torch.zeros_like(responses.rewards)
-
-    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        mean = responses.rewards.mean() if len(responses) else torch.zeros(())
-        return {"reward": Mean.scalar(float(mean))}
-
-
-class AsksForItsOwn(RolloutExpander):
-    """It asks for as many prompts as it saw fail itself: each rank for another number."""
-
-    name = "asks_for_its_own"
-
-    def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
-        return Expansion(fresh=int(responses.even[responses.first].sum()))
-
-
-class DropsByOrder(RolloutExpander):
-    """Its random numbers go to groups in the order in which they stand in the batch."""
-
-    name = "drops_by_order"
-
-    def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
-        rng = torch.Generator().manual_seed(seed)
-        order = responses.first.argsort().argsort()
-        return Expansion(drop=(torch.rand(responses.groups, generator=rng) < 0.5)[order][responses.group])
-
-
-class FirstIsTheBaseline(AdvantageEstimator):
-    """Its baseline is the answer that happens to stand first."""
-
-    name = "first_is_the_baseline"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return responses.rewards - responses.rewards[responses.first][responses.group]
-
-
-class EditsRewards(RewardShaper):
-    """It subtracts from the rewards of the caller, in place."""
-
-    name = "edits_rewards"
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        responses.rewards.sub_(0.5 * (~responses.ended).double())
-        return torch.zeros_like(responses.rewards)
-
-
-class EditsItsState(RewardShaper):
-    """It counts prompts in the tensor that it was given, so a checkpoint of before has the counts of after."""
-
-    name = "edits_its_state"
-
-    def init_state(self) -> State:
-        return {"seen": torch.zeros(24, dtype=torch.float64)}
-
-    def measure(self, responses: ResponseBatch) -> Stat:
-        return {"seen": Grouped.of(responses.prompt_ids, torch.ones_like(responses.rewards))}
-
-    def advance(self, state: State, stat: Settled) -> State:
-        seen = stat.grouped("seen")
-        return {"seen": state["seen"].index_add_(0, seen.keys, seen.totals)}
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return torch.zeros_like(responses.rewards)
-
-
-class GlobalRandomness(PromptSelector):
-    """It draws from the global generator, so whatever is drawn next depends on it."""
-
-    name = "global_randomness"
-
-    def select(self, offer: Offer, state: State) -> Tensor:
-        torch.rand(offer.count)
-        return offer.drawn + torch.arange(offer.count) if offer.size is None else _wrapped(offer)
-
-
-def _wrapped(offer: Offer) -> Tensor:
-    assert offer.size is not None
-    return (offer.drawn + torch.arange(offer.count)) % offer.size
-
-
-_CALLS = itertools.count()
-
-
-class ByCallOrder(PromptSelector):
-    """It goes on where its last call ended, wherever the run went on."""
-
-    name = "by_call_order"
-
-    def select(self, offer: Offer, state: State) -> Tensor:
-        return (next(_CALLS) + torch.arange(offer.count)) % (offer.size or 1000)
-
-
-class RefillsFromTheStart(PromptSelector):
-    """A refill begins where the rollout began, and asks the same prompts again."""
-
-    name = "refills_from_the_start"
-
-    def select(self, offer: Offer, state: State) -> Tensor:
-        return (offer.drawn - offer.first + torch.arange(offer.count)) % (offer.size or 1000)
-
-
-class BeyondTheTask(PromptSelector):
-    """It never looks at how many prompts there are."""
-
-    name = "beyond_the_task"
-
-    def select(self, offer: Offer, state: State) -> Tensor:
-        return offer.drawn + 30 + torch.arange(offer.count)
-
-
-class ByPythonsHash(PromptSelector):
-    """It shuffles by ``hash`` of a text, which every process seeds anew: only real processes show it."""
-
-    name = "by_pythons_hash"
-
-    def select(self, offer: Offer, state: State) -> Tensor:
-        places = range(offer.drawn, offer.drawn + offer.count)
-        return torch.tensor([hash(f"{offer.seed}/{one}") % (offer.size or 1000) for one in places])
-
-
-class FavoursIds(AdvantageEstimator):
-    """It leaves out a share of the groups by their ids, which are names and no randomness."""
-
-    name = "favours_ids"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        kept = (responses.group_ids % 3 != 0).double()
-        return _unless_even(responses, kept * (responses.rewards - responses.group_mean(responses.rewards)))
-
-
-class DividesByTheDeviation(AdvantageEstimator):
-    """It divides by the deviation of a group, also where that is 0."""
-
-    name = "divides_by_the_deviation"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        deviation = responses.rewards - responses.group_mean(responses.rewards)
-        return deviation / responses.group_mean(deviation.abs())
-
-
-class NoBaseline(AdvantageEstimator):
-    """A lone answer keeps its reward as its advantage."""
-
-    name = "no_baseline"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        size = responses.group_sum(torch.ones_like(responses.rewards))
-        return torch.where(size == 1, responses.rewards, 0.0)
-
-
-class HalfPrecision(AdvantageEstimator):
-    """It gives float32."""
-
-    name = "half_precision"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return _unless_even(responses, responses.rewards - responses.group_mean(responses.rewards)).float()
-
-
-class DropsAPart(RolloutExpander):
-    """It drops the cut-off responses of a group and leaves the rest to be compared without them."""
-
-    name = "drops_a_part"
-
-    def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
-        return Expansion(drop=~responses.ended)
-
-
-class BranchesAtTheEnd(RolloutExpander):
-    """It branches after the last token, where nothing is left to sample."""
-
-    name = "branches_at_the_end"
-
-    def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
-        parents = (responses.rewards <= 0).nonzero().squeeze(-1)
-        tokens = (responses.given + responses.lengths.long())[parents]
-        return Expansion(parents=parents, pivots=tokens, branches=2)
-
-
-class GradientInItsState(RewardShaper):
-    """Its state is a parameter, and everything made with it keeps a graph."""
-
-    name = "gradient_in_its_state"
-
-    def init_state(self) -> State:
-        return {"scale": torch.ones((), dtype=torch.float64, requires_grad=True)}
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        shaped: Tensor = state["scale"] * responses.lengths
-        return shaped
-
-
-class UndeclaredEvidence(AdvantageEstimator):
-    """It weighs by evidence that it does not name, where it happens to be there."""
-
-    name = "undeclared_evidence"
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        weight = responses.extra.get("squared_gradient", responses.lengths)
-        return _unless_even(responses, responses.rewards - responses.group_mean(responses.rewards, weight))
-
-
-class CountsPadding(RewardShaper):
-    """It takes the mean over all columns, those after the end of a response included."""
-
-    name = "counts_padding"
-    needs = {"entropies"}
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return responses.evidence("entropies").double().sum(-1) / responses.limit
-
-
-class ForeignState(RewardShaper):
-    """Its state holds an object that no checkpoint can hold."""
-
-    name = "foreign_state"
-
-    def init_state(self) -> State:
-        return {"window": (1, 2)}
-
-    def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return torch.zeros_like(responses.rewards)
-
-
-class RandomById(RolloutExpander):
-    """Not broken: what the laws ask of randomness."""
-
-    name = "random_by_id"
-
-    def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
-        return Expansion(drop=uniform(seed + 5, responses.group_ids) < 0.5)
-
-
-#: Each broken stage with exactly the laws that it breaks, ranks being threads.
-BROKEN: Mapping[Stage, frozenset[str]] = {
-    LocalBaseline(): frozenset({"split", "identity"}),
-    MeanOfMeans(): frozenset({"split"}),
-    CountsEmptyParts(): frozenset({"split"}),
-    StateOfThisRank(): frozenset({"split"}),
-    UnmergedMetric(): frozenset({"split"}),
-    AsksForItsOwn(): frozenset({"split"}),
-    DropsByOrder(): frozenset({"split", "permutation", "identity"}),
-    FirstIsTheBaseline(): frozenset({"permutation"}),
-    EditsRewards(): frozenset({"pure"}),
-    EditsItsState(): frozenset({"pure"}),
-    GlobalRandomness(): frozenset({"pure"}),
-    ByCallOrder(): frozenset({"pure", "split", "permutation", "selection", "declared", "padding", "serialises"}),
-    RefillsFromTheStart(): frozenset({"selection"}),
-    BeyondTheTask(): frozenset({"selection"}),
-    ByPythonsHash(): frozenset(),
-    FavoursIds(): frozenset({"identity"}),
-    DividesByTheDeviation(): frozenset({"finite", "even group"}),
-    NoBaseline(): frozenset({"even group"}),
-    HalfPrecision(): frozenset({"shapes"}),
-    DropsAPart(): frozenset({"shapes"}),
-    BranchesAtTheEnd(): frozenset({"shapes"}),
-    GradientInItsState(): frozenset({"no gradient"}),
-    UndeclaredEvidence(): frozenset({"declared"}),
-    CountsPadding(): frozenset({"padding"}),
-    ForeignState(): frozenset({"serialises"}),
-    RandomById(): frozenset(),
+from rlstab.core.stats import Grouped, Mean
+from rlstab.stages.stage import AdvantageEstimator, Expansion, PromptSelector, RewardShaper, RolloutExpander, Stage
+
+#: Each broken stage with the laws that it breaks.
+BROKEN: dict[Stage, frozenset[str]] = {}
+_ACTS = {
+    AdvantageEstimator: ("advantages", lambda act: lambda self, r, stat, state: act(r, stat, state)),
+    RewardShaper: ("shape", lambda act: lambda self, r, stat, state: act(r, stat, state)),
+    RolloutExpander: ("expand", lambda act: lambda self, r, stat, state, seed: act(r, seed)),
+    PromptSelector: ("select", lambda act: lambda self, offer, state: act(offer, state)),
 }
+
+
+def broken(kind: type[Stage], *laws: str, **more: Any) -> Callable[[Any], type[Stage]]:
+    """Make a stage of a function that does what its kind does; ``more`` are members of the class."""
+
+    def make(act: Any) -> type[Stage]:
+        name, method = _ACTS[kind]
+        body = {"__doc__": act.__doc__, "__module__": __name__, "__qualname__": act.__name__, "name": act.__name__}
+        cls = dataclass(frozen=True)(type(act.__name__, (kind,), {**body, name: method(act), **more}))
+        BROKEN[cls()] = frozenset(laws)
+        return cls
+
+    return make
+
+
+def centred(r: Any) -> Tensor:
+    """Rewards less the mean of the group; exactly 0 in an even group."""
+    return torch.where(r.even, 0.0, r.rewards - r.group_mean(r.rewards))
+
+
+def nothing(r: Any) -> Tensor:
+    return torch.zeros_like(r.rewards)
+
+
+def wrapped(offer: Any, shift: int = 0) -> Tensor:
+    return (offer.drawn + shift + torch.arange(offer.count)) % (offer.size or 1000)
+
+
+def mean_of(stat: Any, name: str, empty: float = 0.0) -> float:
+    return stat.mean(name).value if float(stat.mean(name).count) else empty
+
+
+# -- the outcome depends on the cut or the order -----------------------------------------------------------------------
+
+
+@broken(AdvantageEstimator, "split", "identity")
+def local_baseline(r, stat, state):
+    """Its baseline is the mean of the responses at hand: another part gives another one."""
+    return torch.where(r.even, 0.0, r.rewards - r.rewards.mean())
+
+
+@broken(
+    RewardShaper,
+    "split",
+    init_state=lambda self: {"price": 0.0},
+    measure=lambda self, r: {"length": Mean.of(r.lengths.mean().reshape(1) if len(r) else r.lengths)},
+    advance=lambda self, state, stat: {"price": mean_of(stat, "length", state["price"])},
+)
+def mean_of_means(r, stat, state):
+    """It measures the mean length of each part and averages those: a price that depends on the cut."""
+    return r.lengths * -float(state["price"])
+
+
+@broken(RewardShaper, "split", measure=lambda self, r: {"n": Mean.of(r.lengths if len(r) else torch.zeros(1))})
+def counts_empty_parts(r, stat, state):
+    """A part without responses counts as one of length 0: a rank that has nothing would move the mean."""
+    return r.lengths - mean_of(stat, "n")
+
+
+def settle_here(self, parts, state, comm):
+    stat, _ = Stage._settle(self, parts, state, LocalComm())
+    return stat, {"responses": state["responses"] + sum(map(len, parts))}
+
+
+@broken(RewardShaper, "split", init_state=lambda self: {"responses": 0}, _settle=settle_here)
+def state_of_this_rank(r, stat, state):
+    """Its state comes from the responses of this rank alone, so ranks drift apart."""
+    return nothing(r)
+
+
+def mean_reward(self, r, stat, state):
+    return {"reward": Mean.scalar(float(r.rewards.mean()) if len(r) else 0.0)}
+
+
+@broken(AdvantageEstimator, "split", report=mean_reward)
+def unmerged_metric(r, stat, state):
+    """Its metric is the mean of the part, reported as if every part weighed the same."""
+    return nothing(r)
+
+
+@broken(RolloutExpander, "split")
+def asks_for_its_own(r, seed):
+    """It asks for as many prompts as it saw fail itself: each rank for another number."""
+    return Expansion(fresh=int(r.even[r.first].sum()))
+
+
+@broken(RolloutExpander, "split", "permutation", "identity")
+def drops_by_order(r, seed):
+    """Its random numbers go to groups in the order in which they stand in the batch."""
+    drawn = torch.rand(r.groups, generator=torch.Generator().manual_seed(seed))
+    return Expansion(drop=(drawn < 0.5)[r.first.argsort().argsort()][r.group])
+
+
+@broken(AdvantageEstimator, "permutation")
+def first_is_the_baseline(r, stat, state):
+    """Its baseline is the answer that happens to stand first."""
+    return r.rewards - r.rewards[r.first][r.group]
+
+
+@broken(AdvantageEstimator, "split")
+def local_from_twelve_groups(r, stat, state):
+    return torch.where(r.even, 0.0, r.rewards - r.rewards.mean()) if r.groups > 12 else centred(r)
+
+
+@broken(AdvantageEstimator, "identity")
+def local_beyond_twelve_tokens(r, stat, state):
+    longest = r.lengths.max() if len(r) else 1.0
+    return centred(r) * (r.lengths / longest if longest > 12 else 1.0)
+
+
+@broken(
+    RewardShaper,
+    "later rollouts",
+    init_state=lambda self: {"n": 0},
+    advance=lambda self, state, stat: {"n": state["n"] + 1},
+)
+def local_after_four_rollouts(r, stat, state):
+    return r.rewards.mean().expand(len(r)).clone() if state["n"] >= 4 and len(r) else nothing(r)
+
+
+# -- it writes to what is not its own, or uses what the process shares -------------------------------------------------
+
+
+@broken(RewardShaper, "pure")
+def edits_rewards(r, stat, state):
+    """It subtracts from the rewards of the caller, in place."""
+    r.rewards.sub_(0.5 * (~r.ended).double())
+    return nothing(r)
+
+
+@broken(RewardShaper, "pure")
+def clips_far_below(r, stat, state):
+    r.rewards.clamp_(min=-1e6)
+    return nothing(r)
+
+
+def count_prompts(self, state, stat):
+    seen = stat.grouped("seen")
+    return {"seen": state["seen"].index_add_(0, seen.keys, seen.totals)}
+
+
+@broken(
+    RewardShaper,
+    "pure",
+    init_state=lambda self: {"seen": torch.zeros(24, dtype=torch.float64)},
+    measure=lambda self, r: {"seen": Grouped.of(r.prompt_ids, torch.ones_like(r.rewards))},
+    advance=count_prompts,
+)
+def edits_its_state(r, stat, state):
+    """It counts prompts in the tensor that it was given, so a checkpoint of before has the counts of after."""
+    return nothing(r)
+
+
+def counts_in_place(self, state, stat):
+    if state["n"] >= 4:
+        state["n"] += 1
+    return {"n": state["n"] + 1}
+
+
+@broken(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counts_in_place)
+def in_place_from_rollout_four(r, stat, state):
+    return nothing(r) + 1 / (1 + state["n"])
+
+
+@broken(PromptSelector, "pure")
+def global_randomness(offer, state):
+    """It draws from the global generator, so whatever is drawn next depends on it."""
+    torch.rand(offer.count)
+    return wrapped(offer)
+
+
+@broken(RewardShaper, "process")
+def sets_the_environment(r, stat, state):
+    os.environ["RLSTAB_STAGE"] = "1"
+    return nothing(r)
+
+
+@broken(RewardShaper, "process")
+def sets_the_default_dtype(r, stat, state):
+    torch.set_default_dtype(torch.float64)
+    return nothing(r)
+
+
+CALLS = itertools.count()
+MEMORY: dict[str, float] = {}
+
+
+@broken(PromptSelector, "pure", "split", "permutation", "selection", "declared", "padding", "serialises", "process")
+def by_call_order(offer, state):
+    """It goes on where its last call ended, wherever the run went on."""
+    return (next(CALLS) + torch.arange(offer.count)) % (offer.size or 1000)
+
+
+@broken(PromptSelector, "process")
+def by_pythons_hash(offer, state):
+    """It shuffles by ``hash`` of a text, which every process seeds anew."""
+    places = range(offer.drawn, offer.drawn + offer.count)
+    return torch.tensor([hash(f"{offer.seed}/{one}") % (offer.size or 1000) for one in places])
+
+
+def selects_by(name: str, number: Callable[[], int]) -> None:
+    def act(offer, state):
+        return wrapped(offer, number())
+
+    act.__name__ = name
+    globals()[name] = broken(PromptSelector, "process")(act)
+
+
+selects_by("by_process_id", os.getpid)
+selects_by("by_rank", lambda: int(os.environ.get("RANK", "0")))
+selects_by("by_the_date", lambda: datetime.date.today().toordinal())
+
+
+@broken(RewardShaper, "process")
+def calibrates_once(r, stat, state):
+    """It scales by the mean of the first rewards that it sees, kept in a variable of its module."""
+    return r.rewards * MEMORY.setdefault("mean", float(r.rewards.mean()) if len(r) else 0.0)
+
+
+# -- it breaks what its kind promises ----------------------------------------------------------------------------------
+
+
+@broken(PromptSelector, "selection")
+def refills_from_the_start(offer, state):
+    """A refill begins where the rollout began, and asks the same prompts again."""
+    return wrapped(offer, -offer.first)
+
+
+@broken(PromptSelector, "selection")
+def beyond_the_task(offer, state):
+    """It never looks at how many prompts there are."""
+    return offer.drawn + 30 + torch.arange(offer.count)
+
+
+@broken(AdvantageEstimator, "identity")
+def favours_ids(r, stat, state):
+    """It leaves out a share of the groups by their ids, which are names and no randomness."""
+    return (r.group_ids % 3 != 0).double() * centred(r)
+
+
+@broken(AdvantageEstimator, "identity")
+def parity_of_the_id(r, stat, state):
+    return centred(r) * (r.sequence_ids % 2)
+
+
+@broken(AdvantageEstimator, "finite", "even group")
+def divides_by_the_deviation(r, stat, state):
+    """It divides by the deviation of a group, also where that is 0."""
+    deviation = r.rewards - r.group_mean(r.rewards)
+    return deviation / r.group_mean(deviation.abs())
+
+
+@broken(AdvantageEstimator, "even group")
+def no_baseline(r, stat, state):
+    """A lone answer keeps its reward as its advantage."""
+    return torch.where(r.group_sum(torch.ones_like(r.rewards)) == 1, r.rewards, 0.0)
+
+
+@broken(AdvantageEstimator, "shapes")
+def half_precision(r, stat, state):
+    """It gives float32."""
+    return centred(r).float()
+
+
+@broken(RolloutExpander, "shapes")
+def drops_a_part(r, seed):
+    """It drops the cut-off responses of a group and leaves the rest to be compared without them."""
+    return Expansion(drop=~r.ended)
+
+
+@broken(RolloutExpander, "shapes")
+def branches_at_the_end(r, seed):
+    """It branches after the last token, where nothing is left to sample."""
+    parents = (r.rewards <= 0).nonzero().squeeze(-1)
+    return Expansion(parents=parents, pivots=(r.given + r.lengths.long())[parents], branches=2)
+
+
+@broken(
+    RewardShaper,
+    "no gradient",
+    init_state=lambda self: {"scale": torch.ones((), dtype=torch.float64, requires_grad=True)},
+)
+def gradient_in_its_state(r, stat, state):
+    """Its state is a parameter, and everything made with it keeps a graph."""
+    return state["scale"] * r.lengths
+
+
+@broken(AdvantageEstimator, "declared")
+def undeclared_evidence(r, stat, state):
+    """It weighs by evidence that it does not name, where it happens to be there."""
+    weight = r.extra.get("squared_gradient", r.lengths)
+    return torch.where(r.even, 0.0, r.rewards - r.group_mean(r.rewards, weight))
+
+
+@broken(RewardShaper, "padding", needs={"entropies"})
+def counts_padding(r, stat, state):
+    """It takes the mean over all columns, those after the end of a response included."""
+    return r.evidence("entropies").double().sum(-1) / r.limit
+
+
+@broken(RewardShaper, "serialises", init_state=lambda self: {"window": (1, 2)})
+def foreign_state(r, stat, state):
+    """Its state holds an object that no checkpoint can hold."""
+    return nothing(r)
+
+
+@broken(RolloutExpander)
+def random_by_id(r, seed):
+    """Not broken: what the laws ask of randomness."""
+    return Expansion(drop=uniform(seed + 5, r.group_ids) < 0.5)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import rlstab
 from rlstab import ClipHigher, ImportanceCorrection, S2TMask, TopEntropyMask, compose
-from rlstab.testing import BrokenLaw, Step
+from rlstab.testing import BrokenLaw
+from rlstab.testing.compare import check_slopes
 from rlstab.testing.edges import Edge, count, edges_of, numbers_of, rich_step, sharpened
-from rlstab.testing.slopes import check_slopes
-from rlstab.testing.steps import make_step
-from tests.testing.broken_loss import OpenTrustRegion, StrictLiteral, StrictSetting
+from rlstab.testing.steps import Step, make_step
+from tests.testing.broken_methods import StrictSetting, open_trust_region, strict_literal
 
 KEEPS = ImportanceCorrection(max_weight=None, keep_low=0.99, keep_high=1.01)
 METHODS = [ClipHigher(), S2TMask(), KEEPS, compose(ClipHigher(low=0.1), TopEntropyMask(share=0.3)), StrictSetting()]
@@ -43,8 +43,8 @@ def test_numbers_come_from_settings_literals_and_what_is_inside_of_functions() -
     assert {0.2, 0.28} <= set(numbers_of(ClipHigher()))
     assert {0.2, 0.28, 0.3} <= set(numbers_of(compose(ClipHigher(), TopEntropyMask(share=0.3))))
     assert 0.7 in numbers_of(StrictSetting())
-    assert 0.2 in numbers_of(StrictLiteral())
-    assert 1.3 in numbers_of(OpenTrustRegion())  # a literal of a lambda
+    assert 0.2 in numbers_of(strict_literal())
+    assert 1.3 in numbers_of(open_trust_region())  # a literal of a lambda
 
 
 def test_a_ratio_is_on_its_threshold_to_the_bit() -> None:

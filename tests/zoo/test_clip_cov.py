@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlstab import ClipCov, RandomMask, compose, make_plan
-from rlstab.testing.outcome import joined, run_parts, run_ranks, run_whole
+from rlstab.testing.run import joined, run_parts, run_ranks, run_whole
 from rlstab.testing.steps import Step, make_step
 
 STEP = make_step("mixed", [17, 40, 8, 31, 25, 12, 36, 31], 2, 5, ())

@@ -13,7 +13,7 @@ from rlstab.core.metadata import MASK, Kind
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import Conflict
-from rlstab.testing.examples import EXAMPLES
+from tests.examples import EXAMPLES
 from tests.zoo.watch import evidence, examples, live, shipped
 
 METHODS = {cls.name: cls for cls in shipped()}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlstab import WAPO, ClipHigher, compose
-from rlstab.testing.outcome import joined, run_parts, run_ranks, run_whole
+from rlstab.testing.run import joined, run_parts, run_ranks, run_whole
 from rlstab.testing.steps import Step, make_step
 
 CLIP = ClipHigher(low=1.0, high=9.0)

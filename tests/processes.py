@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +18,7 @@ from rlstab.core.comm import TorchComm
 from rlstab.core.method import Method
 from rlstab.core.objective import State, TokenObjective
 from rlstab.errors import ProcessError
-from rlstab.testing.outcome import Outcome, run_parts
+from rlstab.testing.run import StepOutcome, run_parts
 from rlstab.testing.steps import Step
 
 Answer = TypeVar("Answer")
@@ -56,8 +54,7 @@ class Processes:
             )
         self.count, self.timeout = count, timeout
         self.counted = self.steps = self.empty_ranks = 0
-        self._workers: list[BaseProcess] = []
-        self._links: list[Connection] = []
+        self._pools: list[ProcessPoolExecutor] = []
         self._ended: tuple[Method[Any], Exception] | None = None
 
     def __enter__(self) -> Processes:
@@ -71,12 +68,11 @@ class Processes:
 
     def close(self) -> None:
         """End the processes."""
-        for worker in self._workers:
-            worker.kill()
-            worker.join()
-        for link in self._links:
-            link.close()
-        self._workers, self._links = [], []
+        for pool in self._pools:
+            for process in list((pool._processes or {}).values()):  # they may hang
+                process.kill()
+            pool.shutdown()
+        self._pools = []
 
     def run_ranks(
         self,
@@ -84,7 +80,7 @@ class Processes:
         step: Step,
         ranks: Sequence[Sequence[Sequence[int]]],
         state: State | None = None,
-    ) -> list[Outcome]:
+    ) -> list[StepOutcome]:
         """What each rank found on its parts, in rank order; a rank may be empty.
 
         Raises:
@@ -117,93 +113,67 @@ class Processes:
             RuntimeError: the method raised on a rank, now or in an earlier step.
         """
         try:
-            sent = [pickle.dumps((work, job)) for job in jobs]
+            pickled = [pickle.dumps((work, job)) for job in jobs]
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ProcessError(
                 f"{method!r} cannot be sent to another process: {error}. Define its class at the top of a module."
             ) from error
-        if self._ended is None or self._ended[0] is not method:
-            try:
-                answers = self._run(sent, what)
-            except Exception as error:
-                self._ended = method, error
-                self.close()  # the others may wait for the one that raised
-            else:
-                self.steps += 1
-                self.empty_ranks += empty
-                return answers
-        raise self._ended[1]
-
-    def _run(self, jobs: Sequence[bytes], what: str) -> list[Any]:
-        if not self._workers:
-            self._start()
-        for link, job in zip(self._links, jobs, strict=True):
-            with suppress(BrokenPipeError):  # one that died is told of when it does not answer
-                link.send_bytes(job)
-        return self._answers(what)
+        if self._ended is not None and self._ended[0] is method:
+            raise self._ended[1]
+        try:
+            if not self._pools:
+                self._start()
+            answers = self._answers(
+                [pool.submit(_run, job) for pool, job in zip(self._pools, pickled, strict=True)], what
+            )
+        except Exception as error:
+            self._ended = method, error
+            self.close()  # the others may wait for the one that raised
+            raise
+        self.steps += 1
+        self.empty_ranks += empty
+        return answers
 
     def _start(self) -> None:
         context = torch.multiprocessing.get_context("spawn")
+        # one pool for each rank, so that a job goes to the process of its rank
+        self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.count)]
         with tempfile.TemporaryDirectory() as folder:
-            for rank in range(self.count):
-                link, theirs = context.Pipe()
-                place = (rank, self.count, str(Path(folder) / "meet"), self.timeout)
-                worker = context.Process(target=_work, args=(theirs, *place), daemon=True)
-                worker.start()
-                theirs.close()
-                self._workers.append(worker)
-                self._links.append(link)
-            counts = self._answers("their start")
+            place = str(Path(folder) / "meet")
+            joins = [pool.submit(_join, rank, self.count, place, self.timeout) for rank, pool in enumerate(self._pools)]
+            counts = self._answers(joins, "their start")
         assert counts == [self.count] * self.count, counts
         self.counted = self.count
 
-    def _answers(self, what: str) -> list[Any]:
-        """One answer of each process."""
-        found: dict[int, Any] = {}
-        by = time.monotonic() + self.timeout
-        while len(found) < self.count:
-            missing = {self._links[rank]: rank for rank in range(self.count) if rank not in found}
-            ready = wait(list(missing), max(0.0, by - time.monotonic()))
-            if not ready:
-                silent = ", ".join(map(str, missing.values()))
+    def _answers(self, futures: Sequence[Future[Any]], what: str) -> list[Any]:
+        """One answer of each process; the first error ends the wait, for the other ranks may wait for that one."""
+        done, pending = wait(futures, self.timeout, return_when="FIRST_EXCEPTION")
+        for rank, future in enumerate(futures):
+            error = future.exception() if future in done else None
+            if isinstance(error, BrokenProcessPool):
                 raise ProcessError(
-                    f"rank {silent} of {self.count} processes did not answer within {self.timeout:g} s of {what}. "
-                    "Look for what hangs there, or give Processes a longer timeout."
-                )
-            for link in ready:
-                rank = missing[link]  # type: ignore[index]  # a Connection, as given
-                found[rank] = self._answer(rank, what)
-        return [found[rank] for rank in range(self.count)]
-
-    def _answer(self, rank: int, what: str) -> Any:
-        try:
-            answer = pickle.loads(self._links[rank].recv_bytes())
-        except (EOFError, ConnectionError) as error:
-            self._workers[rank].join(self.timeout)
+                    f"rank {rank} of {self.count} processes died during {what}. Its output says why; a script needs "
+                    f"`if __name__ == '__main__':` around what starts processes."
+                ) from error
+            if error is not None:
+                raise RuntimeError(f"rank {rank} of {self.count} processes raised {type(error).__name__}: {error}")
+        if pending:
+            silent = ", ".join(str(rank) for rank, future in enumerate(futures) if future in pending)
             raise ProcessError(
-                f"rank {rank} of {self.count} processes died during {what} (exit code {self._workers[rank].exitcode}). "
-                "Its output says why; a script needs `if __name__ == '__main__':` around what starts processes."
-            ) from error
-        if isinstance(answer, str):
-            raise RuntimeError(f"rank {rank} of {self.count} processes raised {answer}")
-        return answer
+                f"rank {silent} of {self.count} processes did not answer within {self.timeout:g} s of {what}. "
+                "Look for what hangs there, or give Processes a longer timeout."
+            )
+        return [future.result() for future in futures]
 
 
-def _work(link: Connection, rank: int, count: int, meet: str, timeout: float) -> None:
-    """One process: it joins, says how many joined, and runs what it is sent until the link is closed."""
+def _join(rank: int, count: int, place: str, timeout: float) -> int:
+    """Of a process, once: join the group, and say how many joined."""
     torch.set_num_threads(1)
     limit = timedelta(seconds=timeout)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=count, timeout=limit)
-    comm = TorchComm()
-    link.send_bytes(pickle.dumps(int(comm.sum(torch.ones(1, dtype=torch.float64)))))
-    while True:
-        try:
-            job = link.recv_bytes()
-        except EOFError:  # the process that started this one has gone
-            return
-        try:
-            work, given = pickle.loads(job)
-            answer = pickle.dumps(work(*given, comm))
-        except Exception as error:
-            answer = pickle.dumps(f"{type(error).__name__}: {error}")
-        link.send_bytes(answer)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=count, timeout=limit)
+    return int(TorchComm().sum(torch.ones(1, dtype=torch.float64)))
+
+
+def _run(job: bytes) -> Any:
+    work, given = pickle.loads(job)
+    return work(*given, TorchComm())

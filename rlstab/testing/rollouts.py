@@ -1,23 +1,18 @@
-"""Rollouts to test stages with: ragged groups, ties, branches, cut-off responses, none at all; drawn by hypothesis."""
+"""Rollouts to test stages with: ragged groups, ties, branches, cut-off responses, none at all."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.random import uniform
-from rlstab.extras import require
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import Offer
-
-require("testing", "rlstab.testing", "hypothesis")
-
-from hypothesis import strategies as st  # noqa: E402
 
 #: Shapes of a rollout that have broken stages before.
 KINDS = (
@@ -37,7 +32,7 @@ KINDS = (
 )
 #: Different prompts of the task; a selector is also offered one that has no end.
 PROMPTS = 24
-#: Tokens that an answer may have.
+#: Tokens that an answer may have in a small rollout.
 LIMIT = 12
 #: Blocks of a response, and how wide the features of a prompt are.
 BLOCKS, WIDTH = 3, 4
@@ -59,12 +54,16 @@ class Rollout:
 
     def __repr__(self) -> str:
         whole = self.responses
+        if len(whole) > 100:
+            return f"Rollout({self.offer.rollout}, {len(whole)} responses in {whole.groups} groups)"
         rewards = [[round(one, 3) for one in whole.rewards[whole.group == group].tolist()] for group in self.groups]
         return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would print every tensor."""
-        printer.text(repr(self))
+    @property
+    def ids(self) -> list[int]:
+        """Of the responses, in their order."""
+        ids: list[int] = self.responses.sequence_ids.tolist()
+        return ids
 
     @property
     def groups(self) -> range:
@@ -99,9 +98,14 @@ class Rollout:
         return replace(self, responses=self.responses.select(order), slots=self.slots[order])
 
     def relabelled(self) -> Rollout:
-        """The same responses under other group and sequence ids, in another order of the ids."""
+        """The same responses under other group and sequence ids, in the opposite order of the ids."""
         whole = self.responses
-        other = replace(whole, group_ids=10**7 - 3 * whole.group_ids, sequence_ids=10**9 - 11 * whole.sequence_ids)
+        groups, own = (uniform(3, ids).mul(10).long() for ids in (whole.group_ids, whole.sequence_ids))
+        other = replace(
+            whole,
+            group_ids=10**7 - 11 * whole.group_ids - groups,
+            sequence_ids=10**9 - 11 * whole.sequence_ids - own,
+        )
         return replace(self, responses=other)
 
     def evened(self) -> Rollout:
@@ -141,26 +145,33 @@ def features(prompt_ids: Tensor) -> Tensor:
     return uniform(17, prompt_ids.unsqueeze(-1), torch.arange(WIDTH)) - 0.5
 
 
-@st.composite
-def rollouts(draw: st.DrawFn, needs: Sequence[str] = (), *, extreme: bool = False) -> tuple[Rollout, Rollout, Rollout]:
-    """Three rollouts of one run in a row, each of 0 to about 30 responses.
+def draw_run(
+    number: int, needs: Sequence[str] = (), groups: int = 6, *, extreme: bool = False, large: bool = False
+) -> tuple[Rollout, Rollout, Rollout]:
+    """Three rollouts of one run in a row, the same for the same number.
 
     Args:
-        draw: hypothesis gives it.
+        number: of the run.
         needs: names of token signals of your own, to fill with random numbers.
+        groups: at most so many in a rollout, and at most 6.
         extreme: rewards that differ by a rounding, and in half of the runs such of a million.
+        large: up to 20 groups of up to 16 responses of up to 70 tokens, instead of up to 5 responses of up to 12.
     """
-    size = draw(st.sampled_from([PROMPTS, None]))
-    seed = draw(st.integers(0, 2**31))
-    largest = draw(st.sampled_from([1.0, 1e6])) if extreme else None
-    drawn: list[Rollout] = []
-    for number in range(3):
-        kind = draw(st.sampled_from(KINDS))
-        # the first draw is the simplest there is, and a group of two can already break most laws
-        sizes = draw(st.lists(st.sampled_from((2, 1, 3, 4, 5)), min_size=2, max_size=6))
-        own = draw(st.integers(0, 2**32 - 1))
-        drawn.append(make_rollout(kind, sizes, own, needs, number=number, size=size, seed=seed, extreme=largest))
-    return drawn[0], drawn[1], drawn[2]
+    draw = random.Random(number)
+    size = draw.choice([PROMPTS, None])
+    seed = draw.randrange(2**31)
+    largest = draw.choice([1.0, 1e6]) if extreme else None
+    rollouts = []
+    for place in range(3):
+        kind = "mixed" if large else draw.choice(KINDS)
+        drawn, most, limit = (20, 16, 70) if large else (draw.randint(2, min(6, groups)), 5, LIMIT)
+        # a group of two can already break most laws
+        sizes = [2, *(draw.randint(1, most) for _ in range(drawn - 1))]
+        own = draw.randrange(2**32)
+        rollouts.append(
+            make_rollout(kind, sizes, own, needs, number=place, size=size, seed=seed, extreme=largest, limit=limit)
+        )
+    return rollouts[0], rollouts[1], rollouts[2]
 
 
 def make_rollout(
@@ -173,6 +184,7 @@ def make_rollout(
     size: int | None = None,
     seed: int = 0,
     extreme: float | None = None,
+    limit: int = LIMIT,
 ) -> Rollout:
     """One rollout of a kind, with groups of some sizes; a pure function of its arguments.
 
@@ -185,14 +197,15 @@ def make_rollout(
         size: different prompts of the task; None where there is no end.
         seed: of the run.
         extreme: the largest of rewards that differ little or much; None for plain ones.
+        limit: tokens that an answer may have.
     """
     rng = torch.Generator().manual_seed(draw)
     sizes = {"nothing": [], "one response": [1], "groups of one": [1] * len(sizes)}.get(kind, list(sizes))
     group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
     slots = torch.arange(len(sizes)) // (2 if kind == "prompt twice" else 1)
     count = max(1, int(slots.max()) + 1 if sizes else 1)
-    prompts = torch.randperm(PROMPTS, generator=rng)[:count]
-    given, pivot, lengths, ended = _lengths(kind, group, len(sizes), rng)
+    prompts = torch.cat([torch.randperm(PROMPTS, generator=rng), torch.randint(PROMPTS, (count,), generator=rng)])
+    given, pivot, lengths, ended = _lengths(kind, group, len(sizes), rng, limit)
     rows = len(group)
     raw = _rewards(kind, group, len(sizes), rng, extreme)
     penalty = torch.rand(rows, generator=rng, dtype=torch.float64)
@@ -205,8 +218,8 @@ def make_rollout(
         sequence_ids=10_000 * number + 3 * torch.arange(rows),
         given=given,
         pivot=pivot,
-        limit=LIMIT,
-        extra={"raw_rewards": raw.clone(), **_evidence(lengths, ended, needs, rng)},
+        limit=limit,
+        extra={"raw_rewards": raw.clone(), **_evidence(lengths, ended, needs, rng, limit)},
     )
     order = torch.randperm(rows, generator=rng)
     first = number % 2
@@ -233,7 +246,9 @@ def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, extrem
     return rewards
 
 
-def _lengths(kind: str, group: Tensor, groups: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _lengths(
+    kind: str, group: Tensor, groups: int, rng: torch.Generator, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens given and the pivot, shared by the group of a branch; tokens sampled; whether the answer ended."""
 
     def whole(low: int, high: Tensor) -> Tensor:
@@ -241,40 +256,42 @@ def _lengths(kind: str, group: Tensor, groups: int, rng: torch.Generator) -> tup
         return low + (torch.rand(high.shape, generator=rng) * (high - low + 1)).long()
 
     branch = torch.rand(groups, generator=rng) < {"branches": 0.6, "mixed": 0.1}.get(kind, 0.0)
-    parent = whole(2, torch.full((groups,), LIMIT))
+    parent = whole(2, torch.full((groups,), limit))
     given = torch.where(branch, whole(1, parent - 1), 0)
     pivot = given.double() / parent
     given, pivot = given[group], pivot[group]
-    lengths = whole(1, LIMIT - given)
+    lengths = whole(1, limit - given)
     full = torch.rand(len(group), generator=rng) < (0.6 if kind == "cut off" else 0.15)
-    lengths = torch.where(full, LIMIT - given, lengths)
+    lengths = torch.where(full, limit - given, lengths)
     ended = ~full | (torch.rand(len(group), generator=rng) < 0.2)  # some end with their last token
     return given, pivot, lengths, ended
 
 
-def _evidence(lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.Generator) -> dict[str, Tensor]:
+def _evidence(
+    lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.Generator, limit: int
+) -> dict[str, Tensor]:
     """All that is known of by name, and what is asked for: of tokens in float32, with zeros after the end."""
     rows = len(lengths)
 
     def numbers(*shape: int) -> Tensor:
         return torch.rand(rows, *shape, generator=rng, dtype=torch.float64)
 
-    position = torch.arange(LIMIT).expand(rows, LIMIT)
+    position = torch.arange(limit).expand(rows, limit)
     sampled = position < lengths.unsqueeze(-1)
-    logprobs = -8.0 * numbers(LIMIT)
+    logprobs = -8.0 * numbers(limit)
     tokens: Mapping[str, Tensor] = {
         "logprobs": logprobs,
-        "old_logprobs": logprobs - 0.1 * numbers(LIMIT),
-        "rollout_logprobs": logprobs - 0.02 * numbers(LIMIT),
-        "ref_logprobs": logprobs - numbers(LIMIT),
-        "max_logprobs": logprobs * numbers(LIMIT),
-        "entropies": 2.5 * numbers(LIMIT),
-        "log_kept_mass": -0.2 * numbers(LIMIT),
-        "sum_p_sq": numbers(LIMIT),
-        "truncated": (~ended).double().unsqueeze(-1).expand(rows, LIMIT),
-        **{name: numbers(LIMIT) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
+        "old_logprobs": logprobs - 0.1 * numbers(limit),
+        "rollout_logprobs": logprobs - 0.02 * numbers(limit),
+        "ref_logprobs": logprobs - numbers(limit),
+        "max_logprobs": logprobs * numbers(limit),
+        "entropies": 2.5 * numbers(limit),
+        "log_kept_mass": -0.2 * numbers(limit),
+        "sum_p_sq": numbers(limit),
+        "truncated": (~ended).double().unsqueeze(-1).expand(rows, limit),
+        **{name: numbers(limit) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
     }
-    blocks = torch.where(position % 5 == 4, -1, position * BLOCKS // LIMIT)
+    blocks = torch.where(position % 5 == 4, -1, position * BLOCKS // limit)
     found = {name: torch.where(sampled, one, 0.0).float() for name, one in tokens.items()}
     return {
         **found,

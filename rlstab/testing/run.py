@@ -1,4 +1,4 @@
-"""Running an optimizer step: whole, in parts, or in parts over several ranks."""
+"""Running an optimizer step: whole, in parts, or in parts over several ranks, each a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Outcome:
+class StepOutcome:
     """What one optimizer step gave.
 
     Attributes:
@@ -43,10 +43,23 @@ class Outcome:
         """The size of what was summed: errors are relative to it, because a loss may cancel to nothing."""
         return 1.0 + abs(self.loss) + sum(float(one.abs().sum()) for one in self.gradients.values())
 
+    def add_report(self, report: dict[str, Mean]) -> None:
+        """Merge the metrics of another part."""
+        for name, mean in report.items():
+            self.report[name] = self.report[name].merge(mean) if name in self.report else mean
 
-def run_whole(objective: TokenObjective, step: Step, state: State | None = None) -> Outcome:
+
+def run_whole(objective: TokenObjective, step: Step, state: State | None = None) -> StepOutcome:
     """The optimizer step in one batch."""
     return run_parts(objective, step, [list(range(len(step.sequence_ids)))], state)
+
+
+def run_chain(objective: TokenObjective, steps: Sequence[Step]) -> list[StepOutcome]:
+    """Optimizer steps in a row, from the initial state."""
+    outcomes: list[StepOutcome] = []
+    for step in steps:
+        outcomes.append(run_whole(objective, step, outcomes[-1].state if outcomes else None))
+    return outcomes
 
 
 def run_parts(
@@ -55,57 +68,77 @@ def run_parts(
     parts: Sequence[Sequence[int]],
     state: State | None = None,
     comm: Comm | None = None,
-) -> Outcome:
+) -> StepOutcome:
     """The optimizer step in parts, each a list of sequence numbers."""
     pieces = [step.rows(part) for part in parts]
     batches = [piece.batch() for piece in pieces]
     plan = make_plan(objective, batches, state, comm)
-    outcome = Outcome(
-        0.0, {name: torch.zeros_like(one) for name, one in step.live.items()}, {}, plan.state, plan.lr_scale
-    )
+    gradients = {name: torch.zeros_like(values) for name, values in step.live.items()}
+    outcome = StepOutcome(0.0, gradients, {}, plan.state, plan.lr_scale)
     for part, piece, batch in zip(parts, pieces, batches, strict=True):
         leaves = piece.leaves()
         out = plan.loss(batch, PolicyOutputs(**leaves))
         out.loss.backward()
         outcome.loss += out.loss.item()
-        place = (step.sequence.unsqueeze(-1) == torch.tensor(list(part), dtype=torch.int64)).any(-1)
+        outcome.add_report(dict(out.report))
         for name, leaf in leaves.items():
             if leaf.grad is not None:
-                outcome.gradients[name][place] = leaf.grad
-        for name, one in out.report.items():
-            outcome.report[name] = outcome.report[name].merge(one) if name in outcome.report else one
+                gradients[name][step.places(part)] = leaf.grad
     return outcome
 
 
-class _Meeting:
-    """Collectives between threads: every rank leaves its values, all wait, all read."""
+def joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
+    """The outcomes of ranks as that of the step: losses, gradients and metrics add up, the state is that of each."""
+    first = outcomes[0]
+    total = StepOutcome(
+        sum(one.loss for one in outcomes),
+        {name: torch.stack([one.gradients[name] for one in outcomes]).sum(0) for name in first.gradients},
+        {},
+        first.state,
+        first.lr_scale,
+    )
+    for outcome in outcomes:
+        total.add_report(outcome.report)
+    return total
 
-    def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks, timeout=30)
-        self.left: list[Tensor] = [torch.zeros(0)] * ranks
 
-    def exchange(self, rank: int, values: Tensor) -> list[Tensor]:
-        self.left[rank] = values.clone()
-        self.barrier.wait()
-        seen = list(self.left)
-        self.barrier.wait()
-        return seen
+class ThreadComm:
+    """Collectives between threads: every rank leaves its values, all wait, all read.
 
+    Attributes:
+        rank: of this thread.
+        meeting: where the threads meet, and what each of them left there.
+    """
 
-class _ThreadComm:
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self.meeting, self.rank = meeting, rank
+    def __init__(self, rank: int, meeting: tuple[threading.Barrier, list[Tensor]]) -> None:
+        self.rank, self.meeting = rank, meeting
+
+    @classmethod
+    def of(cls, ranks: int) -> list[ThreadComm]:
+        """One for each of several ranks."""
+        meeting = threading.Barrier(ranks, timeout=30), [torch.zeros(0)] * ranks
+        return [cls(rank, meeting) for rank in range(ranks)]
 
     def sum(self, values: Tensor) -> Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, values)).sum(0)
+        """The sum over ranks."""
+        return torch.stack(self._exchanged(values)).sum(0)
 
     def gather(self, values: Tensor) -> Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, values))
+        """The values of all ranks, in rank order."""
+        return torch.cat(self._exchanged(values))
+
+    def _exchanged(self, values: Tensor) -> list[Tensor]:
+        barrier, left = self.meeting
+        left[self.rank] = values.clone()
+        barrier.wait()
+        seen = list(left)
+        barrier.wait()
+        return seen
 
 
 def run_ranks(
     objective: TokenObjective, step: Step, ranks: Sequence[Sequence[Sequence[int]]], state: State | None = None
-) -> list[Outcome]:
+) -> list[StepOutcome]:
     """What each rank found on its parts of the optimizer step, one thread each; a rank may be empty.
 
     :meth:`rlstab.testing.Processes.run_ranks` is the same in real processes.
@@ -115,37 +148,22 @@ def run_ranks(
 
 def in_threads(count: int, work: Callable[[int, Comm], T]) -> list[T]:
     """What each of ``count`` ranks finds, in rank order: one thread each, given its rank and its collectives."""
-    meeting = _Meeting(count)
+    comms = ThreadComm.of(count)
     errors: list[BaseException] = []
     results: dict[int, T] = {}
 
-    def run(rank: int) -> None:
+    def run(comm: ThreadComm) -> None:
         try:
-            results[rank] = work(rank, _ThreadComm(meeting, rank))
+            results[comm.rank] = work(comm.rank, comm)
         except BaseException as error:
             errors.append(error)
-            meeting.barrier.abort()
+            comm.meeting[0].abort()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for error in sorted(errors, key=lambda one: isinstance(one, threading.BrokenBarrierError)):
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error
     return [results[rank] for rank in range(count)]
-
-
-def joined(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcomes of ranks as that of the step: losses, gradients and metrics add up, the state is that of each."""
-    first = outcomes[0]
-    total = Outcome(
-        0.0, {name: torch.zeros_like(one) for name, one in first.gradients.items()}, {}, first.state, first.lr_scale
-    )
-    for one in outcomes:
-        total.loss += one.loss
-        for name, gradient in one.gradients.items():
-            total.gradients[name] = total.gradients[name] + gradient
-        for name, mean in one.report.items():
-            total.report[name] = total.report[name].merge(mean) if name in total.report else mean
-    return total

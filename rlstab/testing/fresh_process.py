@@ -1,4 +1,4 @@
-"""Another process, in which a method has not run yet: another hash seed, rank, time zone and date.
+"""A fresh process, in which a method has not run yet: another hash seed, rank, host, time zone and date.
 
 Two servers are started for all checks of a Python process; two, for another hash seed may order a small set alike. They
 import the modules of methods and never run one; every question is answered by a fork, so that nothing is left of the
@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import ast
 import atexit
+import datetime
 import importlib
 import importlib.util
 import os
 import pickle
+import platform
 import signal
+import socket
 import subprocess
 import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -30,14 +33,13 @@ from typing import Any
 import torch
 
 from rlstab.core.compose import walk
-from rlstab.core.objective import State, TokenObjective
+from rlstab.core.method import Method
+from rlstab.core.objective import TokenObjective
 from rlstab.errors import ProcessError
-from rlstab.testing.agreement import BrokenLaw
-from rlstab.testing.outcome import Outcome, run_whole
-from rlstab.testing.steps import Step
+from rlstab.testing.compare import BrokenLaw
 from rlstab.testing.watch import Shared
 
-#: Seconds that a method may take to run two optimizer steps.
+#: Seconds that a method may take for what it is asked.
 ALARM = 60
 #: Seconds that an answer may take, the start of the server and imports among them.
 TIMEOUT = 240.0
@@ -46,7 +48,14 @@ SERVERS = 2
 #: Seconds by which the clocks of the other process are ahead: a hundred days.
 LATER = 100 * 86400
 #: What tells a process which one of several it is; the other process is another one.
-_RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "HOSTNAME": "elsewhere"}
+_RANK = {
+    **dict.fromkeys(("RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"), "3"),
+    **dict.fromkeys(("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "GROUP_RANK", "NODE_RANK"), "1"),
+    **dict.fromkeys(("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"), "8"),
+    "LOCAL_WORLD_SIZE": "2",
+    "HOSTNAME": "elsewhere",
+    "USER": "somebody",
+}
 #: 26 hours apart: at any time one of the two has another date than this process.
 _ZONES = ("Etc/GMT-14", "Etc/GMT+12")
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -57,8 +66,8 @@ class Unreachable(Exception):
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A method as it was before any law saw it, for another process to run.
+class PickledMethod:
+    """A method or stage as it was before any law saw it, for another process to run.
 
     Attributes:
         pickled: the method, or why it cannot be sent.
@@ -69,17 +78,18 @@ class Sent:
     modules: Mapping[str, str]
 
     @classmethod
-    def of(cls, method: TokenObjective) -> Sent:
+    def of(cls, method: Method[Any]) -> PickledMethod:
         """Take a method as it is now."""
-        names = {type(leaf.method).__module__ for leaf in walk(method, observed=True)}
+        inside = [leaf.method for leaf in walk(method, observed=True)] if isinstance(method, TokenObjective) else []
+        names = {type(one).__module__ for one in (method, *inside)}
         files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in sorted(names)}
         try:
             return cls(pickle.dumps(method), files)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return cls(f"{error}. Define the class at the top of a module", files)
 
-    def run(self, steps: Sequence[Step], which: int = 0) -> list[Outcome]:
-        """What these optimizer steps in a row give there, from the initial state; ``which`` of the servers answers.
+    def run(self, work: Callable[[Any, Any], Any], given: object, which: int = 0) -> Any:
+        """What ``work(method, given)`` gives there; ``which`` of the servers answers.
 
         Raises:
             Unreachable: the method cannot be sent.
@@ -90,24 +100,15 @@ class Sent:
         if isinstance(self.pickled, str):
             raise Unreachable(self.pickled)
         path = [place or str(Path.cwd()) for place in sys.path]
-        kind, answer = start(which % SERVERS).ask((path, dict(self.modules), self.pickled, pickle.dumps(list(steps))))
+        job = path, dict(self.modules), self.pickled, pickle.dumps((work, given))
+        kind, answer = start(which % SERVERS).ask(job)
         if kind == "unreachable":
             raise Unreachable(answer)
         if kind == "broken":
             raise BrokenLaw(answer)
         if kind == "raised":
             raise RuntimeError(f"in another process it raised {answer}")
-        return list(answer)
-
-
-def run_on(method: TokenObjective, steps: Sequence[Step]) -> list[Outcome]:
-    """Optimizer steps in a row, from the initial state, in this process."""
-    state: State | None = None
-    found: list[Outcome] = []
-    for step in steps:
-        found.append(run_whole(method, step, state))
-        state = found[-1].state
-    return found
+        return answer
 
 
 # -- this side ---------------------------------------------------------------------------------------------------------
@@ -118,9 +119,9 @@ class _Server:
         self.owner = os.getpid()
         here, there = os.pipe(), os.pipe()
         seed = [one for one in ("1", "2", "3") if one != os.environ.get("PYTHONHASHSEED")][which]
-        code = f"import sys; sys.path[:0] = {sys.path!r}; from rlstab.testing import elsewhere; "
+        code = f"import sys; sys.path[:0] = {sys.path!r}; from rlstab.testing import fresh_process; "
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}elsewhere.serve({there[0]}, {here[1]})"],
+            [sys.executable, "-c", f"{code}fresh_process.serve({there[0]}, {here[1]})"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -174,12 +175,10 @@ def serve(questions: int, answers: int) -> None:
     """Answer until the other end is closed, each time in a fork; what a method prints goes nowhere."""
     torch.set_num_threads(1)
     asked, told = Connection(questions, writable=False), Connection(answers, readable=False)
-    for name in ("time", "monotonic", "perf_counter"):
-        setattr(time, name, _later(getattr(time, name), LATER))
-        setattr(time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), LATER * 10**9))
+    _pretend()
     with suppress(EOFError):
         while True:
-            path, modules, pickled, steps = pickle.loads(asked.recv_bytes())
+            path, modules, pickled, job = pickle.loads(asked.recv_bytes())
             sys.path[:] = path
             try:
                 for name, file in modules.items():
@@ -189,24 +188,24 @@ def serve(questions: int, answers: int) -> None:
                 continue
             child = os.fork()
             if child == 0:
-                _answer(told, pickled, steps)
+                _answer(told, pickled, job)
             if os.waitpid(child, 0)[1] != 0:
                 told.send_bytes(pickle.dumps(("raised", "nothing: it died, or did not end")))
 
 
-def _answer(told: Connection, pickled: bytes, steps: bytes) -> None:
+def _answer(told: Connection, pickled: bytes, job: bytes) -> None:
     """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
     signal.alarm(ALARM)
     kind = "unreachable"
     try:
-        method, given = pickle.loads(pickled), pickle.loads(steps)
+        method, (work, given) = pickle.loads(pickled), pickle.loads(job)
         kind = "raised"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were told on the other side
             shared = Shared()
-            found = run_on(method, given)
+            outcome = work(method, given)
             shared.check()
-        answer = pickle.dumps(("ran", found))
+        answer = pickle.dumps(("ran", outcome))
     except BrokenLaw as error:
         answer = pickle.dumps(("broken", str(error)))
     except Exception as error:
@@ -219,8 +218,41 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _later(clock: Callable[[], float], by: int) -> Callable[[], float]:
-    return lambda: clock() + by
+def _pretend() -> None:
+    """Be another rank on another machine, a hundred days later; before the modules of methods are imported."""
+
+    def later(clock: Callable[[], float], by: int) -> Callable[[], float]:
+        return lambda: clock() + by
+
+    class Date(datetime.date):
+        @classmethod
+        def today(cls) -> datetime.date:
+            return datetime.date.fromtimestamp(time.time())
+
+    class DateTime(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls.fromtimestamp(time.time(), tz)
+
+        today = now
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
+
+    for name in ("time", "monotonic", "perf_counter", "process_time"):
+        setattr(time, name, later(getattr(time, name), LATER))
+        setattr(time, f"{name}_ns", later(getattr(time, f"{name}_ns"), LATER * 10**9))
+    answers: dict[Any, dict[str, Any]] = {
+        torch.distributed: {"is_initialized": True, "get_rank": 3, "get_world_size": 8},
+        os: {"cpu_count": 3, "sched_getaffinity": {0, 1, 2}, "getppid": 1},
+        socket: {"gethostname": "elsewhere"},
+        platform: {"node": "elsewhere"},
+    }
+    for module, functions in answers.items():
+        for name, answer in functions.items():
+            setattr(module, name, lambda *_, answer=answer, **__: answer)
+    datetime.date, datetime.datetime = Date, DateTime  # type: ignore[misc]  # for modules that are imported later
 
 
 def _import(name: str, file: str) -> None:
