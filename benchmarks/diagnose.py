@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlstab.config import load_run
-from rlstab.diagnose.causes import CAUSES, first_of
+from rlstab.diagnose.diagnosis import CAUSES, first_of
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.signs import signs
 

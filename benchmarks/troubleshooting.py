@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlstab.core.metadata import SOURCES
-from rlstab.diagnose.causes import CAUSES, TOGETHER
+from rlstab.diagnose.diagnosis import CAUSES, TOGETHER
 from rlstab.diagnose.metric_aliases import ALIASES, SUMS
 from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.diagnose.signs import CLIPPED, CUT_OFF, DRIFT, DRIFT_GROWTH, MISMATCH, SIGNS

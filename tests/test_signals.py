@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlstab import signals
+from rlstab import preflight, signals
+from rlstab.config import load_run
 from rlstab.errors import MissingSignal, OutOfRange, RlstabError, ShapeError
 from rlstab.signals import SIGNAL_NAMES, head, tile, token_signals, token_signals_from_logits
 from tests.tolerances import assert_near
 
+ROOT = Path(__file__).parent.parent
 MIN_P = 0.3
 ROWS, WIDTH, VOCAB = 7, 5, 23
 #: Roundings of a signal: a product, a softmax, and eight of single functions; of a gradient, the rows as well.
@@ -378,6 +381,15 @@ def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(monkeypatch, slo
     # what the rows' gradients are added up from is float32 in any case: products of an entropy nearly cancel
     assert seen.dtypes == {dtype, torch.float32}
     assert all(one.grad.dtype == torch.bfloat16 for one in given)
+
+
+def test_check_says_that_bfloat16_is_slower_on_such_a_machine(monkeypatch):
+    run = load_run(ROOT / "examples" / "chain.yaml")
+    narrow = run.model_copy(update={"optimisation": run.optimisation.model_copy(update={"precision": "bf16"})})
+    for slow in (False, True):
+        monkeypatch.setattr(preflight, "slow_bf16", lambda slow=slow: slow)
+        assert any("bf16 is slower" in line for line in preflight.preflight(narrow)) == slow
+        assert not any("bf16 is slower" in line for line in preflight.preflight(run))
 
 
 # what is refused, what is not done, what is not held

@@ -85,14 +85,9 @@ class WithinItem(Settings):
 @cache
 def method_model(cls: type[Method[Any]]) -> type[BaseModel]:
     """The pydantic model of a method or stage: its ``name``, then its settings with their ranges and defaults."""
-    fields = {setting.name: (_annotation(setting), _field(setting)) for setting in settings_of(cls)}
-    return create_model(
-        cls.__name__,
-        __base__=Settings,
-        __doc__=docstring(cls).partition("\n")[0],
-        name=(Literal[cls.name], cls.name),
-        **fields,
-    )
+    fields: dict[str, Any] = {"name": (Literal[cls.name], cls.name)}
+    fields |= {setting.name: (_annotation(setting), _field(setting)) for setting in settings_of(cls)}
+    return create_model(cls.__name__, __base__=Settings, __doc__=docstring(cls).partition("\n")[0], **fields)
 
 
 def _annotation(setting: Setting) -> Any:

@@ -138,7 +138,7 @@ def _looked_at(one: Diagnosis) -> Iterator[RenderableType]:
         yield Padding(table, (0, 0, 0, 2))
     reasons: dict[str, list[str]] = {}
     for unseen in one.unseen:
-        reasons.setdefault(unseen.why, []).append(SIGNS[unseen.sign].unseen)
+        reasons.setdefault(unseen.text, []).append(SIGNS[unseen.name].unseen)
     if reasons:
         yield "[bold]cannot be seen:[/]"
         for why, what in reasons.items():

@@ -98,7 +98,7 @@ class Remedy:
     """One cause.
 
     Attributes:
-        cause: its name, a value of :data:`rlstab.diagnose.causes.CAUSES`.
+        cause: its name, a value of :data:`rlstab.diagnose.diagnosis.CAUSES`.
         title: for headings.
         looks: what it looks like in the metrics.
         likely: what usually is behind it.

@@ -190,7 +190,8 @@ def clipped(log: RunLog) -> Sign:
     return Sign("clipped", True, _begins(log, "ratio/clipped", int(ends[high.argmax()]), lambda m: m > CLIPPED), text)
 
 
-_GAP, _ENTROPY, _NORM = tuple(MISMATCH), ("tokens/entropy",), ("gradient/norm",)
+_GAP, _ENTROPY, _NORM, _TITLES = tuple(MISMATCH), ("tokens/entropy",), ("gradient/norm",), collapse.TITLES
+_STD = ("reward/zero_std_groups",)
 #: By name, in the order in which a reader looks at them.
 SIGNS: Mapping[str, Detector] = {
     "sampler_mismatch": Detector(
@@ -202,24 +203,17 @@ SIGNS: Mapping[str, Detector] = {
     "clipped": Detector(
         "tokens beyond the trust region", ("ratio/clipped",), "how far the policy leaves the data", clipped
     ),
-    "truncation": Detector(
-        collapse.TITLES["truncation"], ("response/ended",), "whether answers are cut off", truncation
-    ),
+    "truncation": Detector(_TITLES["truncation"], ("response/ended",), "whether answers are cut off", truncation),
     "zero_std_groups": Detector(
-        collapse.TITLES["zero_std_groups"],
-        ("reward/zero_std_groups",),
-        "whether groups have a gradient at all",
-        zero_std_groups,
+        _TITLES["zero_std_groups"], _STD, "whether groups have a gradient at all", zero_std_groups
     ),
-    "entropy_floor": Detector(collapse.TITLES["entropy_floor"], _ENTROPY, "whether entropy collapses", entropy_floor),
-    "entropy_blow_up": Detector(
-        collapse.TITLES["entropy_blow_up"], _ENTROPY, "whether entropy blows up", entropy_blow_up
-    ),
+    "entropy_floor": Detector(_TITLES["entropy_floor"], _ENTROPY, "whether entropy collapses", entropy_floor),
+    "entropy_blow_up": Detector(_TITLES["entropy_blow_up"], _ENTROPY, "whether entropy blows up", entropy_blow_up),
     "gradient_spikes": Detector(
-        collapse.TITLES["gradient_spikes"], _NORM, "whether single updates are out of proportion", gradient_spikes
+        _TITLES["gradient_spikes"], _NORM, "whether single updates are out of proportion", gradient_spikes
     ),
     "refused_steps": Detector("NaN or Inf", _NORM, "whether gradients are finite", refused_steps),
-    "reward_fall": Detector(collapse.TITLES["reward_fall"], ("reward/mean",), "whether the reward falls", reward_fall),
+    "reward_fall": Detector(_TITLES["reward_fall"], ("reward/mean",), "whether the reward falls", reward_fall),
 }
 
 

@@ -101,21 +101,6 @@ def test_an_actor_trains_by_the_launch_of_the_page(tmp_path: Path) -> None:
     assert "actor/rlstab/s2t/dropped" in metrics
 
 
-def test_the_page_names_every_setting_that_is_replaced() -> None:
-    from rlstab.adapters.verl.settings import REPLACED, REPLACED_LOSS
-
-    text = PAGE.partition("## What the objective replaces")[2].partition("## What is exact")[0]
-    for name in (*REPLACED, *REPLACED_LOSS):
-        assert f"`{name}`" in text, name
-
-
-def test_the_page_names_the_metrics_of_verl() -> None:
-    from rlstab.adapters.verl.loss import CLIPPED, NAMES
-
-    for name in (*NAMES.values(), CLIPPED):
-        assert f"`{name}`" in PAGE, name
-
-
 def test_the_example_is_a_launch_that_verl_takes(tmp_path: Path) -> None:
     echo = tmp_path / "echo.sh"
     echo.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')

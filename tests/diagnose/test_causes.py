@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.troubleshooting import DEFINITIONS
-from rlstab.diagnose.causes import CAUSES, TOGETHER, first_of
-from rlstab.diagnose.diagnosis import Diagnosis, diagnose_paths
+from rlstab.diagnose.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose_paths, first_of
 from rlstab.diagnose.remedies import remedies
 from rlstab.diagnose.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, rows, trainer_state, verl_lines, wandb_history
@@ -60,7 +59,7 @@ def test_nothing_is_found_in_a_healthy_run(name: str, form: str, tmp_path: Path)
     assert found.told() == "nothing found"
     # other trainers log nothing of a sampler that is the policy itself
     unseen = set() if form == "rlstab" else {"sampler_mismatch", "sampler_drift"}
-    assert {sign.sign for sign in found.unseen} == unseen
+    assert {sign.name for sign in found.unseen} == unseen
     assert {sign.name for sign in found.looked_at} == SIGNS.keys() - unseen
 
 
@@ -69,28 +68,6 @@ def test_the_causes_that_verl_logs(name: str, tmp_path: Path) -> None:
     found = one(written(name, "verl", tmp_path))
     assert found.first is not None
     assert found.first.cause == name
-
-
-def test_a_cause_that_the_log_does_not_show_is_said_to_be_unseen(tmp_path: Path) -> None:
-    """Stale samples in a log without a word on the sampler: what followed is found, later, and why cannot be judged."""
-    found = one(written("staleness", "verl", tmp_path))
-    assert found.first is not None
-    assert found.first.cause in ("learning_rate", "entropy_blow_up")
-    told = one(DATA / "staleness.jsonl").first
-    assert told is not None
-    assert (found.first.sign.step or 0) > (told.sign.step or 0)
-    assert {sign.sign: sign.why for sign in found.unseen}["sampler_drift"] == (
-        "no sampler/gap or mismatch/k3 or sampler/probability_gap"
-    )
-
-
-def test_what_follows_is_listed_after_it() -> None:
-    found = one(DATA / "truncation.jsonl")
-    assert found.first is not None
-    steps = [found.first.sign.step, *(sign.step for sign in found.first.later)]
-    assert [sign.name for sign in found.first.later] == ["entropy_blow_up", "zero_std_groups"]
-    assert steps[1:] == sorted(steps[1:])
-    assert steps[0] == min(steps)
 
 
 def trl_run(name: str, every: int = 1) -> list[dict[str, float]]:
@@ -161,7 +138,6 @@ def test_cut_off_answers_explain_a_reward_that_falls_with_them_and_no_other() ->
     assert cause(sign("truncation", 30, share=0.8), sign("reward_fall", 30, share=0.05)) == "learning_rate"
 
 
-def test_every_sign_is_described_and_every_cause_has_a_remedy() -> None:
+def test_every_sign_has_a_cause_and_every_cause_a_remedy() -> None:
     assert CAUSES.keys() == DEFINITIONS.keys() == SIGNS.keys()
-    assert set(CAUSES.values()) == remedies().keys()
-    assert set(BROKEN) <= remedies().keys()
+    assert set(CAUSES.values()) == remedies().keys() >= set(BROKEN)

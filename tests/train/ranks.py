@@ -73,6 +73,13 @@ def raises(file: Path) -> None:
     train(load_run(file), advantages=broken)
 
 
+def campaign(file: Path, kills: int, seed: int) -> None:
+    """So many kills; see :mod:`tests.train.kills`."""
+    from tests.train import kills as campaigns
+
+    tell(campaigns.main(kills, seed))
+
+
 def early(file: Path) -> None:
     """Rank 1 is gone before the processes meet."""
     if os.environ["RANK"] == "1":
