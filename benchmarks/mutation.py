@@ -358,6 +358,24 @@ def draw(every: list[Mutant], size: int, seed: int) -> list[Mutant]:
     return [of[place] for file, of in files.items() for place in sorted(chosen.sample(range(len(of)), taken[file]))]
 
 
+def killed_earlier(every: list[Mutant], record: Path) -> list[Mutant]:
+    """The mutants of now that an earlier run killed: the same text, in the file of the same name where it is there."""
+    known: dict[tuple[str, str, str], list[Mutant]] = defaultdict(list)
+    for mutant in every:
+        known[mutant.operator, mutant.before, mutant.after].append(mutant)
+    chosen: dict[Mutant, None] = {}
+    for line in map(json.loads, record.read_text().splitlines()):
+        if line["outcome"] != "killed":
+            continue
+        same = known[line["operator"], line["before"], line["after"]]
+        same = [one for one in same if Path(one.file).name == Path(line["file"]).name] or same
+        if same:
+            chosen[min(same, key=lambda one: abs(one.line - line["line"]))] = None
+        else:
+            print(f"not there any more: {line['file']}:{line['line']} {line['before']}  ->  {line['after']}")
+    return list(chosen)
+
+
 def within_budget(order: list[str], took: Counter[str], seconds: float) -> list[str]:
     """The first tests that together took no longer than this without a change."""
     if not seconds:
@@ -380,8 +398,10 @@ def main() -> None:
     parser.add_argument("--timeout", type=int, default=30, help="seconds that a mutant may take")
     parser.add_argument("--out", type=Path, help="write every outcome as a line of JSON")
     parser.add_argument("--again", type=Path, help="only what survived in this earlier --out")
+    parser.add_argument("--killed", type=Path, help="only what was killed in this earlier --out, by its text")
     arguments = parser.parse_args()
     out, again = (path and path.resolve() for path in (arguments.out, arguments.again))
+    arguments.killed = arguments.killed and arguments.killed.resolve()
 
     every = [one for path in FILES for one in mutants(path) if one.file.startswith(tuple(arguments.files))]
     chosen = draw(every, arguments.sample, arguments.seed) if 0 < arguments.sample < len(every) else every
@@ -389,6 +409,8 @@ def main() -> None:
         lines = [json.loads(line) for line in again.read_text().splitlines()]
         left = {(one["file"], one["route"], one["number"]) for one in lines if one["outcome"] == "survived"}
         chosen = [one for one in every if (one.file, json.dumps(one.route), one.number) in left]
+    if arguments.killed:
+        chosen = killed_earlier(every, arguments.killed)
     print(f"{len(every)} mutants, {len(chosen)} of them tried, seed {arguments.seed}", flush=True)
 
     warm_up()

@@ -64,6 +64,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+def _or(key: str, schema: Any) -> BeforeValidator:
+    """A text may stand for the mapping that has it under a key."""
+    return BeforeValidator(
+        lambda given: {key: given} if isinstance(given, str) else given, json_schema_input_type=schema
+    )
+
+
 class Settings(BaseModel):
     """A part of a run."""
 
@@ -90,9 +97,7 @@ class AdapterSettings(Settings):
     path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
     r: Count | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
     alpha: Count | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
-    targets: tuple[str, ...] | None = Field(
-        None, strict=False, description="names of modules, or `all-linear`: all linear layers but the head, the default"
-    )
+    targets: tuple[str, ...] | None = Field(None, strict=False, description="names of modules, or `all-linear`")
 
     @model_validator(mode="before")
     @classmethod
@@ -119,25 +124,11 @@ class AdapterSettings(Settings):
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field(
-        "countdown-tiny",
-        description="`countdown-tiny`, `chain-tiny` or `littered-tiny` (ship), a folder, or a hub name",
+    name: str = Field("countdown-tiny", description="a folder, a hub name, or countdown-, chain- or littered-tiny")
+    adapter: Annotated[AdapterSettings | None, _or("path", str | AdapterSettings | None)] = Field(
+        None, description="train a LoRA adapter alone: its settings, or the folder of one to continue; null is none"
     )
-    adapter: Annotated[
-        AdapterSettings | None,
-        BeforeValidator(
-            lambda given: {"path": given} if isinstance(given, str) else given,
-            json_schema_input_type=str | AdapterSettings | None,
-        ),
-    ] = Field(
-        None,
-        description="train a LoRA adapter and leave the weights as they are: its settings, or the folder of one to "
-        "continue; null trains all weights",
-    )
-    reference: str | None = Field(
-        None,
-        description="reference policy of `kl`; null takes the starting weights, and with an adapter those without it",
-    )
+    reference: str | None = Field(None, description="of `kl`; null is the start, and with an adapter the model below")
 
 
 # -- task --------------------------------------------------------------------------------------------------------------
@@ -166,28 +157,18 @@ class ChainSettings(Settings):
     terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
     seed: Seed = Field(0, description="of the problems")
     largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
-    modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(
-        None, description="results are written as remainders by it; null writes them out"
-    )
+    modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(None, description="results are remainders by it")
     junk_symbols: Annotated[int, Field(ge=1, le=4096)] = Field(5, description="different characters that mean nothing")
-    fragile: Share = Field(
-        0.0, description="share of the junk over which the reader stumbles: an answer with such junk scores 0"
-    )
-    flaky: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of the scores that training loses; evaluation loses none"
-    )
+    fragile: Share = Field(0.0, description="share of the junk with which an answer scores 0")
+    flaky: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of the scores that training loses")
     needs_junk: bool = Field(False, description="an answer without any junk scores 0: the mirror of fragile")
 
 
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
-    time_limit: Annotated[float, Field(gt=0)] = Field(
-        5.0, description="seconds that a completion may take to score; then its reward is 0"
-    )
-    workers: Annotated[int, Field(ge=1, le=1024)] = Field(
-        2, description="processes that score, for each process that trains"
-    )
+    time_limit: Annotated[float, Field(gt=0)] = Field(5.0, description="seconds for a completion; then its reward is 0")
+    workers: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="processes that score, for each that trains")
 
 
 class ReasoningGymSettings(WorkerSettings):
@@ -209,9 +190,7 @@ class TextSettings(WorkerSettings):
     eval_size: Count = Field(64, description="examples at the end that are held out where no others are named")
     prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
     answer_field: str = Field("answer", description="holds the right answer")
-    scorer: Literal["exact", "math_verify"] = Field(
-        "exact", description="compares answers as text, or as mathematics (math_verify, of the extra `tasks`)"
-    )
+    scorer: Literal["exact", "math_verify"] = Field("exact", description="compares as text, or as mathematics")
     answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
@@ -234,18 +213,14 @@ class DatasetSettings(TextSettings):
     split: str = Field("train", description="rows to train on")
     eval_split: str | None = Field(None, description="held-out rows; null holds out the last eval_size of split")
     revision: str | None = Field(None, description="branch, tag or commit on the hub; null is the newest")
-    right_answer_pattern: str | None = Field(
-        None, description="regular expression whose group 1 is the right answer in the answer column"
-    )
+    right_answer_pattern: str | None = Field(None, description="as answer_pattern, for the answer column")
 
 
 class UserTaskSettings(Settings):
     """A user-defined class; `name: path/to/file.py:Name` is the short form, with the options beside it."""
 
     name: Literal["own"] = "own"
-    code: str = Field(
-        description="`path/to/file.py:Name` of the class, or an installed entry point of the group rlstab.tasks"
-    )
+    code: str = Field(description="`path/to/file.py:Name` of the class, or an entry point of the group rlstab.tasks")
     options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
 
 
@@ -326,19 +301,11 @@ class RolloutSettings(Settings):
 
     prompts: Count = Field(16, description="prompts per rollout, over all ranks")
     group: Count = Field(8, description="responses per prompt")
-    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        24, description="tokens after which a response is cut off"
-    )
-    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(
-        1.0, description="divides logits everywhere: sampling, loss, signals"
-    )
+    max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="then a response is cut off")
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     batch_size: Count = Field(128, description="responses sampled at a time on one rank")
-    staleness: Every = Field(
-        0, description="updates by which the sampler's weights are behind; the first rollouts are less stale"
-    )
-    precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(
-        None, description="to which the sampler's weights are rounded; null samples from the trainer's own"
-    )
+    staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
+    precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(None, description="of the sampler's weights")
     stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
 
@@ -391,8 +358,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "inverse_sqrt": ("timescale",),
     "linear": (),
     "polynomial": ("lr_end", "power"),
-    "warmup_stable_decay": tuple(
-        "num_decay_steps num_stable_steps warmup_type decay_type min_lr_ratio num_cycles".split()
+    "warmup_stable_decay": (
+        *("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
     ),
 }
 #: Those that take the length of the run for granted: a longer run has other learning rates from its beginning.
@@ -459,13 +426,7 @@ class OptimisationSettings(Settings):
     micro_batch_size: Count = Field(128, description="responses in one forward and backward; does not change the loss")
     lr: Share = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
-    schedule: Annotated[
-        ScheduleSettings | None,
-        BeforeValidator(
-            lambda given: {"name": given} if isinstance(given, str) else given,
-            json_schema_input_type=ScheduleName | ScheduleSettings | None,
-        ),
-    ] = Field(
+    schedule: Annotated[ScheduleSettings | None, _or("name", ScheduleName | ScheduleSettings | None)] = Field(
         None, description="of transformers, by its name or {name: ..., options}; null is constant after the warm-up"
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -477,17 +438,14 @@ class OptimisationSettings(Settings):
     old_logprobs: OldLogprobs | None = Field(
         None,
         description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
-        "null is recompute with a method that compares it with the sampler, else rollout with a stale or rounded "
-        "sampler, else live with one optimizer step per rollout, else recompute",
+        "null is the cheapest with which every method acts",
     )
     refresh: Refresh | None = Field(
         None,
         description="evidence of the policy of old_logprobs, or of one more forward per optimizer step; null is step "
-        "where a method compares the two and a rollout makes several optimizer steps, else rollout",
+        "where a method compares the two",
     )
-    scope: Literal["step", "microbatch"] = Field(
-        "step", description="statistics over the optimizer step; microbatch only reproduces published code"
-    )
+    scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
     gradient_checkpointing: bool = Field(False, description="less memory for more computation")
 
@@ -525,15 +483,8 @@ class OptimisationSettings(Settings):
 class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
-    name: Literal["auto", "ddp", "fsdp2"] = Field(
-        "auto",
-        description="ddp: all weights in each process; fsdp2: shards of weights, gradients and moments; auto is ddp "
-        "with several processes, unless the launcher asks for FSDP",
-    )
-    gather: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="fsdp2: dtype of gathered weights in a step; bf16 needs optimisation.precision: bf16",
-    )
+    name: Literal["auto", "ddp", "fsdp2"] = Field("auto", description="all weights in each process, or shards")
+    gather: Literal["fp32", "bf16"] = Field("fp32", description="fsdp2: dtype of gathered weights in a step")
     offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
 
     @model_validator(mode="after")
@@ -546,13 +497,7 @@ class EngineSettings(Settings):
 
 
 #: A name, or a name with settings.
-Engine: TypeAlias = Annotated[
-    EngineSettings,
-    BeforeValidator(
-        lambda given: {"name": given} if isinstance(given, str) else given,
-        json_schema_input_type=Literal["auto", "ddp", "fsdp2"] | EngineSettings,
-    ),
-]
+Engine: TypeAlias = Annotated[EngineSettings, _or("name", Literal["auto", "ddp", "fsdp2"] | EngineSettings)]
 
 
 class EvaluationSettings(Settings):
@@ -581,18 +526,12 @@ class TrackingSettings(Settings):
     """Where a run is stored, and where its metrics go."""
 
     out: str = Field("runs/run", min_length=1, description="folder of the run, `.` for the current one")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
-        (), strict=False, description="metrics.jsonl is always written"
-    )
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), strict=False, description="beside metrics.jsonl")
     project: str = Field("rlstab", description="name for the trackers")
-    checkpoint_every: Every = Field(50, description="rollouts between checkpoints; the last is always kept; 0 is never")
+    checkpoint_every: Every = Field(50, description="rollouts between checkpoints, besides the last; 0 is never")
     keep_checkpoints: Count = Field(2, description="so many of the newest stay")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
-    trace_every: Every = Field(
-        0,
-        description="rollouts between those whose tokens are traced to tokens.jsonl, the first and the last included; "
-        "0 is never",
-    )
+    trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
     trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")
 
 

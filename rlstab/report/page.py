@@ -139,7 +139,7 @@ def _stills(comparison: Comparison, figures: Sequence[Saved]) -> Mapping[str, Se
     for figure in figures:
         if figure.path.suffix == ".svg" and (figure.setting in first or figure.section == "sweep"):
             image = f"data:image/svg+xml;base64,{base64.b64encode(figure.path.read_bytes()).decode()}"
-            stills[figure.section].append({"alt": f"{figure.section} {figure.setting}".strip(), "src": image})
+            stills[figure.section].append({"setting": figure.setting, "src": image})
     return stills
 
 

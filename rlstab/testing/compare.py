@@ -154,10 +154,9 @@ def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
         before = first.get(place, value)
         if isinstance(value, Tensor) != isinstance(before, Tensor):
             raise BrokenLaw(f"{place} was {before!r} and is {value!r}; a tensor stays one.")
-        if isinstance(value, Tensor) and (value.dtype, value.ndim) != (before.dtype, before.ndim):
-            raise BrokenLaw(
-                f"{place} was {before.dtype} with {before.ndim} dimensions and is {value.dtype} with {value.ndim}."
-            )
+        kinds = [(one.dtype, one.ndim) for one in (before, value) if isinstance(one, Tensor)]
+        if len(set(kinds)) > 1:
+            raise BrokenLaw(f"{place} was {kinds[0]} and is {kinds[1]} in dtype and dimensions.")
         if isinstance(value, float | Tensor) and not bool(torch.as_tensor(value).isfinite().all()):
             raise BrokenLaw(f"{place} is {value}, which is not finite.")
 

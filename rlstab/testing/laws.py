@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -238,13 +239,15 @@ def process(method: TokenObjective, trial: Trial) -> None:
     except Unreachable as reason:
         raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
     for number, (one, other) in enumerate(zip(here, there, strict=True), start=1):
-        same_elsewhere(lambda where, one=one, other=other: close(where, one, other, 0.0), f"step {number}")
+        with explained():
+            close(f"step {number} here, and as the first that another process sees", one, other, 0.0)
 
 
-def same_elsewhere(compare: Callable[[str], None], what: str) -> None:
+@contextmanager
+def explained() -> Iterator[None]:
     """Say what may be wrong where a fresh process gives something else."""
     try:
-        compare(f"{what} in this process, and as the first that another process sees")
+        yield
     except BrokenLaw as error:
         raise BrokenLaw(
             f"{error} Something outlives a call, or belongs to the process: a variable of the module or class, a "

@@ -21,7 +21,7 @@ from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, Rewar
 from rlstab.testing import tolerances
 from rlstab.testing.compare import BrokenLaw, check_repr, check_state, leaves_of, near, same_state, through_json
 from rlstab.testing.fresh_process import PickledMethod, Unreachable
-from rlstab.testing.laws import LONG, Law, NotApplicable, add_to, same_elsewhere
+from rlstab.testing.laws import LONG, Law, NotApplicable, add_to, explained
 from rlstab.testing.rollouts import Rollout, make_rollout
 from rlstab.testing.run import in_threads
 from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared
@@ -229,7 +229,7 @@ def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
 def finite(stage: Stage, trial: StageTrial) -> None:
     """Extreme rewards, and rewards that differ by a rounding."""
     for _, _, outcome in trial.run(stage):
-        numbers = [(name, row) for name, rows in outcome.rows.items() for row in rows.values()]
+        numbers: list[tuple[str, Any]] = [(name, row) for name, rows in outcome.rows.items() for row in rows.values()]
         numbers += [(f"the metric '{name}'", one.value) for name, one in outcome.report.items() if float(one.count)]
         numbers += [(place, value) for place, value in leaves_of(outcome.state) if not isinstance(value, str)]
         for what, value in numbers:
@@ -269,7 +269,8 @@ def process(stage: Stage, trial: StageTrial) -> None:
     except Unreachable as reason:
         raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
     for number, (one, other) in enumerate(zip(here, there, strict=True), start=1):
-        same_elsewhere(lambda where, one=one, other=other: same(where, one, other, 0.0), f"rollout {number}")
+        with explained():
+            same(f"rollout {number} here, and as the first that another process sees", one, other, 0.0)
 
 
 @law()
@@ -422,7 +423,7 @@ def serialises(stage: Stage, trial: StageTrial) -> None:
     first, *later = trial.rollouts
     state = run_whole(stage, first, stage.init_state()).state
     check_state(state, stage.init_state())
-    restored = through_json(state)
+    restored: State = through_json(state)
     for rollout in later:
         outcome, resumed = run_whole(stage, rollout, state), run_whole(stage, rollout, restored)
         same("resumed", outcome, resumed, 0.0)

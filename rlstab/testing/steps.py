@@ -85,7 +85,7 @@ class Step:
             sequence_ids=self.sequence_ids.clone(),
             group_ids=self.group_ids.clone(),
             extra=extra,
-            **given,
+            **given,  # type: ignore[arg-type]  # each is a field of this class
         )
 
     def leaves(self) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ class Step:
             sequence_ids=self.sequence_ids.clone(),
             group_ids=self.group_ids.clone(),
             extra=extra,
-            **given,
+            **given,  # type: ignore[arg-type]  # each is a field of this class
         )
         return batch, {name: lay(values).requires_grad_() for name, values in self.live.items()}, chosen
 

@@ -30,7 +30,7 @@ class ReadOnly(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.guarded: dict[int, str] = {}
         self._kept: list[Tensor] = []
 
@@ -140,11 +140,10 @@ class Shared:
 
 
 def _generators() -> dict[str, Any]:
-    state = np.random.get_state()  # noqa: NPY002  # that is what is watched
     return {
         "torch": bytes(torch.get_rng_state().numpy()),
         "random": random.getstate(),
-        "numpy": (state[0], state[1].tobytes(), *state[2:]),
+        "numpy": repr(np.random.get_state(legacy=False)),  # noqa: NPY002  # that is what is watched
     }
 
 

@@ -371,6 +371,38 @@ def test_a_sampler_of_fewer_bits_is_further_from_the_trainer_whose_weights_are_n
     assert gaps["int4"] > 10 * gaps["bf16"]
 
 
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_an_adapter_is_saved_alone_and_is_what_peft_loads_and_what_another_run_goes_on_with(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
+    new = {"model__adapter": {"r": 4, "alpha": 8}, "optimisation__lr": 1e-2}
+    records = go(small(tmp_path / "run", ["clip_higher", {"name": "kl", "coefficient": 0.1}], **new)).records
+    assert column(records, "kl/value")[-1] > 1e-5, "the policy did not leave the model without the adapter"
+    saved, newest = weights(tmp_path / "run"), checkpoints(tmp_path / "run")[-1]
+    assert not list(newest.glob("model*"))
+    assert saved
+    assert all(".lora_" in name and float(value.abs().max()) > 0 for name, value in saved.items())
+    base, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
+    theirs = peft.PeftModel.from_pretrained(base, str(newest))
+    again = {"model__adapter": str(newest), "optimisation__lr": 0.0, "rollout__max_new_tokens": 10}
+    go(small(tmp_path / "again", **again, **TRACED))
+    assert assert_of_model(tmp_path / "again", theirs, tokenizer, 1.0) > 20
+    kept = weights(tmp_path / "again")
+    assert all(torch.equal(value, kept[name]) for name, value in saved.items())
+    unfit: list[dict[str, Any]] = [
+        {"model__name": str(newest)},
+        {"model__name": "chain-tiny", "model__adapter": str(newest)},
+        {"model__adapter": str(tmp_path)},
+        {"model__adapter": {"targets": ["vproj"]}},
+    ]
+    for changes in unfit:
+        with pytest.raises(ModelError):
+            go(small(tmp_path / "unfit", **changes))
+    assert not (tmp_path / "unfit").exists()
+
+
 # -- prompts that are forwarded once ---------------------------------------------------------------------------------
 
 
