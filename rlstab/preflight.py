@@ -115,8 +115,9 @@ def _require_model(run: RunConfig, task: Task | None) -> None:
             f"on chats, or set it to false."
         )
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    for split in get_args(Split) if task is not None else ():
-        tokens = len(_tokens(tokenizer, task.example(split, 0), chat))
+    examples = [] if task is None else [task.example(split, 0) for split in get_args(Split)]
+    for example in examples:
+        tokens = len(_tokens(tokenizer, example, chat))
         if context is not None and tokens + run.rollout.max_new_tokens > context:
             raise DataError(
                 f"rollout.max_new_tokens: a prompt of {tokens} tokens and {run.rollout.max_new_tokens} new tokens "

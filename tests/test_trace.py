@@ -142,7 +142,7 @@ ACTS = {
     "importance_correction": ({}, {"boosted", "damped"}),
     "kl": ({}, {"regularised"}),
     "kl_cov": ({"share": 0.1}, {"regularised"}),
-    "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "exempt", "clipped"}),
+    "lp_reg": ({"share": 0.2, "form": "code", "ratio_cap": 1.2}, {"regularised", "unclipped", "clipped"}),
     "m2po": ({}, {"damped"}),
     "maspo": ({}, {"damped"}),
     "mismatch": ({}, set()),
@@ -296,11 +296,11 @@ class Spare(TokenObjective):
 
 
 @pytest.mark.parametrize("method", [Fence(above=0.5), Capped(floor=5.0)], ids=lambda one: one.name)
-def test_gates_and_pulls_leave_the_exempt_alone(method: TokenObjective) -> None:
+def test_gates_and_pulls_leave_unclipped_tokens_alone(method: TokenObjective) -> None:
     _, traces, _ = traced(compose(method, Spare()))
     for batch, one in traces:
         free = batch.signal("entropies") > 0.2
-        assert torch.equal(one.methods["spare"].actions["exempt"], free)
+        assert torch.equal(one.methods["spare"].actions["unclipped"], free)
         assert not (one.clipped & free).any()
         assert torch.equal(one.gate[free], torch.ones_like(one.gate[free]))
         assert one.clipped[~free].any()

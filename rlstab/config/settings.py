@@ -32,7 +32,7 @@ TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_
 #: What settings of TRL's GRPOConfig are called here.
 TRL_NAMES = {
     "adam_epsilon": "optimisation.eps",
-    "beta": "objective: [{name: kl, beta: ...}]",
+    "beta": "objective: [{name: kl, coefficient: ...}]",
     "epsilon": "objective: [{name: clip_higher, low: ...}]",
     "epsilon_high": "objective: [{name: clip_higher, high: ...}]",
     "eval_steps": "evaluation.every",

@@ -66,8 +66,8 @@ class Composition(Combinator, combinator=True):
 
     def __post_init__(self) -> None:
         check_methods("compose", self.members)
-        flat = [one for member in self.members for one in _flatten(member)]
-        flat.sort(key=lambda one: (one._label, repr(one)))
+        flat = [method for member in self.members for method in _flatten(member)]
+        flat.sort(key=lambda method: (method._label, repr(method)))
         object.__setattr__(self, "members", tuple(flat))
         check_fit(self.keyed)
 
@@ -78,31 +78,33 @@ class Composition(Combinator, combinator=True):
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
         """Members by key: the label, numbered where a label occurs several times."""
-        several = {label for label, count in Counter(one._label for one in self.members).items() if count > 1}
-        labels = {one._label for one in self.members}
+        several = {label for label, count in Counter(method._label for method in self.members).items() if count > 1}
+        labels = {method._label for method in self.members}
         keyed: dict[str, TokenObjective] = {}
-        for one in self.members:
-            numbered = (f"{one._label}_{number}" for number in itertools.count(1))
+        for method in self.members:
+            numbered = (f"{method._label}_{number}" for number in itertools.count(1))
             free = (key for key in numbered if key not in labels and key not in keyed)
-            keyed[next(free) if one._label in several else one._label] = one
+            keyed[next(free) if method._label in several else method._label] = method
         return keyed
 
     def init_state(self) -> State:
-        return {key: one.init_state() for key, one in self.keyed.items()}
+        return {key: method.init_state() for key, method in self.keyed.items()}
 
     def _settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        settled = {key: one._settle(parts, state[key], comm) for key, one in self.keyed.items()}
+        settled = {key: method._settle(parts, state[key], comm) for key, method in self.keyed.items()}
         stats = Settled({key: stat for key, (stat, _) in settled.items()})
         return stats, {key: new for key, (_, new) in settled.items()}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return merge_terms({key: terms_of(one, batch, stat.member(key), state[key]) for key, one in self.keyed.items()})
+        return merge_terms(
+            {key: terms_of(method, batch, stat.member(key), state[key]) for key, method in self.keyed.items()}
+        )
 
     def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         return {
             name: member
-            for own, one in self.keyed.items()
-            for name, member in one._member_terms(batch, stat.member(own), state[own], _under(key, own)).items()
+            for own, method in self.keyed.items()
+            for name, member in method._member_terms(batch, stat.member(own), state[own], _under(key, own)).items()
         }
 
     def __call__(
@@ -138,9 +140,9 @@ class Composition(Combinator, combinator=True):
 
     def _require_no_state(self) -> None:
         """A state that nobody carries over silently stays the first one forever."""
-        for key, one in self.keyed.items():
-            stateful = _has_leaf(one.init_state())
-            if stateful or "lr_scale" in one.writes:
+        for key, method in self.keyed.items():
+            stateful = _has_leaf(method.init_state())
+            if stateful or "lr_scale" in method.writes:
                 why = "has state" if stateful else "scales the learning rate"
                 raise OutOfRange(
                     f"'{key}' {why}, and the objective was called without state=. Begin with state = "
@@ -154,7 +156,7 @@ class Composition(Combinator, combinator=True):
     def __str__(self) -> str:
         width = max((len(key) for key in self.keyed), default=0)
         return "\n".join(
-            f"{key:<{width}}  {', '.join(sorted(one.writes)):<24}  {one!r}" for key, one in self.keyed.items()
+            f"{key:<{width}}  {', '.join(sorted(method.writes)):<24}  {method!r}" for key, method in self.keyed.items()
         )
 
 
@@ -204,10 +206,10 @@ class Within(Combinator, combinator=True):
 
     def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         outer = self.outer._member_terms(batch, stat.member("outer"), state["outer"], _under(key, "outer"))
-        kept = _kept(batch, merge_terms({name: one.terms for name, one in outer.items()}))
+        kept = _kept(batch, merge_terms({name: member.terms for name, member in outer.items()}))
         seen = batch.select(kept)
         inner = self.inner._member_terms(seen, stat.member("inner"), state["inner"], _under(key, "inner"))
-        return outer | {name: replace(one, terms=_spread(one.terms, kept)) for name, one in inner.items()}
+        return outer | {name: replace(member, terms=_spread(member.terms, kept)) for name, member in inner.items()}
 
     def __repr__(self) -> str:
         return f"within({self.outer!r}, {self.inner!r})"
@@ -308,7 +310,7 @@ def observe(method: TokenObjective) -> Observe | Composition:
         Conflict: it defines the ratio or the aggregation, of which there is nothing to count.
     """
     if isinstance(method, Composition):
-        return compose(*(one if isinstance(one, Observe) else Observe(one) for one in method.members))
+        return compose(*(member if isinstance(member, Observe) else Observe(member) for member in method.members))
     return method if isinstance(method, Observe) else Observe(method)
 
 
@@ -340,8 +342,8 @@ def walk(objective: TokenObjective, around: tuple[Leaf, ...] = (), *, observed: 
     With ``observed`` also the methods that are only observed; without it each of them is a leaf of its own.
     """
     if isinstance(objective, Composition):
-        for one in objective.members:
-            yield from walk(one, around, observed=observed)
+        for method in objective.members:
+            yield from walk(method, around, observed=observed)
     elif isinstance(objective, Within):
         outer = tuple(walk(objective.outer, around, observed=observed))
         yield from outer
@@ -358,7 +360,7 @@ def _flatten(method: TokenObjective) -> tuple[TokenObjective, ...]:
 
 def _has_leaf(state: State) -> bool:
     """It holds a value: a combinator without state still has a mapping per member."""
-    return any(_has_leaf(one) if isinstance(one, Mapping) else True for one in state.values())
+    return any(_has_leaf(value) if isinstance(value, Mapping) else True for value in state.values())
 
 
 def _under(key: str, part: str) -> str:
@@ -377,19 +379,19 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
             return None
         return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
 
-    def gate(one: Gate) -> Gate:
+    def gate(given: Gate) -> Gate:
         def fn(ratio: Tensor, constants: Constants) -> Tensor:
-            values = one.fn(ratio[kept], constants.select(kept))
+            values = given.fn(ratio[kept], constants.select(kept))
             return torch.ones_like(ratio).masked_scatter(kept, values.to(ratio.dtype))
 
-        return replace(one, fn=fn, where=kept)
+        return replace(given, fn=fn, where=kept)
 
-    def penalty(one: Penalty) -> Penalty:
+    def penalty(given: Penalty) -> Penalty:
         def fn(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-            values = one.fn(policy.select(kept), anchor.select(kept))
+            values = given.fn(policy.select(kept), anchor.select(kept))
             return torch.zeros_like(kept, dtype=values.dtype).masked_scatter(kept, values)
 
-        return replace(one, fn=fn, where=kept if one.where is None else over(one.where, False))
+        return replace(given, fn=fn, where=kept if given.where is None else over(given.where, False))
 
     return replace(
         terms,
@@ -397,8 +399,8 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
         weight=over(terms.weight, 1.0),
         bonus=over(terms.bonus, 0.0),
         unclipped=over(terms.unclipped, False),
-        gates={name: gate(one) for name, one in terms.gates.items()},
-        penalties={name: penalty(one) for name, one in terms.penalties.items()},
+        gates={name: gate(given) for name, given in terms.gates.items()},
+        penalties={name: penalty(given) for name, given in terms.penalties.items()},
     )
 
 

@@ -205,24 +205,25 @@ def check_methods(caller: str, given: Sequence[object]) -> None:
     Raises:
         MethodError: with what to write instead.
     """
-    for one in given:
-        if isinstance(one, TokenObjective):
+    for item in given:
+        if isinstance(item, TokenObjective):
             for attribute in SETS:
-                check_declared(type(one).__qualname__, attribute, getattr(one, attribute))
+                check_declared(type(item).__qualname__, attribute, getattr(item, attribute))
             continue
-        if isinstance(one, type) and issubclass(one, TokenObjective):
-            text = f"{caller} was given the class {one.__name__}. Make a method of it: {one.__name__}()."
-        elif isinstance(one, Iterable) and not isinstance(one, str | Mapping):
+        if isinstance(item, type) and issubclass(item, TokenObjective):
+            text = f"{caller} was given the class {item.__name__}. Make a method of it: {item.__name__}()."
+        elif isinstance(item, Iterable) and not isinstance(item, str | Mapping):
             several = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
-            text = f"{caller} was given {kind_of(one)}. {several}."
-        elif isinstance(getattr(one, "objective", None), TokenObjective):
-            text = f"{caller} was given {kind_of(one)}. Pass its objective: preset('...').objective."
-        elif isinstance(one, str):
+            text = f"{caller} was given {kind_of(item)}. {several}."
+        elif isinstance(getattr(item, "objective", None), TokenObjective):
+            text = f"{caller} was given {kind_of(item)}. Pass its objective: preset('...').objective."
+        elif isinstance(item, str):
             text = (
-                f"{caller} was given the name '{one}'. Write load_objective([{{'name': '{one}'}}]), or make the method."
+                f"{caller} was given the name '{item}'. Write load_objective([{{'name': '{item}'}}]), or make the "
+                f"method."
             )
         else:
-            text = f"{caller} was given {kind_of(one)}, which is not a TokenObjective. Derive its class from it."
+            text = f"{caller} was given {kind_of(item)}, which is not a TokenObjective. Derive its class from it."
         raise MethodError(text)
 
 
@@ -247,14 +248,16 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
                     f"{options[name][1]} and {value}.\n  Give both the same {name}."
                 )
             options[name] = key, value
-    for one, other in permutations([leaf for method in keyed.values() for leaf in active_methods(method)], 2):
-        why = next((one.excludes[key] for key in one.excludes if key == other.name or key in other.writes), None)
-        if why is None and "surrogate" in one.writes and "bounds" in other.writes:
+    for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):
+        named = (why for key, why in method.excludes.items() if key == other.name or key in other.writes)
+        why = next(named, None)
+        if why is None and "surrogate" in method.writes and "bounds" in other.writes:
             why = (
-                f"'{one.name}' says with what a token pulls instead of its ratio, and a trust region bounds the ratio."
+                f"'{method.name}' says with what a token pulls instead of its ratio, and a trust region bounds the "
+                "ratio."
             )
         if why is not None:
-            raise Conflict(f"'{one.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
+            raise Conflict(f"'{method.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
 
 
 def check_complete(objective: TokenObjective) -> None:
@@ -292,9 +295,9 @@ def _missing(
     acting: Sequence[TokenObjective], named: Callable[[TokenObjective], Mapping[str, str]]
 ) -> Iterator[tuple[str, str, str]]:
     """Name of the method, what is not there, and why it should be."""
-    names = {one.name for one in acting}
-    written = frozenset().union(*(one.writes for one in acting))  # by what acts: an observed gate is none
-    for one in acting:
-        for wanted, why in named(one).items():
+    names = {method.name for method in acting}
+    written = frozenset().union(*(method.writes for method in acting))  # by what acts: an observed gate is none
+    for method in acting:
+        for wanted, why in named(method).items():
             if wanted not in (written if wanted in WRITABLE else names):
-                yield one.name, f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'", why
+                yield method.name, f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'", why

@@ -74,9 +74,9 @@ class Plan:
             if 0 <= which < len(self.parts):
                 return self.parts[which]
             raise OutOfRange(f"part {which}: the plan was made from {len(self.parts)} parts, numbered from 0.")
-        for one in self.parts:
-            if one.batch is which:
-                return one
+        for part in self.parts:
+            if part.batch is which:
+                return part
         if not isinstance(which, TokenBatch):
             raise OutOfRange(
                 f"{kind_of(which)} names no part of a plan. Give its TokenBatch, or its number in the list."
@@ -113,16 +113,16 @@ class Plan:
         return found
 
     def _require_measured(self, batch: TokenBatch) -> None:
-        for one, length in _lengths(batch).items():
-            if one not in self._measured:
+        for sequence, length in _lengths(batch).items():
+            if sequence not in self._measured:
                 raise OutOfRange(
-                    f"the sequence with id {one} is in no part that this plan was made from on this rank. Plan with "
-                    f"every sequence of the optimizer step, and give the piece the sequence_ids that they had."
+                    f"the sequence with id {sequence} is in no part that this plan was made from on this rank. Plan "
+                    f"with every sequence of the optimizer step, and give the piece the sequence_ids that they had."
                 )
-            if self._measured[one] != length:
+            if self._measured[sequence] != length:
                 raise OutOfRange(
-                    f"the sequence with id {one} has {length} tokens, and had {self._measured[one]} when it was "
-                    f"measured. A piece holds whole sequences: cut between them."
+                    f"the sequence with id {sequence} has {length} tokens, and had {self._measured[sequence]} when it "
+                    f"was measured. A piece holds whole sequences: cut between them."
                 )
 
     def terms(self, which: int | TokenBatch | Part) -> Terms:
@@ -241,7 +241,7 @@ def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
 def _lengths(batch: TokenBatch) -> dict[int, int]:
     """Tokens of each sequence of a batch that has any, by its id."""
     pairs = zip(batch.sequence_ids.tolist(), batch.lengths.tolist(), strict=True)
-    return {one: int(length) for one, length in pairs if length}
+    return {sequence: int(length) for sequence, length in pairs if length}
 
 
 def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
@@ -267,10 +267,10 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     for part in parts:
         if part.terms.lr_scale != lr_scale:
             without = objective._member_terms(empty, stat, state)
-            for key, one in objective._member_terms(part.batch.unpadded(), stat, state).items():
-                if one.terms.lr_scale != without[key].terms.lr_scale:
+            for key, member in objective._member_terms(part.batch.unpadded(), stat, state).items():
+                if member.terms.lr_scale != without[key].terms.lr_scale:
                     raise MethodError(
-                        f"'{key}': Terms.lr_scale is {one.terms.lr_scale} on a part of the optimizer step and "
+                        f"'{key}': Terms.lr_scale is {member.terms.lr_scale} on a part of the optimizer step and "
                         f"{without[key].terms.lr_scale} on one without tokens, and ranks would train at different "
                         f"learning rates. Make it from the statistics or the state, not from the batch."
                     )
@@ -296,11 +296,11 @@ def _tally(part: Part) -> Tensor:
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
     """The error of weights and bonuses that no loss can take; who gave them is looked up now."""
     for part in parts:
-        for key, one in objective._member_terms(part.batch.unpadded(), part.settled, state).items():
-            if one.terms.invalid_count is not None and int(one.terms.invalid_count):
+        for key, member in objective._member_terms(part.batch.unpadded(), part.settled, state).items():
+            if member.terms.invalid_count is not None and int(member.terms.invalid_count):
                 return MethodError(
-                    f"'{key}' gave {int(one.terms.invalid_count)} weights, bonuses or bounds that are NaN, infinite or "
-                    f"negative. A weight is finite and at least 0 (to turn a token around, use bonus), a bonus is "
+                    f"'{key}' gave {int(member.terms.invalid_count)} weights, bonuses or bounds that are NaN, infinite "
+                    f"or negative. A weight is finite and at least 0 (to turn a token around, use bonus), a bonus is "
                     f"finite, and a bound is at least 0."
                 )
     return MethodError(

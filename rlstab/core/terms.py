@@ -178,7 +178,7 @@ class Terms:
 
 
 #: Fields of Terms that a method may name in ``writes``.
-WRITABLE = tuple(one.name for one in fields(Terms) if one.name not in ("report", "invalid_count"))
+WRITABLE = tuple(entry.name for entry in fields(Terms) if entry.name not in ("report", "invalid_count"))
 
 
 def _join(one: Tensor | None, other: Tensor | None, law: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
@@ -206,9 +206,9 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
         invalid_count = _join(invalid_count, terms.invalid_count, torch.add)
         if terms.lr_scale is not None:
             lr_scale = terms.lr_scale * (1.0 if lr_scale is None else lr_scale)
-        gates.update({f"{key}/{name}" if name else key: one for name, one in terms.gates.items()})
-        penalties.update({f"{key}/{name}" if name else key: one for name, one in terms.penalties.items()})
-        report.update({f"{key}/{name}": one for name, one in terms.report.items()})
+        gates.update({f"{key}/{name}" if name else key: gate for name, gate in terms.gates.items()})
+        penalties.update({f"{key}/{name}" if name else key: penalty for name, penalty in terms.penalties.items()})
+        report.update({f"{key}/{name}": metric for name, metric in terms.report.items()})
         for slot in SLOTS:
             value = getattr(terms, slot)
             if value is not None:

@@ -57,7 +57,7 @@ def can_share(config: PretrainedConfig) -> bool:
     Sliding windows drop some, and recurrent states are written in place, which a backward cannot go through.
     """
     layers = DynamicCache(config=config).layers
-    return bool(layers) and all(type(one) is DynamicLayer for one in layers)
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def position_ids(mask: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ def forward_shared(
         use_cache=True,
     )
     every: list[Any] = cache.layers  # of one kind, see can_share
-    layers = [one for one in every if one.is_initialized]  # one that reads the keys of another stays empty
-    *kept, last = _apart([*(one for layer in layers for one in (layer.keys, layer.values)), prompts[:, -1:]])
+    layers = [layer for layer in every if layer.is_initialized]  # a layer that reads the keys of another stays empty
+    *kept, last = _apart([*(kept for layer in layers for kept in (layer.keys, layer.values)), prompts[:, -1:]])
     for layer, keys, values in zip(layers, kept[::2], kept[1::2], strict=True):
         layer.keys, layer.values = keys, values
     cache.reorder_cache(shared.of)  # type: ignore[arg-type]  # it asks for the LongTensor of old
@@ -113,26 +113,26 @@ def forward_shared(
     return torch.cat([last[shared.of], responses[:, :-1]], dim=1)
 
 
-def _apart(found: list[Tensor]) -> list[Tensor]:
-    """What was found of the prompts, with a backward of its own that runs when that of the responses is through.
+def _apart(made: list[Tensor]) -> list[Tensor]:
+    """What was made of the prompts, with a backward of its own that runs when that of the responses is through.
 
     In one graph, autograd would keep the gradient that the responses give to each weight until the prompts have given
     theirs: 4 bytes more for each trained parameter.
     """
-    if not any(one.requires_grad for one in found):
-        return found
-    start = torch.ones((), device=found[0].device, requires_grad=True)  # something has to want a gradient
-    return list(_Apart.apply(start, found))  # type: ignore[no-untyped-call]
+    if not any(tensor.requires_grad for tensor in made):
+        return made
+    start = torch.ones((), device=made[0].device, requires_grad=True)  # something has to want a gradient
+    return list(_Apart.apply(start, made))  # type: ignore[no-untyped-call]
 
 
 class _Apart(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, start: Tensor, found: list[Tensor]) -> tuple[Tensor, ...]:
-        ctx.found = found
-        return tuple(one.detach() for one in found)
+    def forward(ctx: Any, start: Tensor, made: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.made = made
+        return tuple(tensor.detach() for tensor in made)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        wanted = [one.requires_grad for one in ctx.found]
-        torch.autograd.backward(list(compress(ctx.found, wanted)), list(compress(gradients, wanted)))
+        wanted = [tensor.requires_grad for tensor in ctx.made]
+        torch.autograd.backward(list(compress(ctx.made, wanted)), list(compress(gradients, wanted)))
         return None, None

@@ -55,7 +55,7 @@ class Sample:
         surprisal: minus the log-prob under the policy that sampled, nats.
         entropies: nats.
         advantages: by token.
-        ratio, weight, kept, bonus, exempt, clipped, gate: see :class:`rlstab.trace.effects.Trace`.
+        ratio, weight, kept, bonus, unclipped, clipped, gate: see :class:`rlstab.trace.effects.Trace`.
         methods: by key.
     """
 
@@ -76,7 +76,7 @@ class Sample:
     clipped: list[bool]
     methods: Mapping[str, Method]
     bonus: Numbers = field(default_factory=list)
-    exempt: list[bool] = field(default_factory=list)
+    unclipped: list[bool] = field(default_factory=list)
     gate: Numbers = field(default_factory=list)
 
     def influence(self) -> list[float]:
@@ -191,7 +191,7 @@ def _decoder(path: Path) -> Callable[[list[int]], str]:
 
 
 #: Columns that a line of ours and a sample share.
-_COLUMNS = ("ids", "entropies", "ratio", "weight", "kept", "bonus", "exempt", "clipped", "gate")
+_COLUMNS = ("ids", "entropies", "ratio", "weight", "kept", "bonus", "unclipped", "clipped", "gate")
 
 
 class _Line(BaseModel):
@@ -216,7 +216,7 @@ class _OwnLine(_Line):
     weight: Numbers = []
     kept: list[bool] = []
     bonus: Numbers = []
-    exempt: list[bool] = []
+    unclipped: list[bool] = []
     clipped: list[bool] = []
     gate: Numbers = []
     methods: dict[str, dict[str, list[int] | list[tuple[int, Annotated[float, Field(ge=-1e30, le=1e30)]]]]] = {}

@@ -169,7 +169,7 @@
   }
 
   // ---- one token
-  const VERBS = { dropped: "dropped it", boosted: "boosted it", damped: "damped it", clipped: "clipped it", regularised: "regularised it", exempt: "exempted it from the trust region" };
+  const VERBS = { dropped: "dropped it", boosted: "boosted it", damped: "damped it", clipped: "clipped it", regularised: "regularised it", unclipped: "took its trust region away" };
   function tell(sample, place) {
     const panel = byId("token");
     if (!sample) {
@@ -307,7 +307,7 @@
     damped: (c, x, y) => { c.moveTo(x, y + 4); c.lineTo(x + 4, y - 3); c.lineTo(x - 4, y - 3); c.closePath(); },
     clipped: (c, x, y) => { c.rect(x - 3.5, y - 3.5, 7, 7); },
     regularised: (c, x, y) => { c.moveTo(x, y - 5); c.lineTo(x + 5, y); c.lineTo(x, y + 5); c.lineTo(x - 5, y); c.closePath(); },
-    exempt: (c, x, y) => { c.moveTo(x + 5, y); c.arc(x, y, 5, 0, 7); },
+    unclipped: (c, x, y) => { c.moveTo(x + 5, y); c.arc(x, y, 5, 0, 7); },
   };
   function picture() {
     const width = plot.clientWidth, height = plot.clientHeight, scale = window.devicePixelRatio || 1;

@@ -209,7 +209,7 @@ def _short(value: float) -> float:
 # -- in a terminal -----------------------------------------------------------------------------------------------------
 
 #: Under a token, by what was done to it.
-ACTION_MARKS = {"dropped": "x", "boosted": "^", "damped": "v", "clipped": "#", "regularised": "~", "exempt": "o"}
+ACTION_MARKS = {"dropped": "x", "boosted": "^", "damped": "v", "clipped": "#", "regularised": "~", "unclipped": "o"}
 #: Background from a surprisal on, nats: the probabilities are 0.5, 0.1, 0.01 and 0.002. Text is black on it.
 SHADES = ((-math.log(0.5), "#c9e3d2"), (-math.log(0.1), "#8ac5c8"), (-math.log(0.01), "#539bc2"), (6.2146, "#e08a4c"))
 LABELS = ("0.5", "0.1", "0.01", "0.002")

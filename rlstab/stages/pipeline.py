@@ -35,13 +35,13 @@ class Pipeline:
         Raises:
             Conflict: two of a kind of which a run has one, one stage twice, or two that exclude each other.
         """
-        names = [one.name for one in stages]
+        names = [stage.name for stage in stages]
         for name in names:
             if names.count(name) > 1:
                 raise Conflict(f"the stage '{name}' is there twice. Remove one of them.")
         check_exclusions(stages, {name: "stage" for name in names})
-        selectors = [one for one in stages if isinstance(one, PromptSelector)]
-        estimators = [one for one in stages if isinstance(one, AdvantageEstimator)]
+        selectors = [stage for stage in stages if isinstance(stage, PromptSelector)]
+        estimators = [stage for stage in stages if isinstance(stage, AdvantageEstimator)]
         for several, does in ((selectors, "choose the prompts"), (estimators, "estimate the advantages")):
             if len(several) > 1:
                 first, second = several[:2]
@@ -51,8 +51,8 @@ class Pipeline:
                 )
         return cls(
             selectors[0] if selectors else InOrder(),
-            tuple(one for one in stages if isinstance(one, RewardShaper)),
-            tuple(one for one in stages if isinstance(one, RolloutExpander)),
+            tuple(stage for stage in stages if isinstance(stage, RewardShaper)),
+            tuple(stage for stage in stages if isinstance(stage, RolloutExpander)),
             estimators[0] if estimators else GRPO(),
         )
 
@@ -62,11 +62,11 @@ class Pipeline:
     @property
     def needs(self) -> frozenset[str]:
         """Evidence that some stage reads."""
-        return frozenset[str]().union(*(one.needs for one in self))
+        return frozenset[str]().union(*(stage.needs for stage in self))
 
     def init_state(self) -> dict[str, State]:
         """The state of each stage before the first rollout, by its name."""
-        return {one.name: one.init_state() for one in self}
+        return {stage.name: stage.init_state() for stage in self}
 
 
 def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
@@ -76,11 +76,11 @@ def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
         pipeline: the stages of a run.
         methods: names of the methods in its objective.
     """
-    there = {one.name for one in pipeline} | set(methods)
+    there = {stage.name for stage in pipeline} | set(methods)
     return [
-        f"'{one.name}' expects '{name}' with it, which is missing: {why}"
-        for one in pipeline
-        for name, why in one.about.expects.items()
+        f"'{stage.name}' expects '{name}' with it, which is missing: {why}"
+        for stage in pipeline
+        for name, why in stage.about.expects.items()
         if name not in there
     ]
 
@@ -95,10 +95,10 @@ def check_exclusions(stages: Sequence[Stage], others: Mapping[str, str]) -> None
     Raises:
         Conflict: names the two parties and the reason.
     """
-    for one in stages:
-        for name, why in sorted(one.excludes.items()):
+    for stage in stages:
+        for name, why in sorted(stage.excludes.items()):
             if name in others:
                 raise Conflict(
-                    f"the stage '{one.name}' and the {others[name]} '{name}' exclude each other: {why} Remove one of "
+                    f"the stage '{stage.name}' and the {others[name]} '{name}' exclude each other: {why} Remove one of "
                     f"them."
                 )

@@ -15,7 +15,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import Constants, Terms
 
 #: What a method can do to a token.
-ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "exempt")
+ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "unclipped")
 #: A gate or pull leaves a token alone that it changes by no more: a soft gate is seldom exactly 1.
 ALIKE = 1e-3
 
@@ -49,7 +49,7 @@ class Trace:
         weight: ``(n,)`` product of the methods' weights.
         kept: ``(n,)`` bool.
         bonus: ``(n,)`` sum of what the methods add to the advantage, None where none adds anything.
-        exempt: ``(n,)`` bool, None where no method exempts.
+        unclipped: ``(n,)`` bool, None where no method does that.
         clipped: ``(n,)`` bool, stopped: beyond a bound in the direction in which it pulls, which the metrics
             ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count, or by a gate or pull of 0.
         gate: ``(n,)`` product over the methods' gates and pull, None where no method has any.
@@ -60,7 +60,7 @@ class Trace:
     weight: Tensor
     kept: Tensor
     bonus: Tensor | None
-    exempt: Tensor | None
+    unclipped: Tensor | None
     clipped: Tensor
     gate: Tensor | None
     methods: Mapping[str, MethodTrace]
@@ -74,7 +74,7 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     pull harder in the direction of its advantage, or by a gate or pull that makes more of its ratio; *damped* it by a
     weight below 1, by a bonus against that direction, or by a gate or pull that makes less of its ratio; *clipped* it
     where the method owns the bounds, gate or pull that stopped it; *regularised* it where it is under a penalty of the
-    method; *exempted* it from the trust region. Gates and pulls count where a token pulls and is not exempt, and where
+    method; *unclipped* it: took its trust region away. Gates and pulls count where a token pulls and is not unclipped, and where
     they change it by more than :data:`ALIKE`.
 
     Args:
@@ -101,7 +101,7 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
         weight=torch.ones_like(ratio) if merged.weight is None else merged.weight,
         kept=kept,
         bonus=merged.bonus,
-        exempt=merged.unclipped,
+        unclipped=merged.unclipped,
         clipped=beyond if gate is None else beyond | (gate == 0),
         gate=gate,
         methods=methods,
@@ -151,5 +151,5 @@ def _actions(
         if penalty.coefficient != 0:
             add("regularised", everywhere if penalty.where is None else penalty.where)
     if terms.unclipped is not None:
-        add("exempt", terms.unclipped)
+        add("unclipped", terms.unclipped)
     return actions

@@ -133,8 +133,8 @@ class Tracer:
         line["kept"] = traced.kept[where].tolist()
         if traced.bonus is not None:
             line["bonus"] = _numbers(traced.bonus[where])
-        if traced.exempt is not None:
-            line["exempt"] = traced.exempt[where].tolist()
+        if traced.unclipped is not None:
+            line["unclipped"] = traced.unclipped[where].tolist()
         line["clipped"] = traced.clipped[where].tolist()
         if traced.gate is not None:
             line["gate"] = _numbers(traced.gate[where])

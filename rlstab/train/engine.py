@@ -50,7 +50,9 @@ class PolicyModule(nn.Module):
     def forward(self, sequences: tuple[Tensor, ...], index: Tensor, asked: Mapping[str, Any]) -> dict[str, Tensor]:
         """Signals that were asked for, by name: engines look for tensors in tuples and dictionaries alone."""
         signals = self._policy[0].signals(Sequences(*sequences), index, **asked)
-        return {one.name: value for one in fields(signals) if (value := getattr(signals, one.name)) is not None}
+        return {
+            signal.name: value for signal in fields(signals) if (value := getattr(signals, signal.name)) is not None
+        }
 
 
 class Engine:
@@ -294,7 +296,7 @@ class _Shards:
 
     def __init__(self, policy: Policy, device: torch.device, gather: torch.dtype | None, offload: bool) -> None:
         self.live, self.device, self._depth = policy.model, device, 0
-        empty = {id(one): nn.Parameter(one.new_empty(0), one.requires_grad) for one in self.live.parameters()}
+        empty = {id(w): nn.Parameter(w.new_empty(0), w.requires_grad) for w in self.live.parameters()}
         model = copy.deepcopy(policy.model, empty)  # everything but the weights; what is tied stays tied
         nn.Module.to(model, device)
         self.policy = replace(policy, model=model)
@@ -325,7 +327,7 @@ class _Shards:
 
 def _forward(module: Callable[..., Any], sequences: Sequences, index: Tensor, asked: Mapping[str, Any]) -> TokenSignals:
     """What a :class:`PolicyModule` makes, inside of what an engine wrapped around it."""
-    tensors = tuple(getattr(sequences, one.name) for one in fields(sequences))
+    tensors = tuple(getattr(sequences, part.name) for part in fields(sequences))
     return TokenSignals(**module(tensors, index, dict(asked)))
 
 

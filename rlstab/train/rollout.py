@@ -131,7 +131,7 @@ class Rollout:
 
     def copy(self) -> Rollout:
         """With other tensors: what a user-defined function does to them in place changes nothing else."""
-        sequences = {one.name: getattr(self.sequences, one.name).clone() for one in fields(self.sequences)}
+        sequences = {part.name: getattr(self.sequences, part.name).clone() for part in fields(self.sequences)}
         responses = {name: values.clone() for name, values in self.responses.tensors().items()}
         return replace(
             self,
@@ -164,7 +164,7 @@ class Rollout:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is saved of it, on the CPU."""
-        saved = {f"sequences/{one.name}": getattr(self.sequences, one.name) for one in fields(self.sequences)}
+        saved = {f"sequences/{part.name}": getattr(self.sequences, part.name) for part in fields(self.sequences)}
         saved |= {f"signals/{name}": values for name, values in self.signals.items()}
         saved |= {f"responses/{name}": values for name, values in self.responses.tensors().items()}
         saved |= {"timed_out": self.timed_out, "refused": torch.tensor(self.refused)}
@@ -225,8 +225,8 @@ class Progress:
 
     def saved(self) -> dict[str, Any]:
         """Plain numbers and tensors of all ranks; every rank calls it."""
-        saved = {one.name: getattr(self, one.name) for one in fields(self)}
-        waiting = {str(place): _joined(gather_object([one.tensors()])) for place, one in enumerate(self.queue)}
+        saved = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        waiting = {str(place): _joined(gather_object([rollout.tensors()])) for place, rollout in enumerate(self.queue)}
         return {**saved, "stages": dict(self.stages), "queue": waiting}
 
     @classmethod

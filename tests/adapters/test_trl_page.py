@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from rlstab.adapters.trl import WatchCallback
@@ -138,3 +139,21 @@ def test_what_there_is_nothing_to_count_of_is_left_out(tmp_path: Path) -> None:
         WatchCallback(trainer, [{"name": "token_mean"}])
     with pytest.raises(MissingSignal, match="'observe_kl' reads 'ref_logprobs'"):
         WatchCallback(trainer, [CLIP, {"name": "kl"}])
+
+
+def test_watching_leaves_a_module_that_is_in_eval_there(tmp_path: Path) -> None:
+    watched, seen = trainer_of(tmp_path, max_steps=1), []
+    layer = watched.model.model.layers[0]
+
+    class Freeze(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            layer.eval()
+
+    class See(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            seen.append((watched.model.training, layer.training))
+
+    for callback in (Freeze(), WatchCallback(watched, [CLIP]), See()):
+        watched.add_callback(callback)
+    watched.train()
+    assert seen == [(True, False)]

@@ -144,7 +144,9 @@ def test_the_interval_of_a_difference_covers_what_it_says(seeds: int, monkeypatc
     assert covered(difference, seeds, 1000) == pytest.approx(0.95, abs=0.02)
 
 
-@pytest.mark.parametrize(("seeds", "least", "most"), [(3, 0.66, 0.79), (5, 0.83, 0.94), (12, 0.89, 0.97)])
+@pytest.mark.parametrize(
+    ("seeds", "least", "most"), [(3, 0.66, 0.79), (5, 0.83, 0.94), pytest.param(12, 0.89, 0.97, marks=pytest.mark.slow)]
+)
 def test_the_interval_of_a_value_covers_less_with_few_seeds(
     seeds: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

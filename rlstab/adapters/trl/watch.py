@@ -81,7 +81,7 @@ class WatchCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-batches of the step are there, and the weights are still those that it began with."""
         batches = []
-        training = self.trainer.model.training
+        modes = {module: module.training for module in self.trainer.model.modules()}
         self.trainer.model.eval()  # no dropout, so no random number is drawn
         try:
             for number, inputs in enumerate(self._micro_batches()):
@@ -90,7 +90,8 @@ class WatchCallback(TrainerCallback):
                 found, _ = self.forward.signals(self.trainer.model, named, needs & (self.forward.gives | {"logprobs"}))
                 batches.append(batch_of(named, found, self.objective, self.providers, self.ends)[0])
         finally:
-            self.trainer.model.train(training)
+            for module, training in modes.items():
+                module.training = training
         try:
             plan = make_plan(self.objective, batches, self.state, self.comm)
         except NonFinite as error:
