@@ -74,8 +74,8 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     pull harder in the direction of its advantage, or by a gate or pull that makes more of its ratio; *damped* it by a
     weight below 1, by a bonus against that direction, or by a gate or pull that makes less of its ratio; *clipped* it
     where the method owns the bounds, gate or pull that stopped it; *regularised* it where it is under a penalty of the
-    method; *unclipped* it where it took its trust region away. Gates and surrogates count where a token pulls and is not
-    unclipped, and where they change it by more than :data:`ALIKE`.
+    method; *unclipped* it where it took its trust region away. Gates and surrogates count where a token pulls and is
+    not unclipped, and where they change it by more than :data:`ALIKE`.
 
     Args:
         plan: the decisions of the step.
