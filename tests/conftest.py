@@ -1,9 +1,13 @@
+import signal
+
 import hypothesis
 import torch
 
 from tests.browser import browser_page, chromium  # noqa: F401 (fixtures for every test of a page)
 
 torch.set_num_threads(1)
+# a shell starts jobs in the background with SIGINT ignored, which tests that interrupt themselves would inherit
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # the same draws in every run, and no opinion about how fast a busy machine is
 hypothesis.settings.register_profile(

@@ -74,7 +74,7 @@ def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
     lines = [line.partition("#")[0].strip() for line in first.splitlines()]
     assert [line.split()[0] for line in lines] == ["pip", "rlstab", "rlstab"]
     said = [" ".join(shell(line, tmp_path).split()) for line in lines[1:]]
-    assert "verl 0.9.1: rlstab.adapters.verl is live." in said[0]
+    assert "verl 0.9.1: rlstab.adapters.verl is live" in said[0]
     assert "verl 0.9.1, through rlstab.adapters.verl" in said[1]
     config = OmegaConf.create(shell(launch.rstrip() + " --cfg job", tmp_path))
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"rlstab:{tmp_path}/objective.yaml"

@@ -358,7 +358,7 @@ def doctor(folder: Path, *, own: str = "", other: str = "", **variables: str) ->
 
 def test_doctor_says_that_the_adapter_is_live(tmp_path: Path) -> None:
     code, said = doctor(tmp_path)
-    assert said.startswith("verl 0.9.1: rlstab.adapters.verl is live.")
+    assert said.startswith("verl 0.9.1: rlstab.adapters.verl is live")
     assert code == 0
 
 
@@ -375,7 +375,7 @@ def test_doctor_names_a_broken_entry_point(tmp_path: Path) -> None:
 def test_doctor_names_broken_plugins_of_others(tmp_path: Path) -> None:
     code, said = doctor(tmp_path, other="breaks")
     assert said.startswith(
-        "verl 0.9.1: rlstab.adapters.verl is live. verl's plugin 'theirs' (breaks), which is not this"
+        "verl 0.9.1: rlstab.adapters.verl is live; tested with verl 0.9.1. verl's plugin 'theirs' (breaks)"
     )
     assert "RuntimeError: it is broken" in said
     assert code == 0
@@ -407,6 +407,7 @@ def test_an_adapter_that_cannot_be_imported_is_an_error_where_it_is_used(
 
 
 def test_importing_verl_imports_neither_its_workers_nor_the_adapter() -> None:
-    code = "import verl, sys; print([one for one in sys.modules if 'engine_workers' in one or 'actor_worker' in one])"
+    ours = "rlstab.adapters.verl.worker"
+    code = f"import verl, sys; print([name for name in sys.modules if 'engine_workers' in name or {ours!r} in name])"
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split("\n")[-2] == "[]"

@@ -47,7 +47,7 @@ def check_plugin() -> None:
         raise HostError(
             f"{SWITCH}={os.environ[SWITCH]!r} keeps verl from loading the adapter. Unset it, or add rlstab."
         )
-    importlib.import_module("rlstab.adapters.verl.actor_worker")
+    importlib.import_module("rlstab.adapters.verl.worker")
     host = importlib.import_module(HOME).ActorRolloutRefWorker
     if not isinstance(vars(host).get("actor_worker_cls"), ActorWorker):
         raise HostError(
