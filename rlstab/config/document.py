@@ -209,7 +209,7 @@ def misfit(text: str, *place: str | int) -> PydanticCustomError:
         place: of the mistake, inside of what is validated.
     """
     # pydantic takes no lone surrogates
-    plain = [step if isinstance(step, int) else step.encode(errors="backslashreplace").decode() for step in place]
+    plain = [step if isinstance(step, int) else str(step).encode(errors="backslashreplace").decode() for step in place]
     told = text.encode(errors="backslashreplace").decode()
     return PydanticCustomError("misfit", "{text}", {"text": told, "place": plain})
 

@@ -138,10 +138,13 @@ def test_a_step_that_teaches_nothing_is_skipped_unless_a_penalty_acts(tmp_path: 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_rollout_with_rewards_that_are_not_numbers_leaves_the_weights(value: float, tmp_path: Path) -> None:
-    (record,) = go(small(tmp_path, optimisation__rollouts=1), task=own.Flawed(nan="0123456789", value=value)).records
-    assert record["optimizer_steps/refused"] == 1
-    assert moved(tmp_path) == 0
+def test_a_reward_that_is_not_a_number_is_an_error_of_its_answer_alone(value: float, tmp_path: Path) -> None:
+    run = small(tmp_path, optimisation__rollouts=1)
+    (record,) = go(run, task=own.Flawed(nan="01234", value=value)).records
+    assert 0 < record["scorer/errors"] < run.rollout.prompts * run.rollout.group
+    assert math.isfinite(record["reward/mean"])
+    assert "optimizer_steps/refused" not in record
+    assert moved(tmp_path) > 0
 
 
 def test_a_step_with_a_live_nan_is_refused_and_the_next_one_is_made(tmp_path: Path) -> None:
