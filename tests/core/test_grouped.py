@@ -88,6 +88,16 @@ def test_keys_of_64_bits_survive_the_way_over_ranks():
     assert found.total(keys).tolist() == [2.0 * place for place in range(len(FAR))]
 
 
+def test_an_unknown_key_has_nothing():
+    asked = torch.tensor([4, 5, -(2**63)])
+    known = Grouped.of(torch.tensor([5, -3, 5]), torch.tensor([1.0, 2.0, 4.0]))
+    assert (known.count(asked).tolist(), known.total(asked).tolist()) == ([0, 2, 0], [0, 5, 0])
+    assert known.mean(asked)[[0, 2]].isnan().all()
+    nothing = Grouped.of(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    assert nothing.count(asked).tolist() == nothing.total(asked).tolist() == [0.0] * 3
+    assert nothing.mean(asked).isnan().all()
+
+
 def test_values_are_summed_where_they_are_asked_to_be():
     keys, values = torch.tensor([1, 2, 1]), torch.tensor([0.5, math.nan, 2.0], requires_grad=True)
     found = Grouped.of(keys, values, torch.tensor([True, False, True]))
