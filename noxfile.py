@@ -89,7 +89,7 @@ def test(python: str, torch: str, instructions: str, threads: int) -> None:
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def trl(session: nox.Session) -> None:
     """The tests of the adapter for TRL, with the release that they name; elsewhere they are skipped."""
-    own = "torch==2.13.0", "trl==1.16.0", "-e", ".[train,tasks,lora,trl,testing]"
+    own = "torch==2.13.0", "trl==1.16.0", "hypothesis>=6.120", "-e", ".[train,tasks,lora,trl,testing]"
     session.install("-c", "constraints.txt", *own)
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
     session.run("rlstab", "doctor", env=env)
@@ -117,7 +117,7 @@ def extras(session: nox.Session) -> None:
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def verl(session: nox.Session) -> None:
     """The tests of the adapter for verl, whose pins exclude those of TRL; elsewhere they are skipped."""
-    session.install("-c", "constraints-verl.txt", "torch==2.13.0", "-e", ".[train,testing,verl]")
+    session.install("-c", "constraints-verl.txt", "torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,testing,verl]")
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_VERL": "1"}
     session.run("rlstab", "doctor", env=env)
     session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env)
