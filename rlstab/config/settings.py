@@ -363,7 +363,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 #: Those that take the length of the run for granted: a longer run has other learning rates from its beginning.
-ENDING = frozenset(OPTIONS) - {"constant", "constant_with_warmup", "inverse_sqrt"}
 
 #: Those of transformers that follow the loss.
 FOLLOWING = ("reduce_lr_on_plateau", "greedy")

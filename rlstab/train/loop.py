@@ -386,10 +386,9 @@ class Trainer:
     def _finish(self) -> RunResult:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
         result = RunResult(self.out, read_records(self.out / "metrics.jsonl"))
-        if self.folder is not None:
-            self.folder.forget_replaced()  # a kill may have come after the checkpoint
-            if self.latest is not None:
-                self.folder.keep_newest(self.latest)  # or while an older one was being removed
+        if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
+            self.folder.forget_replaced()  # a kill may have come after it
+            self.folder.keep_newest(self.latest)  # or while an older one was being removed
             self._tell_remarks(self.folder)
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
