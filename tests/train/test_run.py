@@ -109,7 +109,13 @@ OFTEN = {"recommended", "stack_stale"}
     "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in sorted(PRESETS)]
 )
 def test_every_preset_trains(name: str, tmp_path: Path) -> None:
-    run = small(tmp_path, {"preset": name}, optimisation__mini_batches=2, optimisation__epochs=2)
+    run = small(
+        tmp_path,
+        {"preset": name},
+        optimisation__mini_batches=2,
+        optimisation__epochs=2,
+        rollout__max_new_tokens=24,  # that some responses end by themselves
+    )
     records = go(run).records
     assert [record["rollout"] for record in records] == [1, 2]
     assert all(math.isfinite(value) for record in records for value in record.values())
