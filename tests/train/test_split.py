@@ -75,8 +75,8 @@ def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp
 
 # -- what ranks send and hold -----------------------------------------------------------------------------------------
 
-#: Rows of a matrix that two processes do not share evenly are filled up, and this little more is held or sent.
-FILLED = 5e-3
+#: Rows of a matrix that processes do not share evenly: some hold or send this little more, or less.
+FILLED = 1e-2
 
 
 def parameters() -> int:
