@@ -91,7 +91,8 @@ class Step:
         """The evidence that the objective reads, without padding."""
         wanted = {"logprobs", "old_logprobs", *(objective.needs & set(SIGNALS))}
         given = {name: self.padded[name] for name in sorted(wanted)}
-        return TokenBatch.from_padded(response_mask=self.mask, advantages=self.advantages, **given)
+        groups = torch.arange(len(self.mask)) // 8
+        return TokenBatch.from_padded(response_mask=self.mask, advantages=self.advantages, group_ids=groups, **given)
 
     def loss(self, plan: Plan, batch: TokenBatch) -> tuple[Tensor | None, ...]:
         """Loss and backward."""

@@ -60,6 +60,7 @@ def gradient(
             advantages=advantages[one],
             old_logprobs=drawn.signals["logprobs"][one].double(),
             entropies=drawn.signals["entropies"][one].double(),
+            sequence_ids=one,
         )
         for one in rows
     ]

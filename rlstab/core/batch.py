@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,10 +28,22 @@ SIGNALS: Mapping[str, str] = {
     "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
+#: Signals of which one sign is impossible, and which one: no log-prob is above 0, no entropy below.
+IMPOSSIBLE = {
+    **dict.fromkeys(("old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs"), 1),
+    **{"log_kept_mass": 1, "entropies": -1, "sum_p_sq": -1},
+}
+#: By so much, in nats, a value may lie beyond 0: what float32 makes of logits in the thousands is off by 3e-4.
+ROUNDING = 1e-3
 #: Evidence that every batch has and not every method reads. A host that makes it for nobody wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
 MARKS = ("truncated", "branch", "block_ids")
+
+
+def excess(name: str, values: Tensor) -> Tensor:
+    """``(n,)``: how far values of a signal of :data:`IMPOSSIBLE` lie on the wrong side of 0."""
+    return values if IMPOSSIBLE[name] > 0 else -values
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -39,25 +52,11 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _require_device(name: str, values: object, other: Tensor) -> None:
-    if isinstance(values, Tensor) and values.device != other.device:
-        raise ShapeError(
-            f"TokenBatch: '{name}' is on {values.device}, 'old_logprobs' is on {other.device}. Move them to one device."
-        )
-
-
 #: What to write for ids that cannot be used.
 _NUMBER = {
     "sequence_ids": "Number the responses, for example torch.arange(len(responses)).",
     "group_ids": "Number the prompts, for example torch.tensor([0, 0, 1, 1]).",
 }
-
-
-def _require_tensors(given: Mapping[str, object]) -> None:
-    for name, values in given.items():
-        if not isinstance(values, Tensor):
-            cure = _NUMBER.get(name, f"Write torch.tensor({name}).")
-            raise OutOfRange(f"TokenBatch.from_padded: '{name}' is {kind_of(values)}, expected a tensor. {cure}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,41 +115,36 @@ class TokenBatch(SequenceArithmetic):
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     live_ratio: bool = False
     _layout: Layout | None = None
+    _grouped: bool = True
 
     def __post_init__(self) -> None:
-        for name, values in self.per_token():
-            if values.shape != self.old_logprobs.shape or values.ndim != 1:
+        tokens, floats = self.old_logprobs.shape, self.per_token()
+        for name, values in [*floats, ("sequence", self.sequence), ("position", self.position)]:
+            if values.shape != tokens or values.ndim != 1:
                 raise ShapeError(
-                    f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has "
-                    f"{tuple(self.old_logprobs.shape)}. Packed tensors are (n,); build the batch with "
-                    f"TokenBatch.from_padded."
+                    f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has {tuple(tokens)}. Packed "
+                    f"tensors are (n,); build the batch with TokenBatch.from_padded."
                 )
             if values.requires_grad:
                 raise ShapeError(
                     f"TokenBatch: '{name}' requires grad. A batch holds evidence; what is differentiated goes into "
                     f"PolicyOutputs."
                 )
-        for name in ("sequence", "position"):
-            values = getattr(self, name)
-            if values.shape != self.old_logprobs.shape:
-                raise ShapeError(
-                    f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has "
-                    f"{tuple(self.old_logprobs.shape)}. Both are (n,), one entry per token."
-                )
         if self.sequence_ids.shape != self.group_ids.shape or self.sequence_ids.ndim != 1:
             raise ShapeError(
                 f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
                 f"{tuple(self.group_ids.shape)}. Both are (S,), one entry per sequence."
             )
-        for name in ("sequence", "position", "sequence_ids", "group_ids"):
-            values = getattr(self, name)
+        numbers = [(name, getattr(self, name)) for name in ("sequence", "position", "sequence_ids", "group_ids")]
+        for name, values in numbers:
             if values.dtype != torch.int64:
                 raise ShapeError(f"TokenBatch: '{name}' is {values.dtype}, expected torch.int64. Write {name}.long().")
-        for one in fields(self):
-            values = getattr(self, one.name)
-            _require_device(one.name, values, self.old_logprobs)
-        for name, values in self.extra.items():
-            _require_device(name, values, self.old_logprobs)
+        for name, values in [*floats, *numbers]:
+            if values.device != self.old_logprobs.device:
+                raise ShapeError(
+                    f"TokenBatch: '{name}' is on {values.device}, 'old_logprobs' is on {self.old_logprobs.device}. "
+                    f"Move them to one device."
+                )
         self._require_in_range()
 
     def _require_in_range(self) -> None:
@@ -190,8 +184,7 @@ class TokenBatch(SequenceArithmetic):
             extra: further ``(B, T)`` signals by name, for your own methods.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
                 optimizer step comes in parts and a method uses randomness.
-            group_ids: ``(B,)`` integers, the prompt of each row; None makes every row of this batch a group of its own.
-                Give them when an optimizer step comes in parts and a method measures by group.
+            group_ids: ``(B,)`` integers, the prompt of each row. Give them where a method measures by group.
             live_ratio: see the class.
             signals: ``(B, T)`` signals that the objective ``needs``, by the names of :data:`SIGNALS`; ``truncated``
                 and ``branch`` may be ``(B,)``, and these two and ``block_ids`` are of any dtype.
@@ -209,11 +202,11 @@ class TokenBatch(SequenceArithmetic):
             )
         optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
         named = {name: values for name, values in optional.items() if values is not None}
-        _require_tensors(
-            {"response_mask": response_mask, "advantages": advantages, "old_logprobs": old_logprobs}
-            | named
-            | dict(extra or {})
-        )
+        always = {"response_mask": response_mask, "advantages": advantages, "old_logprobs": old_logprobs}
+        for name, values in {**always, **named, **(extra or {})}.items():
+            if not isinstance(values, Tensor):
+                fix = _NUMBER.get(name, f"Write torch.tensor({name}).")
+                raise OutOfRange(f"TokenBatch.from_padded: '{name}' is {kind_of(values)}, expected a tensor. {fix}")
         if response_mask.ndim != 2:
             raise ShapeError(
                 f"TokenBatch.from_padded: 'response_mask' has shape {tuple(response_mask.shape)}, expected (B, T)."
@@ -233,15 +226,15 @@ class TokenBatch(SequenceArithmetic):
             if name in MARKS:
                 values = (values.unsqueeze(-1).expand(rows, width) if values.shape == (rows,) else values).float()
             if values.shape != mask.shape:
+                per_row = f" (or ({rows},), one per response)" if name in (*MARKS[:2], "advantages") else ""
                 raise ShapeError(
                     f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, 'response_mask' has "
-                    f"{(rows, width)}. Both are (B, T) over response tokens only: cut the prompt off first."
+                    f"{(rows, width)}. Both are (B, T) over response tokens only{per_row}: cut the prompt off first."
                 )
             if not values.is_floating_point() and name in (*SIGNALS, "old_logprobs", "logprobs"):
                 raise ShapeError(
                     f"TokenBatch.from_padded: '{name}' is {values.dtype}, expected floats. Pass log-probs or "
-                    f"entropies, "
-                    f"not token ids or ranks."
+                    f"entropies, not token ids or ranks."
                 )
             return _wide(values).reshape(-1)[index]
 
@@ -261,11 +254,6 @@ class TokenBatch(SequenceArithmetic):
 
         if advantages.shape == (rows,):
             advantages = advantages.unsqueeze(-1).expand(rows, width)
-        elif advantages.shape != mask.shape:
-            raise ShapeError(
-                f"TokenBatch.from_padded: 'advantages' has shape {tuple(advantages.shape)}, expected ({rows},) or "
-                f"({rows}, {width}). Give one per response, or one per token."
-            )
         old = pack("old_logprobs", old_logprobs)
         packed = {name: pack(name, named[name]) for name in SIGNALS if name in named}
         return cls(
@@ -279,25 +267,18 @@ class TokenBatch(SequenceArithmetic):
             extra={name: pack(name, values) for name, values in (extra or {}).items()},
             live_ratio=live_ratio,
             _layout=Layout(index, (rows, width)),
+            _grouped=group_ids is not None,
             **packed,
         )
 
     @classmethod
     def empty(cls, needs: Iterable[str] = ()) -> TokenBatch:
         """A batch of no token that has every signal of ``needs``: what a rank without sequences measures."""
-        no_floats, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+        empty, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
         needs = frozenset(needs) - BASICS
-        return cls(
-            old_logprobs=no_floats,
-            logprobs=no_floats,
-            advantages=no_floats,
-            sequence=no_ids,
-            position=no_ids,
-            sequence_ids=no_ids,
-            group_ids=no_ids,
-            extra={name: no_floats for name in needs - SIGNALS.keys()},
-            **{name: no_floats for name in needs & SIGNALS.keys()},  # type: ignore[arg-type]  # names are checked by SIGNALS
-        )
+        given: dict[str, Any] = dict.fromkeys(needs & SIGNALS.keys(), empty)
+        given["extra"] = dict.fromkeys(needs - SIGNALS.keys(), empty)
+        return cls(empty, empty, empty, no_ids, no_ids, no_ids, no_ids, **given)
 
     # -- reading it ------------------------------------------------------------------------------------------------
 
@@ -312,14 +293,13 @@ class TokenBatch(SequenceArithmetic):
         """
         values = getattr(self, name, None) if name in SIGNALS or name in BASICS else self.extra.get(name)
         if values is None:
-            basic = "none beyond the basic ones"
             have = [known for known in SIGNALS if getattr(self, known) is not None] + sorted(self.extra)
             what = f" ({SIGNALS[name]})" if name in SIGNALS else ""
             how = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
             raise MissingSignal(
                 f"signal '{name}'{what} was read, but the batch was built without it; it has: "
-                f"{', '.join(have) or basic}. Pass {how} to TokenBatch.from_padded, or name it in the method's "
-                f"`needs` so that a trainer provides it."
+                f"{', '.join(have) or 'none beyond the basic ones'}. Pass {how} to TokenBatch.from_padded, or name it "
+                f"in the method's `needs` so that a trainer provides it."
             )
         return values
 
@@ -350,34 +330,44 @@ class TokenBatch(SequenceArithmetic):
 
     def select(self, where: Tensor) -> TokenBatch:
         """The tokens where the ``(n,)`` bool is True; sequences keep their numbers."""
-        changes: dict[str, object] = {
-            name: values[where] for name, values in self.per_token() if name not in self.extra
-        }
-        changes["extra"] = {name: values[where] for name, values in self.extra.items()}
-        for one in ("sequence", "position"):
-            changes[one] = getattr(self, one)[where]
-        if self._layout is not None:
-            changes["_layout"] = Layout(self._layout.index[where], self._layout.shape)
-        return replace(self, **changes)  # type: ignore[arg-type]  # each name is a field of this class
+        names = [name for name, _ in self.per_token() if name not in self.extra]
+        return self._each([*names, "sequence", "position"], lambda values: values[where])
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same batch on another device."""
-        moved = {
-            one.name: getattr(self, one.name).to(device)
-            for one in fields(self)
-            if isinstance(getattr(self, one.name), Tensor)
-        }
-        if self._layout is not None:
-            moved["_layout"] = Layout(self._layout.index.to(device), self._layout.shape)
-        return replace(self, **moved, extra={name: values.to(device) for name, values in self.extra.items()})
+        return self._each([field.name for field in fields(self)], lambda values: values.to(device))
 
-    def unpadded(self) -> TokenBatch:
-        """The same evidence without where it came from: what a method sees, so that none can depend on the padding."""
-        if self._layout is None:
-            return self
+    def _each(self, names: Iterable[str], change: Callable[[Tensor], Tensor]) -> TokenBatch:
+        changed = {name: change(values) for name in names if isinstance(values := self.__dict__.get(name), Tensor)}
+        made = object.__new__(TokenBatch)  # less what was computed of this one, and without checking it all again
+        made.__dict__.update(
+            {field.name: self.__dict__[field.name] for field in fields(self) if field.name in self.__dict__}
+        )
+        made.__dict__.update(changed, extra={name: change(values) for name, values in self.extra.items()})
+        if self._layout is not None:
+            made.__dict__["_layout"] = Layout(change(self._layout.index), self._layout.shape)
+        return made
+
+    def evidence(self) -> TokenBatch:
+        """What a method sees: not where it came from, so that none can depend on the padding.
+
+        Nor groups that nobody gave: each response would be one by itself.
+        """
         bare = copy.copy(self)  # with what was computed already, and without checking it all again
-        object.__setattr__(bare, "_layout", None)
+        bare.__dict__["_layout"] = None
+        if not self._grouped:
+            bare.__dict__.pop("group_ids", None)
         return bare
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "group_ids":
+                raise MissingSignal(
+                    "'group_ids' were read, but the batch was built without them. Pass group_ids= to "
+                    "TokenBatch.from_padded, the number of the prompt of each response."
+                )
+            raise AttributeError(f"'TokenBatch' object has no attribute '{name}'")
 
     def __repr__(self) -> str:
         have = [name for name in SIGNALS if getattr(self, name) is not None] + sorted(self.extra)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm
-from rlstab.core.loss import LossOutput
 from rlstab.core.objective import Member, State, TokenObjective, check_fit, check_methods, terms_of
-from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import SLOTS, Bounds, Constants, Gate, Penalty, Surrogate, Terms, merge_terms
-from rlstab.errors import Conflict, NonFinite, OutOfRange
+from rlstab.core.terms import SLOTS, WRITABLE, Constants, Gate, Penalty, Terms, merge_terms
+from rlstab.errors import Conflict, OutOfRange, UnknownName, did_you_mean
+
+
+def _union_inside(declared: str) -> Any:
+    """The property that joins what the combined methods declare."""
+    return property(lambda self: frozenset().union(*(getattr(method, declared) for method in self.inside)))
 
 
 class Combinator(TokenObjective, combinator=True):
@@ -32,25 +36,11 @@ class Combinator(TokenObjective, combinator=True):
     def inside(self) -> tuple[TokenObjective, ...]:
         """What it combines."""
 
-    @property
-    def needs(self) -> Set[str]:
-        return frozenset().union(*(method.needs for method in self.inside))
-
-    @property
-    def live_needs(self) -> Set[str]:
-        return frozenset().union(*(method.live_needs for method in self.inside))
-
-    @property
-    def writes(self) -> Set[str]:
-        return frozenset().union(*(method.writes for method in self.inside))
+    needs, live_needs, writes, reads_drift = map(_union_inside, ("needs", "live_needs", "writes", "reads_drift"))
 
     @property
     def signal_options(self) -> Mapping[str, float]:
         return {name: value for method in self.inside for name, value in method.signal_options.items()}
-
-    @property
-    def reads_drift(self) -> Set[str]:
-        return frozenset().union(*(method.reads_drift for method in self.inside))
 
     def _active_methods(self) -> Iterator[TokenObjective]:
         for method in self.inside:
@@ -66,7 +56,8 @@ class Composition(Combinator, combinator=True):
 
     def __post_init__(self) -> None:
         check_methods("compose", self.members)
-        flat = [method for member in self.members for method in _flatten(member)]
+        nested = [member.members if isinstance(member, Composition) else (member,) for member in self.members]
+        flat = list(itertools.chain(*nested))
         flat.sort(key=lambda method: (method._label, repr(method)))
         object.__setattr__(self, "members", tuple(flat))
         check_fit(self.keyed)
@@ -78,13 +69,12 @@ class Composition(Combinator, combinator=True):
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
         """Members by key: the label, numbered where a label occurs several times."""
-        several = {label for label, count in Counter(method._label for method in self.members).items() if count > 1}
-        labels = {method._label for method in self.members}
+        count = Counter(method._label for method in self.members)
         keyed: dict[str, TokenObjective] = {}
         for method in self.members:
             numbered = (f"{method._label}_{number}" for number in itertools.count(1))
-            free = (key for key in numbered if key not in labels and key not in keyed)
-            keyed[next(free) if method._label in several else method._label] = method
+            free = (key for key in numbered if key not in count and key not in keyed)
+            keyed[next(free) if count[method._label] > 1 else method._label] = method
         return keyed
 
     def init_state(self) -> State:
@@ -107,38 +97,7 @@ class Composition(Combinator, combinator=True):
             for name, member in method._member_terms(batch, stat.member(own), state[own], _under(key, own)).items()
         }
 
-    def __call__(
-        self,
-        batch: TokenBatch,
-        policy: PolicyOutputs,
-        *,
-        state: State | None = None,
-        anchor: PolicyOutputs | None = None,
-    ) -> LossOutput:
-        """The loss of a whole optimizer step in one batch. For one in parts, see `make_plan`.
-
-        Args:
-            batch: the evidence of the optimizer step.
-            policy: live outputs for its tokens.
-            state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards. Needed where
-                a member has state or scales the learning rate, which the output carries as ``lr_scale``.
-            anchor: see :meth:`Plan.loss`.
-
-        Raises:
-            OutOfRange: there is no state where it is needed.
-            NonFinite: NaN or Inf in the evidence, in the live outputs or in a gate.
-        """
-        if state is None:
-            self._require_no_state()
-        out = make_plan(self, [batch], state).loss(batch, policy, anchor=anchor)
-        if int(out.nonfinite):
-            raise NonFinite(
-                f"live outputs of the policy, or a gate made of them, are NaN or Inf on {int(out.nonfinite)} tokens. "
-                f"The loss was not computed; look at the weights or at the learning rate of the last step."
-            )
-        return out
-
-    def _require_no_state(self) -> None:
+    def require_no_state(self) -> None:
         """A state that nobody carries over silently stays the first one forever."""
         for key, method in self.keyed.items():
             stateful = _has_leaf(method.init_state())
@@ -215,7 +174,7 @@ class Within(Combinator, combinator=True):
         return f"within({self.outer!r}, {self.inner!r})"
 
 
-def compose(*methods: TokenObjective) -> Composition:
+def compose(*methods: TokenObjective, **settings: object) -> Composition:
     """Merge methods into one objective.
 
     Closed (a composition composes again), associative and free of order. Without any method it is the plain
@@ -224,14 +183,20 @@ def compose(*methods: TokenObjective) -> Composition:
     Raises:
         MethodError: something given is not a method; the message says what to write instead.
         Conflict: two methods own one slot, disagree about a signal, or exclude each other.
+        UnknownName: a keyword was given; settings belong to methods.
     """
-    return Composition(methods)
+    composition = Composition(methods)
+    for name in settings:
+        known = [field.name for method in composition.members for field in settings_of(type(method))]
+        hint = did_you_mean(name, [*known, *WRITABLE])
+        raise UnknownName(f"compose takes methods and no '{name}': settings and terms belong to a method. {hint}")
+    return composition
 
 
 def within(outer: TokenObjective, inner: TokenObjective) -> Within:
     """The explicit exception to free order: ``inner`` measures and touches only tokens that ``outer`` keeps.
 
-    ``within(S2TMterms_of(), STARE())`` takes STARE's top share among the tokens that S2T keeps.
+    ``within(S2TMask(), STARE())`` takes STARE's top share among the tokens that S2T keeps.
 
     Raises:
         Conflict: ``inner`` owns a slot, or ``outer`` never drops a token.
@@ -289,10 +254,17 @@ class Observe(Combinator, combinator=True):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         would = terms_of(self.method, batch, stat, state)
         gates = {name: replace(gate, acts=False) for name, gate in would.gates.items()}
-        if would.bounds is not None:
-            gates["clip"] = Gate(_clip(would.bounds), acts=False)
-        if would.surrogate is not None:
-            gates["surrogate"] = Gate(_relative(would.surrogate), would.surrogate.whole_sequences, acts=False)
+        if (bounds := would.bounds) is not None:
+
+            def clip(ratio: Tensor, constants: Constants) -> Tensor:
+                stopped = torch.stack(list(bounds.stops(ratio, constants.advantages).values())).any(0)
+                return (~stopped).to(ratio.dtype)
+
+            gates["clip"] = Gate(clip, acts=False)
+        if (surrogate := would.surrogate) is not None:
+            gates["surrogate"] = Gate(
+                lambda ratio, constants: surrogate.fn(ratio, constants) / ratio, surrogate.whole_sequences, acts=False
+            )
         return Terms(gates=gates, report={**would.report, **_effects(would, batch)})
 
     def __repr__(self) -> str:
@@ -354,10 +326,6 @@ def walk(objective: TokenObjective, around: tuple[Leaf, ...] = (), *, observed: 
         yield Leaf(objective, around)
 
 
-def _flatten(method: TokenObjective) -> tuple[TokenObjective, ...]:
-    return method.members if isinstance(method, Composition) else (method,)
-
-
 def _has_leaf(state: State) -> bool:
     """It holds a value: a combinator without state still has a mapping per member."""
     return any(_has_leaf(value) if isinstance(value, Mapping) else True for value in state.values())
@@ -404,35 +372,20 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
     )
 
 
-def _clip(bounds: Bounds) -> Callable[[Tensor, Constants], Tensor]:
-    def fn(ratio: Tensor, constants: Constants) -> Tensor:
-        return (~torch.stack(list(bounds.stops(ratio, constants.advantages).values())).any(0)).to(ratio.dtype)
-
-    return fn
-
-
-def _relative(surrogate: Surrogate) -> Callable[[Tensor, Constants], Tensor]:
-    def fn(ratio: Tensor, constants: Constants) -> Tensor:
-        return surrogate.fn(ratio, constants) / ratio
-
-    return fn
-
-
 def _effects(would: Terms, batch: TokenBatch) -> dict[str, Mean]:
-    found: dict[str, Mean] = {}
+    effects: dict[str, Mean] = {}
     if would.keep is not None:
-        found["would_drop"] = Mean.of(~would.keep)
+        effects["would_drop"] = Mean.of(~would.keep)
     if would.weight is not None:
-        found |= {"would_boost": Mean.of(would.weight > 1), "would_damp": Mean.of(would.weight < 1)}
+        effects |= {"would_boost": Mean.of(would.weight > 1), "would_damp": Mean.of(would.weight < 1)}
     if would.bonus is not None:
-        found["would_add"] = Mean.of(would.bonus)
+        effects["would_add"] = Mean.of(would.bonus)
     if would.unclipped is not None:
-        found["would_unclip"] = Mean.of(would.unclipped)
-    everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
+        effects["would_unclip"] = Mean.of(would.unclipped)
     for name, penalty in would.penalties.items():
         if penalty.coefficient != 0:
-            where = everywhere if penalty.where is None else penalty.where
-            found[f"{name}/would_penalise" if name else "would_penalise"] = Mean.of(where)
+            where = torch.ones_like(batch.sequence, dtype=torch.bool) if penalty.where is None else penalty.where
+            effects[f"{name}/would_penalise" if name else "would_penalise"] = Mean.of(where)
     if would.lr_scale is not None:
-        found["would_scale_lr"] = Mean.scalar(would.lr_scale)
-    return found
+        effects["would_scale_lr"] = Mean.scalar(would.lr_scale)
+    return effects

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlstab.core.batch import TokenBatch
-from rlstab.core.compare import less, nonzero, numbers
+from rlstab.core.batch import ROUNDING, TokenBatch, excess
+from rlstab.core.compare import greater, less, nonzero, numbers
 from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, total
@@ -38,7 +38,8 @@ class LossOutput:
     Attributes:
         loss: scalar; sums over parts and ranks to the whole-batch loss.
         report: metrics as mergeable summaries.
-        nonfinite: int64 scalar, tokens with a live value or a gate that is NaN or Inf (they make the loss NaN).
+        nonfinite: int64 scalar, tokens with a live value or a gate that is NaN, Inf or impossible (a log-prob above
+            0, a negative entropy), at least 1 where the loss itself overflows. Then the loss is NaN.
         state: what the objective carries into the next optimizer step; the same in every part.
         lr_scale: multiplies the scheduled learning rate of this optimizer step; the same in every part.
     """
@@ -132,6 +133,7 @@ class Part:
         has_gradient: ``(n,)`` bool, the tokens whose policy term can have one: kept, weight and advantage not zero.
         trains: some token has; known once the plan was counted.
         penalised: some token is under a penalty with a coefficient; likewise.
+        taken: its loss was made, with a gradient; set by :meth:`rlstab.core.plan.Plan.loss`.
     """
 
     batch: TokenBatch
@@ -141,6 +143,7 @@ class Part:
     has_gradient: Tensor
     trains: bool = False
     penalised: bool = False
+    taken: bool = False
 
     @classmethod
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
@@ -209,7 +212,8 @@ def loss_of_part(
     constants = Constants(policy.constant() if anchor is None else anchor, part.advantages, keep)
 
     ratio = _ratio(policy, constants, part)
-    known = 0 * policy.logprobs.detach()  # NaN where a live value is NaN or Inf, else 0
+    # NaN where a live value is NaN or Inf, or impossible where it is read; else 0
+    known = _without_impossible(0 * policy.logprobs.detach(), "logprobs", policy, part.has_gradient)
     report: dict[str, Mean] = {}
     policy_term = clipped_surrogate(ratio, part.advantages, terms.bounds, terms.unclipped)
     factor = _coefficients(aggregate, batch, keep, kept, policy_term.dtype)
@@ -235,6 +239,8 @@ def loss_of_part(
                 f"live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached, and let it read "
                 f"`policy`, not `anchor`."
             )
+        for read in penalty.reads:
+            known = _without_impossible(known, read, policy, penalty.where)
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
         report[f"{name}/value"] = _mean_where(value, penalty.where)
@@ -248,10 +254,17 @@ def loss_of_part(
     report |= _ratio_report(ratio.detach(), part, keep)
     if batch.entropies is not None:
         report["tokens/entropy"] = Mean.of(batch.entropies)
-    nonfinite = known.count_nonzero()
+    # a sum of finite values may overflow, as of advantages of 3e38 in float32
+    nonfinite = torch.maximum(known.count_nonzero(), (0 * loss.detach()).count_nonzero())
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.nan)
     return LossOutput(loss, report, nonfinite)
+
+
+def _without_impossible(known: Tensor, name: str, policy: PolicyOutputs, where: Tensor | None) -> Tensor:
+    """``known`` with NaN where a live output is beyond what it can be: other places may hold any finite value."""
+    beyond = greater(excess(name, policy.signal(name).detach()), ROUNDING)
+    return known.masked_fill_(beyond if where is None else beyond & where, torch.nan)
 
 
 def _require_gradient(part: Part, policy: PolicyOutputs) -> None:

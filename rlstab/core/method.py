@@ -15,16 +15,7 @@ from rlstab.core.comm import Comm
 from rlstab.core.metadata import About
 from rlstab.core.settings import check_settings
 from rlstab.core.stats import NOTHING, Settled, Stat, settle
-from rlstab.core.validate import (
-    DECLARED,
-    SETS,
-    check_class,
-    check_mapping,
-    check_names,
-    check_same,
-    checked_stat,
-    checked_state,
-)
+from rlstab.core.validate import DECLARED, SETS, check_class, check_mapping, check_same, checked_stat, checked_state
 from rlstab.errors import MethodError, UnknownName, did_you_mean
 
 #: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
@@ -65,10 +56,8 @@ class Method(ABC, Generic[Part]):
         text = cls.__doc__
         dataclass(frozen=True)(cls)
         cls.__doc__ = text  # where there is none it would be the signature
-        del (
-            cls.__setattr__,
-            cls.__delattr__,
-        )  # those of this class, so that an explicit @dataclass finds their place free
+        # those of this class, so that an explicit @dataclass finds their place free
+        del cls.__setattr__, cls.__delattr__
         acts = getattr(cls, cls._acts_by, None)
         if not combinator and acts is not None and not getattr(acts, "__isabstractmethod__", False):
             check_class(cls)
@@ -152,13 +141,16 @@ class Method(ABC, Generic[Part]):
         except Exception as error:
             raise MethodError(
                 f"'{self.name}': {method} failed on a batch without tokens, which a rank may have: "
-                f"{type(error).__name__}: {str(error).rstrip('.')}. "
-                f"Return empty summaries, such as Mean.of of no values."
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Return empty summaries, such as Mean.of of no "
+                f"values."
             ) from error
         without = checked_stat(self.name, method, without)
         check_same(self.name, method, stats, without)
-        for earlier in first:
-            check_names(self.name, earlier, without)
+        for name in sorted(without.keys() & {name for stat in first for name in stat}):
+            raise MethodError(
+                f"'{self.name}': measure and measure_again both returned '{name}', and `advance` and `terms` see only "
+                f"one. Give the second another name."
+            )
         return settle(stats or [without], comm)
 
 

@@ -19,7 +19,7 @@ from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Terms, two_owners
 from rlstab.core.validate import SETS, check_declared, checked_terms
-from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, kind_of
+from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonFinite, kind_of
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
 
@@ -113,18 +113,35 @@ class TokenObjective(Method[TokenBatch]):
         state: State | None = None,
         anchor: PolicyOutputs | None = None,
     ) -> LossOutput:
-        """The loss of a whole optimizer step with this method alone, as ``compose(method)`` gives it.
+        """The loss of a whole optimizer step in one batch. For one in parts, see `make_plan`.
 
         Args:
             batch: the evidence of the optimizer step.
             policy: live outputs for its tokens.
-            state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards.
+            state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards. Needed where
+                a member has state or scales the learning rate, which the output carries as ``lr_scale``.
             anchor: see :meth:`rlstab.core.plan.Plan.loss`.
-        """
-        from rlstab import compose  # a composition is a method itself
 
-        out = compose(self)(batch, policy, state=None if state is None else {self._label: state}, anchor=anchor)
-        return replace(out, state=out.state[self._label])
+        Raises:
+            OutOfRange: there is no state where it is needed.
+            NonFinite: NaN or Inf in the evidence, in the live outputs or in a gate.
+        """
+        from rlstab import compose, make_plan  # which are made of methods themselves
+
+        whole = compose(self)
+        alone = whole != self  # a composition composes to itself
+        if state is None:
+            whole.require_no_state()
+        elif alone:
+            state = {self._label: state}
+        out = make_plan(whole, [batch], state).loss(batch, policy, anchor=anchor)
+        if int(out.nonfinite):
+            raise NonFinite(
+                f"live outputs of the policy, or a gate or a loss made of them, are NaN, Inf or impossible (a log-prob "
+                f"above 0, a negative entropy) on {int(out.nonfinite)} tokens. The loss was not computed; look at the "
+                f"weights, at the learning rate of the last step, or at how log-probs are made."
+            )
+        return replace(out, state=out.state[self._label]) if alone else out
 
     def _active_methods(self) -> Iterator[TokenObjective]:
         yield self
@@ -210,21 +227,18 @@ def check_methods(caller: str, given: Sequence[object]) -> None:
             for attribute in SETS:
                 check_declared(type(item).__qualname__, attribute, getattr(item, attribute))
             continue
+        what = kind_of(item)
         if isinstance(item, type) and issubclass(item, TokenObjective):
-            text = f"{caller} was given the class {item.__name__}. Make a method of it: {item.__name__}()."
-        elif isinstance(item, Iterable) and not isinstance(item, str | Mapping):
-            several = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
-            text = f"{caller} was given {kind_of(item)}. {several}."
-        elif isinstance(getattr(item, "objective", None), TokenObjective):
-            text = f"{caller} was given {kind_of(item)}. Pass its objective: preset('...').objective."
+            what, fix = f"the class {item.__name__}", f"Make a method of it: {item.__name__}()"
         elif isinstance(item, str):
-            text = (
-                f"{caller} was given the name '{item}'. Write load_objective([{{'name': '{item}'}}]), or make the "
-                f"method."
-            )
+            what, fix = f"the name '{item}'", f"Write load_objective([{{'name': '{item}'}}]), or make the method"
+        elif isinstance(item, Iterable) and not isinstance(item, Mapping):
+            fix = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
+        elif isinstance(getattr(item, "objective", None), TokenObjective):
+            fix = "Pass its objective: preset('...').objective"
         else:
-            text = f"{caller} was given {kind_of(item)}, which is not a TokenObjective. Derive its class from it."
-        raise MethodError(text)
+            fix = "Derive its class from TokenObjective"
+        raise MethodError(f"{caller} was given {what}, expected a method. {fix}.")
 
 
 def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
@@ -252,10 +266,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
         named = (why for key, why in method.excludes.items() if key == other.name or key in other.writes)
         why = next(named, None)
         if why is None and "surrogate" in method.writes and "bounds" in other.writes:
-            why = (
-                f"'{method.name}' says with what a token pulls instead of its ratio, and a trust region bounds the "
-                "ratio."
-            )
+            why = f"'{method.name}' replaces the ratio of a token in the gradient, and a trust region bounds the ratio."
         if why is not None:
             raise Conflict(f"'{method.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
 

@@ -15,11 +15,19 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, TokenBatch
+from rlstab.core.batch import BASICS, IMPOSSIBLE, ROUNDING, TokenBatch, excess
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
 from rlstab.core.method import measure_all
-from rlstab.core.objective import Member, State, TokenObjective, check_complete, check_methods, terms_of
+from rlstab.core.objective import (
+    Member,
+    State,
+    TokenObjective,
+    active_methods,
+    check_complete,
+    check_methods,
+    terms_of,
+)
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
@@ -70,20 +78,17 @@ class Plan:
         """
         if isinstance(which, Part):
             return which
-        if isinstance(which, int) and not isinstance(which, bool):
+        if isinstance(which, int):
             if 0 <= which < len(self.parts):
                 return self.parts[which]
             raise OutOfRange(f"part {which}: the plan was made from {len(self.parts)} parts, numbered from 0.")
         for part in self.parts:
             if part.batch is which:
                 return part
-        if not isinstance(which, TokenBatch):
-            raise OutOfRange(
-                f"{kind_of(which)} names no part of a plan. Give its TokenBatch, or its number in the list."
-            )
+        what = "this batch" if isinstance(which, TokenBatch) else kind_of(which)
         raise OutOfRange(
-            "this batch is not one of the parts that the plan was made from: statistics and denominators are theirs. "
-            "Pass the same TokenBatch object, or the number of the part."
+            f"{what} is not one of the parts that the plan was made from: statistics and denominators are theirs. Pass "
+            f"the same TokenBatch object, or the number of the part."
         )
 
     def piece(self, batch: TokenBatch) -> Part:
@@ -100,29 +105,23 @@ class Plan:
         """
         self._require_measured(batch)
         with torch.no_grad():
-            piece = Part.of(batch, self.settled, terms_of(self.objective, batch.unpadded(), self.settled, self.state))
+            piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
             row = _tally(piece)
         return replace(piece, trains=bool(row[4]), penalised=bool(row[5]))
 
     @cached_property
     def _measured(self) -> dict[int, int]:
         """Tokens of each sequence that this rank measured, by its id."""
-        found: dict[int, int] = {}
-        for part in self.parts:
-            found.update(_lengths(part.batch))
-        return found
+        return {sequence: length for part in self.parts for sequence, length in _lengths(part.batch).items()}
 
     def _require_measured(self, batch: TokenBatch) -> None:
         for sequence, length in _lengths(batch).items():
-            if sequence not in self._measured:
+            measured = self._measured.get(sequence, 0)
+            if measured != length:
                 raise OutOfRange(
-                    f"the sequence with id {sequence} is in no part that this plan was made from on this rank. Plan "
-                    f"with every sequence of the optimizer step, and give the piece the sequence_ids that they had."
-                )
-            if self._measured[sequence] != length:
-                raise OutOfRange(
-                    f"the sequence with id {sequence} has {length} tokens, and had {self._measured[sequence]} when it "
-                    f"was measured. A piece holds whole sequences: cut between them."
+                    f"the sequence with id {sequence} has {length} tokens, and {measured} in the parts that this plan "
+                    f"was made from on this rank. Plan with every sequence of the optimizer step, cut pieces between "
+                    f"sequences, and give them the sequence_ids that they had."
                 )
 
     def terms(self, which: int | TokenBatch | Part) -> Terms:
@@ -149,8 +148,18 @@ class Plan:
             policy: live outputs for its tokens, in their order.
             anchor: what counts as constant; None takes the policy's own values. Given only to check gradients by
                 finite differences, where the constants must not move with the input.
+
+        Raises:
+            OutOfRange: the loss of this part was taken already, with a gradient.
         """
-        out = loss_of_part(self.part(which), policy, anchor, self.kept, self.everything)
+        part = self.part(which)
+        if part.taken and anchor is None and torch.is_grad_enabled():
+            raise OutOfRange(
+                "the loss of this part was taken already: with a second backward pass its tokens would count twice. "
+                "Make a new plan for each optimizer step, and look at a loss under torch.no_grad()."
+            )
+        out = loss_of_part(part, policy, anchor, self.kept, self.everything)
+        object.__setattr__(part, "taken", part.taken or out.loss.requires_grad)
         return replace(out, state=self.state, lr_scale=self.lr_scale)
 
 
@@ -177,7 +186,8 @@ def make_plan(
         MissingSignal: a part lacks a signal that the objective reads.
         MethodError: a method returned something else than the interface asks for.
         Conflict: a method lacks one that it requires.
-        OutOfRange: ``scope`` is neither of the two, or the state is of another objective.
+        OutOfRange: ``scope`` is neither of the two, the state is of another objective, two sequences have one id, or a
+            log-prob is above 0, or an entropy below.
     """
     if scope not in get_args(Scope):
         raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
@@ -191,9 +201,9 @@ def make_plan(
     for part in parts:
         for name in sorted(objective.needs):
             part.signal(name)
-    _refuse_nonfinite(objective, parts, comm)
+    _refuse_impossible(objective, parts, comm)
     with torch.no_grad():
-        seen = [part.unpadded() for part in parts]
+        seen = [part.evidence() for part in parts]
         stat, state = measure_all(objective, seen, initial if state is None else state, comm)
         if scope == "microbatch":
             warnings.warn(
@@ -207,8 +217,15 @@ def make_plan(
             planned.append(Part.of(part, own, terms_of(objective, evidence, own, state)))
         lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
         tallies = [_tally(part) for part in planned] or [torch.zeros(7, dtype=torch.float64)]
-        tally = torch.stack(tallies).cpu()  # one wait for the device
-        kept_tokens, kept_sequences, tokens, sequences, live, penalised, invalid_count = comm.sum(tally.sum(0)).tolist()
+        flat = torch.cat([*tallies, _repeated(parts)]).cpu()  # one wait for the device
+        tally = flat[:-1].view(-1, 7)
+        totals = comm.sum(torch.cat([tally.sum(0), flat[-1:]])).tolist()
+        kept_tokens, kept_sequences, tokens, sequences, live, penalised, invalid_count, repeated = totals
+    if repeated:
+        raise OutOfRange(
+            f"{int(repeated)} sequences of this optimizer step have the id of another one, so that random numbers "
+            f"would repeat. Give every response of all parts an id of its own: from_padded(sequence_ids=...)."
+        )
     if invalid_count:
         raise _misfit(objective, planned, state, int(invalid_count))
     return Plan(
@@ -235,7 +252,7 @@ def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
     """
     part = plan.part(which)
     with torch.no_grad():
-        return plan.objective._member_terms(part.batch.unpadded(), part.settled, plan.state)
+        return plan.objective._member_terms(part.batch.evidence(), part.settled, plan.state)
 
 
 def _lengths(batch: TokenBatch) -> dict[int, int]:
@@ -247,11 +264,10 @@ def _lengths(batch: TokenBatch) -> dict[int, int]:
 def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
     if isinstance(parts, TokenBatch):
         raise OutOfRange("make_plan: the parts are one TokenBatch, expected a list of them. Write [batch].")
-    parts = list(parts)
     for part in parts:
         if not isinstance(part, TokenBatch):
             raise OutOfRange(f"make_plan: a part is {kind_of(part)}, expected a TokenBatch. Build it by from_padded.")
-    return parts
+    return list(parts)
 
 
 def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, state: State) -> float:
@@ -266,14 +282,12 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     lr_scale = terms_of(objective, empty, stat, state).lr_scale
     for part in parts:
         if part.terms.lr_scale != lr_scale:
-            without = objective._member_terms(empty, stat, state)
-            for key, member in objective._member_terms(part.batch.unpadded(), stat, state).items():
-                if member.terms.lr_scale != without[key].terms.lr_scale:
-                    raise MethodError(
-                        f"'{key}': Terms.lr_scale is {member.terms.lr_scale} on a part of the optimizer step and "
-                        f"{without[key].terms.lr_scale} on one without tokens, and ranks would train at different "
-                        f"learning rates. Make it from the statistics or the state, not from the batch."
-                    )
+            who = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)
+            raise MethodError(
+                f"{who}: Terms.lr_scale is {part.terms.lr_scale} on a part of the optimizer step and {lr_scale} on one "
+                f"without tokens, and ranks would train at different learning rates. Make it from the statistics or "
+                f"the state, not from the batch."
+            )
     return 1.0 if lr_scale is None else lr_scale
 
 
@@ -287,42 +301,65 @@ def _tally(part: Part) -> Tensor:
     for penalty in part.terms.penalties.values():
         if penalty.coefficient != 0:
             penalised = penalised + (len(part.batch) if penalty.where is None else penalty.where.count_nonzero())
-    invalid_count = (
-        torch.zeros_like(penalised) if part.terms.invalid_count is None else part.terms.invalid_count.double()
-    )
-    return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid_count])])
+    invalid = torch.zeros_like(penalised) if part.terms.invalid_count is None else part.terms.invalid_count.double()
+    return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])])
+
+
+def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
+    """``(1,)`` float64: how many sequences with tokens have the id of another one on this rank."""
+    if not parts:
+        return torch.zeros(1, dtype=torch.float64)
+    ids, order = torch.cat([part.sequence_ids for part in parts]).sort()
+    filled = torch.cat([part.lengths for part in parts])[order] > 0
+    return ((ids.diff() == 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
     """The error of weights and bonuses that no loss can take; who gave them is looked up now."""
-    for part in parts:
-        for key, member in objective._member_terms(part.batch.unpadded(), part.settled, state).items():
-            if member.terms.invalid_count is not None and int(member.terms.invalid_count):
-                return MethodError(
-                    f"'{key}' gave {int(member.terms.invalid_count)} weights, bonuses or bounds that are NaN, infinite "
-                    f"or negative. A weight is finite and at least 0 (to turn a token around, use bonus), a bonus is "
-                    f"finite, and a bound is at least 0."
-                )
+    invalid = [
+        (f"'{key}'", int(member.terms.invalid_count))
+        for part in parts
+        for key, member in objective._member_terms(part.batch.evidence(), part.settled, state).items()
+        if member.terms.invalid_count is not None
+    ]
+    who, count = next((pair for pair in invalid if pair[1]), ("on another rank a method", count))
     return MethodError(
-        f"on another rank a method gave {count} weights, bonuses or bounds that no loss can take. Look at the error "
-        f"there."
+        f"{who} gave {count} weights, bonuses or bounds that are NaN, infinite or negative. A weight is finite and at "
+        f"least 0 (to turn a token around, use bonus), a bonus is finite, and a bound is at least 0."
     )
 
 
-def _refuse_nonfinite(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:
+def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:
+    """Refuse NaN and Inf in what is read, and values beyond what a signal can be."""
     names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
-    bad = torch.zeros(len(names), dtype=torch.float64)
-    for part in parts:
+    signed = [name for name in names if name in IMPOSSIBLE]
+    counts = torch.zeros(2, len(names), dtype=torch.float64)
+    for part in filter(len, parts):
         present = dict(part.per_token())
         # NaN and Inf survive a sum; a sum of finite values that overflows is looked at again
-        if bool(torch.stack([present[name].sum().double() for name in names]).isfinite().all()):
+        sums = [present[name].sum().double() for name in names]
+        highest = [excess(name, present[name]).amax().double() for name in signed]
+        seen = torch.stack(sums + highest).cpu()  # one wait for the device
+        if bool(seen.isfinite().all()) and bool((seen[len(names) :] <= ROUNDING).all()):
             continue
-        bad += torch.tensor([float((~torch.isfinite(present[name])).sum()) for name in names], dtype=torch.float64)
-    found = {name: int(count) for name, count in zip(names, comm.sum(bad).tolist(), strict=True) if count}
-    if found:
-        listed = ", ".join(f"{count} in '{name}'" for name, count in found.items())
+        for column, name in enumerate(names):
+            finite = present[name].isfinite()
+            counts[0, column] += float((~finite).sum())
+            if name in IMPOSSIBLE:
+                counts[1, column] += float((finite & (excess(name, present[name]) > ROUNDING)).sum())
+    nonfinite, impossible = (
+        ", ".join(f"{int(count)} in '{name}'" for name, count in zip(names, row, strict=True) if count)
+        for row in comm.sum(counts.view(-1)).view(2, -1).tolist()
+    )
+    if nonfinite:
         raise NonFinite(
-            f"the evidence of this optimizer step has NaN or Inf values: {listed}. It was refused and nothing "
+            f"the evidence of this optimizer step has NaN or Inf values: {nonfinite}. It was refused and nothing "
             f"was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, top-p); NaN "
             f"from weights or rewards that are NaN."
+        )
+    if impossible:
+        raise OutOfRange(
+            f"the evidence of this optimizer step has log-probs above 0, or entropies below: {impossible}. It was "
+            f"refused and nothing was changed. These look like probabilities: take their logarithm, nats. Where they "
+            f"are none, compute log-probs and entropies from float32 logits."
         )

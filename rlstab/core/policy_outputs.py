@@ -33,8 +33,7 @@ class PolicyOutputs:
             if values is not None and (values.ndim != 1 or values.shape != self.logprobs.shape):
                 raise ShapeError(
                     f"PolicyOutputs: '{name}' has shape {tuple(values.shape)}, expected (n,), the same for all. "
-                    f"Build it "
-                    f"with PolicyOutputs.from_padded(batch, ...)."
+                    f"Build it with PolicyOutputs.from_padded(batch, ...)."
                 )
 
     @classmethod

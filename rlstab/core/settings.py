@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -63,23 +65,20 @@ class Setting:
         if value is None:
             return self.optional
         if self.items is not None and isinstance(value, tuple):
-            return all(self.items.accepts(one) for one in value)
+            return all(self.items.accepts(item) for item in value)
         if self.choices:
-            return any(type(value) is type(one) and value == one for one in self.choices)
+            return any(type(value) is type(choice) and value == choice for choice in self.choices)
         if isinstance(value, bool) and bool not in self.kinds:
             return False
-        if isinstance(value, int) and float in self.kinds:
-            try:
-                value = float(value)
-            except OverflowError:
-                return False
+        if isinstance(value, int) and float in self.kinds and abs(value) <= sys.float_info.max:
+            value = float(value)
         if not isinstance(value, self.kinds):
             return False
-        return not isinstance(value, int | float) or self.range is None or value in self.range
+        return self.range is None or not isinstance(value, int | float) or value in self.range
 
     def __str__(self) -> str:
         if self.choices:
-            allowed = " | ".join(repr(one) for one in self.choices)
+            allowed = " | ".join(map(repr, self.choices))
         else:
             names = [kind.__name__ for kind in self.kinds] + ([f"tuple of {self.items}"] if self.items else [])
             allowed = " | ".join(names) + (f" in {self.range}" if self.range else "")
@@ -104,11 +103,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
             f"{cls.__qualname__}: an annotation cannot be read, for {error}. Import or define it at the top of the "
             f"module, not inside a function."
         ) from error
-    return tuple(_setting(cls, one.name, hints[one.name], _default(one)) for one in dataclasses.fields(cls))
-
-
-def _default(one: dataclasses.Field[Any]) -> Any:
-    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+    return tuple(_setting(cls, field.name, hints[field.name], field.default) for field in dataclasses.fields(cls))
 
 
 def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
@@ -120,18 +115,17 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
     choices: list[Any] = []
     items = None
     members = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for one in members:
-        if get_origin(one) is Literal:
-            choices += get_args(one)
-        elif get_origin(one) is tuple and len(get_args(one)) == 2 and get_args(one)[1] is ...:
-            items = _setting(cls, name, get_args(one)[0], dataclasses.MISSING)
-        elif one in _KINDS:
-            kinds.append(one)
-        elif one is not type(None):
+    for kind in members:
+        if get_origin(kind) is Literal:
+            choices += get_args(kind)
+        elif get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+            items = _setting(cls, name, get_args(kind)[0], dataclasses.MISSING)
+        elif kind in _KINDS:
+            kinds.append(kind)
+        elif kind is not type(None):
             raise MethodError(
-                f"{cls.__qualname__}: the setting '{name}' has the type {_shown(full)}, which YAML cannot hold. Use "
-                f"bool, int, "
-                f"float, str, Literal or tuple[T, ...], each perhaps with | None."
+                f"{cls.__qualname__}: the setting '{name}' has the type {inspect.formatannotation(full)}, which YAML "
+                f"cannot hold. Use bool, int, float, str, Literal or tuple[T, ...], each perhaps with | None."
             )
     if bounds is not None and (items is not None or not {int, float} & set(kinds)):
         raise MethodError(
@@ -139,10 +133,6 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
             f"example tuple[Annotated[int, Range(ge=1)], ...]."
         )
     return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, items)
-
-
-def _shown(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def check_settings(owner: object, name: str) -> None:

@@ -6,7 +6,7 @@ Each error names the method and ends with the fix. The laws of :mod:`rlstab.test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -50,6 +50,16 @@ METRICS = (
 _OBSERVED = {"clip", "surrogate"}
 
 
+def _require(value: object, kind: type, who: str, fix: str) -> None:
+    if not isinstance(value, kind):
+        raise MethodError(f"{who} {kind_of(value)}. {fix}")
+
+
+def _require_known(who: str, names: Set[str], known: Collection[str]) -> None:
+    for name in sorted(names - set(known)):
+        raise MethodError(f"{who} '{name}', which does not exist. {did_you_mean(name, known)}")
+
+
 def check_class(cls: type) -> None:
     """Refuse a class that cannot be a method.
 
@@ -57,35 +67,32 @@ def check_class(cls: type) -> None:
         MethodError: it has no name, or a declaration is not a set of known names.
     """
     who, name = cls.__qualname__, getattr(cls, "name", None)
-    if not (isinstance(name, str) and name):
-        raise MethodError(f"{who} has no name. Add a line such as: name = 'my_method'.")
-    if not name.isidentifier():
+    if not (isinstance(name, str) and name.isidentifier()):
         raise MethodError(
             f"{who} is named {name!r}, expected letters, digits and underscores: it is a part of the names of metrics. "
-            f"Give the class another `name`."
+            f"Add a line such as: name = 'my_method'."
         )
     if name in (*COMBINATORS, *METRICS):
-        kind = "a combinator is" if name in COMBINATORS else "metrics of the loss or the trainer are"
-        raise MethodError(f"{who} is named '{name}', as {kind}. Give the class another `name`.")
+        raise MethodError(
+            f"{who} is named '{name}', as a combinator, or metrics of the loss or the trainer, are. Give the class "
+            f"another `name`."
+        )
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
             check_declared(who, attribute, value)
     for attribute in REASONS:
         value = getattr(cls, attribute, {})
-        if isinstance(value, property):
-            continue
-        if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        if not isinstance(value, property | Mapping) or (
+            isinstance(value, Mapping) and not all(isinstance(text, str) for pair in value.items() for text in pair)
+        ):
             raise MethodError(
                 f"{who}: {attribute} = {value!r}, expected reasons by name. Write {attribute} = {{'name': 'why'}}."
             )
     about = getattr(cls, "about", None)
     if not isinstance(about, About):
         raise MethodError(f"{who}: about = {about!r}, expected About. Write about = About(addresses={{'token'}}, ...).")
-    unknown = sorted(about.addresses - SOURCES.keys())
-    if unknown:
-        hint = did_you_mean(unknown[0], SOURCES)
-        raise MethodError(f"{who}: about addresses '{unknown[0]}', which does not exist. {hint}")
+    _require_known(f"{who}: about addresses", about.addresses, SOURCES)
 
 
 def check_declared(who: str, attribute: str, value: object) -> None:
@@ -95,15 +102,13 @@ def check_declared(who: str, attribute: str, value: object) -> None:
         MethodError: with the nearest known name.
     """
     known = SETS[attribute]
-    if isinstance(value, str) or not isinstance(value, Set) or not all(isinstance(one, str) for one in value):
-        given = [value] if isinstance(value, str) else value if isinstance(value, Iterable) else []
-        names = [name for name in given if isinstance(name, str)] or [known[0] if known else "entropies"]
-        wanted = "{" + ", ".join(map(repr, names)) + "}"
-        raise MethodError(f"{who}: {attribute} = {value!r}, expected a set of names. Write {attribute} = {wanted}.")
-    unknown = sorted(value - set(known)) if known else []
-    if unknown:
-        hint = did_you_mean(unknown[0], known)
-        raise MethodError(f"{who}: {attribute} names '{unknown[0]}', which does not exist. {hint}")
+    if not isinstance(value, Set) or not all(isinstance(name, str) for name in value):
+        example = known[0] if known else "entropies"
+        raise MethodError(
+            f"{who}: {attribute} = {value!r}, expected a set of names. Write for example {attribute} = {{'{example}'}}."
+        )
+    if known:
+        _require_known(f"{who}: {attribute} names", value, known)
 
 
 def checked_stat(who: str, method: str, stat: object) -> Stat:
@@ -112,20 +117,16 @@ def checked_stat(who: str, method: str, stat: object) -> Stat:
     Raises:
         MethodError: it is something else.
     """
-    if not isinstance(stat, Mapping):
+    if not isinstance(stat, Mapping) or not all(isinstance(name, str) for name in stat):
         raise MethodError(
             f"'{who}': {method} returned {kind_of(stat)}, expected summaries by name. Return for example "
             f"{{'entropy': Mean.of(values)}}, or NOTHING."
         )
-    for name, one in stat.items():
-        if not isinstance(name, str):
+    for name, summary in stat.items():
+        if not isinstance(summary, get_args(Summary)):
             raise MethodError(
-                f"'{who}': {method} returned a summary under {name!r}, which is not a name. Give it a text for a name."
-            )
-        if not isinstance(one, get_args(Summary)):
-            raise MethodError(
-                f"'{who}': {method} returned {kind_of(one)} under '{name}', which cannot be merged over parts. Wrap "
-                f"it: Mean.of, Pool.top, Pool.quantile or Grouped.of."
+                f"'{who}': {method} returned {kind_of(summary)} under '{name}', which cannot be merged over parts. "
+                f"Wrap it: Mean.of, Pool.top, Pool.quantile or Grouped.of."
             )
     return stat
 
@@ -142,31 +143,19 @@ def check_same(who: str, method: str, stats: Iterable[Stat], without: Stat) -> N
     Raises:
         MethodError: names one that is not in both, or not the same in both.
     """
-    wanted = {name: _sort(one) for name, one in without.items()}
+    wanted = {name: _sort(summary) for name, summary in without.items()}
     for stat in stats:
-        found = {name: _sort(one) for name, one in stat.items()}
-        if found == wanted:
-            continue
-        name = min(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-        some, none = (f"'{name}' as {one[name]}" if name in one else f"no '{name}'" for one in (found, wanted))
-        raise MethodError(
-            f"'{who}': {method} returned {some} on a part of the optimizer step, and {none} on one without tokens, "
-            f"which a rank may have. Return the same summaries on every part, empty ones where there is nothing."
-        )
-
-
-def check_names(who: str, first: Iterable[str], again: Iterable[str]) -> None:
-    """Refuse a summary of the second round that hides one of the first.
-
-    Raises:
-        MethodError: names it.
-    """
-    both = sorted(set(first) & set(again))
-    if both:
-        raise MethodError(
-            f"'{who}': measure and measure_again both returned '{both[0]}', and `advance` and `terms` see only one. "
-            f"Give the second another name."
-        )
+        measured = {name: _sort(summary) for name, summary in stat.items()}
+        for name in sorted(measured.keys() | wanted.keys()):
+            some, none = (
+                f"'{name}' as {sorts[name]}" if name in sorts else f"no '{name}'" for sorts in (measured, wanted)
+            )
+            if some != none:
+                raise MethodError(
+                    f"'{who}': {method} returned {some} on a part of the optimizer step, and {none} on one without "
+                    f"tokens, which a rank may have. Return the same summaries on every part, empty ones where there "
+                    f"is nothing."
+                )
 
 
 def check_mapping(who: str, method: str, state: object) -> None:
@@ -175,8 +164,7 @@ def check_mapping(who: str, method: str, state: object) -> None:
     Raises:
         MethodError: names the method that returned it.
     """
-    if not isinstance(state, Mapping):
-        raise MethodError(f"'{who}': {method} returned {kind_of(state)}. Return the state, a dict, perhaps empty.")
+    _require(state, Mapping, f"'{who}': {method} returned", "Return the state, a dict, perhaps empty.")
 
 
 def checked_state(who: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -186,11 +174,9 @@ def checked_state(who: str, before: Mapping[str, Any], after: Mapping[str, Any])
         MethodError: it is not a mapping, or has other keys than the state that it was given.
     """
     check_mapping(who, "advance", after)
-    if before.keys() != after.keys():
-        lost, new = (sorted(map(str, one)) for one in (before.keys() - after.keys(), after.keys() - before.keys()))
-        what = f"dropped '{lost[0]}' from the state" if lost else f"added '{new[0]}' to the state"
-        cure = "Return {**state, ...}." if lost else "Give it a first value in init_state."
-        raise MethodError(f"'{who}': advance {what}, and a state keeps the keys of init_state. {cure}")
+    for key in sorted(before.keys() ^ after.keys(), key=str):
+        what, fix = ("dropped", "Return {**state, ...}") if key in before else ("added", "Add it to init_state")
+        raise MethodError(f"'{who}': advance {what} '{key}', and a state keeps the keys of init_state. {fix}.")
     return after
 
 
@@ -204,26 +190,19 @@ def check_state(who: str, state: object, initial: object) -> None:
         return  # told where the method is asked
     if not isinstance(state, Mapping):
         raise OutOfRange(f"{who} is {kind_of(state)}, expected a mapping. Begin with objective.init_state().")
-    for key in initial:
-        if key not in state:
+    for key in [*initial, *state]:
+        if key not in state or key not in initial:
             raise OutOfRange(
-                f"{who} lacks '{key}': it is of another objective, or of other settings. It has: "
-                f"{', '.join(sorted(map(str, state))) or 'nothing'}. Begin with objective.init_state()."
+                f"{who} {'lacks' if key in initial else 'has'} '{key}': it is of another objective, or of other "
+                f"settings. Expected: {', '.join(sorted(map(str, initial))) or 'nothing'}. Begin with "
+                f"objective.init_state()."
             )
-    for key in state:
-        if key not in initial:
-            raise OutOfRange(
-                f"{who} has '{key}', which this objective does not know: it is of another objective. It knows: "
-                f"{', '.join(sorted(map(str, initial))) or 'nothing'}. Begin with objective.init_state()."
-            )
-    for key, first in initial.items():
-        if isinstance(first, Mapping):
-            check_state(f"{who}['{key}']", state[key], first)
+        check_state(f"{who}['{key}']", state[key], initial[key])
 
 
-def _sort(one: Summary) -> str:
+def _sort(summary: Summary) -> str:
     """What merges with what: a pool only with one that takes the same order statistic."""
-    return f"a Pool({one.rule}, {one.level})" if isinstance(one, Pool) else kind_of(one)
+    return f"a Pool({summary.rule}, {summary.level})" if isinstance(summary, Pool) else kind_of(summary)
 
 
 def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) -> Terms:
@@ -239,11 +218,7 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
             f"'{who}': terms returned {kind_of(terms)}. Return Terms(...), or Terms() to ask for nothing."
         )
     for name, example in (("gates", "Gate(function)"), ("penalties", "Penalty(...)"), ("report", "Mean.of(values)")):
-        value = getattr(terms, name)
-        if not isinstance(value, Mapping):
-            raise MethodError(
-                f"'{who}': Terms.{name} is {kind_of(value)}, expected a mapping by name. Write {{'name': {example}}}."
-            )
+        _require(getattr(terms, name), Mapping, f"'{who}': Terms.{name} is", f"Write {{'name': {example}}}.")
     if who not in COMBINATORS:
         _check_names(who, terms)
     surplus = sorted(terms.filled() - writes)
@@ -252,32 +227,25 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
             f"'{who}' fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(writes)) or 'nothing'}. Add "
             f"'{surplus[0]}' to `writes`."
         )
-    for name in ("keep", "unclipped"):
-        _check_bools(f"'{who}': Terms.{name}", getattr(terms, name), batch)
-    for name in ("weight", "bonus"):
-        _check_floats(f"'{who}': Terms.{name}", getattr(terms, name), batch)
-    for name, one in terms.report.items():
-        if not isinstance(one, Mean):
-            raise MethodError(
-                f"'{who}': the metric '{name}' is {kind_of(one)}, which cannot be merged over parts. Write "
-                f"Mean.scalar(number), or Mean.of(values)."
-            )
-    if terms.bounds is not None:
-        _check_bounds(f"'{who}': Terms.bounds", terms.bounds, batch)
+    for name, kind in (("keep", "bool"), ("unclipped", "bool"), ("weight", "float"), ("bonus", "float")):
+        _check_tokens(f"'{who}': Terms.{name}", getattr(terms, name), batch, kind)
+    for name, metric in terms.report.items():
+        _require(metric, Mean, f"'{who}': the metric '{name}' is", "Write Mean.scalar(number), or Mean.of(values).")
+    _check_bounds(f"'{who}': Terms.bounds", terms.bounds, batch)
     if terms.lr_scale is not None and not (_is_number(terms.lr_scale) and 0 <= terms.lr_scale < math.inf):
         raise MethodError(f"'{who}': Terms.lr_scale is {terms.lr_scale!r}, expected a number of at least 0.")
     return replace(
         terms,
-        gates={name: _gate(_called(who, "gate", name), one, batch) for name, one in terms.gates.items()},
-        penalties={name: _penalty(_called(who, "penalty", name), one, batch) for name, one in terms.penalties.items()},
-        ratio=_answering(f"'{who}': Terms.ratio", terms.ratio, "(policy, constants)"),
-        surrogate=_surrogate(f"'{who}': Terms.surrogate", terms.surrogate),
-        aggregate=_answering(
-            f"'{who}': Terms.aggregate", terms.aggregate, "(sequence, counted, num_sequences, totals)"
-        ),
-        invalid_count=_invalid_count(terms)
-        if terms.invalid_count is None
-        else terms.invalid_count,  # those of a combinator are counted
+        gates={name: _checked(_named(who, "gate", name), gate, Gate, batch) for name, gate in terms.gates.items()},
+        penalties={
+            name: _checked_penalty(_named(who, "penalty", name), penalty, batch)
+            for name, penalty in terms.penalties.items()
+        },
+        ratio=_per_token(f"'{who}': Terms.ratio", terms.ratio),
+        surrogate=terms.surrogate and _checked(f"'{who}': Terms.surrogate", terms.surrogate, Surrogate, batch),
+        aggregate=_per_token(f"'{who}': Terms.aggregate", terms.aggregate),
+        # those of a combinator are counted
+        invalid_count=_invalid_count(terms) if terms.invalid_count is None else terms.invalid_count,
     )
 
 
@@ -292,9 +260,8 @@ def _check_names(who: str, terms: Terms) -> None:
                 )
     taken = {"gate", "stopped"} if "" in terms.gates else set()
     taken |= {"value"} if "" in terms.penalties else set()
-    own = {"the gate": _OBSERVED & terms.gates.keys(), "the metric": taken & terms.report.keys()}
-    own["the metric"] |= {name for name in terms.report if name.startswith("would_")}
-    for what, names in own.items():
+    taken |= {name for name in terms.report if name.startswith("would_")}
+    for what, names in ("the gate", _OBSERVED & terms.gates.keys()), ("the metric", taken & terms.report.keys()):
         if names:
             raise MethodError(
                 f"'{who}': {what} '{min(names)}' has a name that rlstab gives to one of its own. Give it another name."
@@ -302,7 +269,7 @@ def _check_names(who: str, terms: Terms) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Answering:
+class _PerToken:
     """A function of a method that is held to return one value per token."""
 
     who: str
@@ -311,28 +278,40 @@ class _Answering:
     def __call__(self, first: Any, *rest: Any) -> Any:
         values = self.fn(first, *rest)
         shape = (first if isinstance(first, Tensor) else first.logprobs).shape
-        if not isinstance(values, Tensor):
+        if not isinstance(values, Tensor) or values.shape != shape:
+            got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else kind_of(values)
             raise MethodError(
-                f"{self.who} returned {kind_of(values)}. Return a tensor of shape (n,), one value per token."
-            )
-        if values.shape != shape:
-            raise MethodError(
-                f"{self.who} returned a tensor of shape {tuple(values.shape)} for {shape[0]} tokens. Return one value "
-                f"per token, shape (n,)."
+                f"{self.who} returned {got} for {shape[0]} tokens. Return a tensor of shape (n,), one value per token."
             )
         return values
 
 
-def _called(who: str, what: str, name: str) -> str:
+def _named(who: str, what: str, name: str) -> str:
     return f"'{who}': the {what} '{name}'" if name else f"'{who}': the {what}"
 
 
-def _answering(who: str, fn: Any, takes: str) -> Any:
-    if fn is None or isinstance(fn, _Answering):
+def _per_token(who: str, fn: Any) -> Any:
+    if fn is None or isinstance(fn, _PerToken):
         return fn
     if not callable(fn):
-        raise MethodError(f"{who} is {kind_of(fn)}, expected a function. Pass one {takes} -> (n,).")
-    return _Answering(who, fn)
+        raise MethodError(f"{who} is {kind_of(fn)}, expected a function that returns one value per token, shape (n,).")
+    return _PerToken(who, fn)
+
+
+def _checked(who: str, given: Any, kind: type, batch: TokenBatch) -> Any:
+    """A gate, a penalty or a surrogate, whose function is held to return one value per token."""
+    _require(given, kind, f"{who} is", f"Write {kind.__name__}(...) with its function.")
+    _check_tokens(f"{who} has a `where` that", getattr(given, "where", None), batch, "bool")
+    return replace(given, fn=_per_token(who, given.fn))
+
+
+def _checked_penalty(who: str, given: Any, batch: TokenBatch) -> Penalty:
+    penalty: Penalty = _checked(who, given, Penalty, batch)
+    if not (_is_number(penalty.coefficient) and math.isfinite(penalty.coefficient)):
+        raise MethodError(f"{who} has the coefficient {penalty.coefficient!r}, expected a finite number.")
+    _require(penalty.reads, Set, f"{who} has `reads` that is", "Write a set of names, such as {'entropies'}.")
+    _require_known(f"{who} reads the live", penalty.reads, ("logprobs", *LIVE))
+    return penalty
 
 
 def _invalid_count(terms: Terms) -> Tensor | None:
@@ -343,83 +322,41 @@ def _invalid_count(terms: Terms) -> Tensor | None:
     if terms.bonus is not None:
         counts.append((~terms.bonus.isfinite()).count_nonzero())
     if terms.bounds is not None:
-        sides = [one for one in (terms.bounds.low, terms.bounds.high) if isinstance(one, Tensor)]
-        counts += [(~(one >= 0)).count_nonzero() for one in sides]
+        sides = [side for side in (terms.bounds.low, terms.bounds.high) if isinstance(side, Tensor)]
+        counts += [(~(side >= 0)).count_nonzero() for side in sides]
     return torch.stack(counts).sum() if counts else None
 
 
-def _check_bools(who: str, values: object, batch: TokenBatch) -> None:
-    _check_tokens(
-        who, values, batch, "bool", lambda one: one.dtype == torch.bool, "Compare, for example `weights > 0`."
-    )
-
-
-def _check_floats(who: str, values: object, batch: TokenBatch) -> None:
-    _check_tokens(who, values, batch, "float", Tensor.is_floating_point, "Convert it with .float().")
-
-
-def _check_tokens(
-    who: str, values: object, batch: TokenBatch, kind: str, fits: Callable[[Tensor], bool], cure: str
-) -> None:
+def _check_tokens(who: str, values: object, batch: TokenBatch, kind: str) -> None:
     if values is None:
         return
     if not isinstance(values, Tensor):
         raise MethodError(f"{who} is {kind_of(values)}, expected a {kind} tensor of shape (n,), one value per token.")
-    if values.shape != batch.logprobs.shape or not fits(values):
+    fits = values.dtype == torch.bool if kind == "bool" else values.is_floating_point()
+    if values.shape != batch.logprobs.shape or not fits:
+        fix = "Compare, for example `weights > 0`." if kind == "bool" else "Convert it with .float()."
         raise MethodError(
             f"{who} is {values.dtype} of shape {tuple(values.shape)}, expected {kind} of shape ({len(batch)},). "
-            f"{cure if not fits(values) else 'Give one value per token of the batch.'}"
+            f"{'Give one value per token of the batch.' if fits else fix}"
         )
     if values.device != batch.logprobs.device:
         raise MethodError(
             f"{who} is on {values.device}, and the batch is on {batch.logprobs.device}. Make it from the tensors of "
-            f"the "
-            f"batch, for example with torch.ones_like(batch.advantages)."
+            f"the batch, for example with torch.ones_like(batch.advantages)."
         )
     if values.requires_grad:
         raise MethodError(f"{who} requires grad, and a decision has none. Make it from the evidence of the batch.")
 
 
-def _gate(who: str, gate: object, batch: TokenBatch) -> Gate:
-    if not isinstance(gate, Gate):
-        raise MethodError(f"{who} is {kind_of(gate)}. Write Gate(function).")
-    _check_bools(f"{who} has a `where` that", gate.where, batch)
-    return replace(gate, fn=_answering(who, gate.fn, "(ratio, constants)"))
-
-
-def _surrogate(who: str, surrogate: object) -> Surrogate | None:
-    if surrogate is None:
-        return None
-    if not isinstance(surrogate, Surrogate):
-        raise MethodError(f"{who} is {kind_of(surrogate)}. Write Surrogate(function).")
-    return replace(surrogate, fn=_answering(who, surrogate.fn, "(ratio, constants)"))
-
-
-def _penalty(who: str, penalty: object, batch: TokenBatch) -> Penalty:
-    if not isinstance(penalty, Penalty):
-        raise MethodError(f"{who} is {kind_of(penalty)}. Write Penalty(coefficient, function).")
-    if not (_is_number(penalty.coefficient) and math.isfinite(penalty.coefficient)):
-        raise MethodError(f"{who} has the coefficient {penalty.coefficient!r}, expected a finite number.")
-    if not isinstance(penalty.reads, Set):
-        raise MethodError(
-            f"{who} has `reads` that is {kind_of(penalty.reads)}, expected a set of names. Write {{'entropies'}}."
-        )
-    unknown = sorted(penalty.reads - {"logprobs", *LIVE})
-    if unknown:
-        raise MethodError(
-            f"{who} reads the live '{unknown[0]}', which does not exist. {did_you_mean(unknown[0], LIVE)}"
-        )
-    _check_bools(f"{who} has a `where` that", penalty.where, batch)
-    return replace(penalty, fn=_answering(who, penalty.fn, "(policy, anchor)"))
-
-
 def _check_bounds(who: str, bounds: object, batch: TokenBatch) -> None:
+    if bounds is None:
+        return
     if not isinstance(bounds, Bounds):
         raise MethodError(f"{who} is {kind_of(bounds)}. Write Bounds(low, high).")
     for name in ("low", "high"):
         value = getattr(bounds, name)
         if isinstance(value, Tensor):
-            _check_floats(f"{who}.{name}", value, batch)
+            _check_tokens(f"{who}.{name}", value, batch, "float")
         elif not (_is_number(value) and value >= 0):
             raise MethodError(f"{who}.{name} is {value!r}, expected a number of at least 0, or one per token.")
     if bounds.dual is not None and not (_is_number(bounds.dual) and bounds.dual > 1):

@@ -421,7 +421,8 @@ def live_rows(method: TokenObjective, trial: Trial) -> None:
             name: leaf if noise is None or name not in rows else torch.where(rows[name], leaf, leaf.detach() + noise)
             for name, leaf in leaves.items()
         }
-        outcome = _outcome(plan, leaves, PolicyOutputs(**given))
+        again = make_plan(plan.objective, [step.batch()])  # a plan gives each of its losses once
+        outcome = _outcome(again, leaves, PolicyOutputs(**given))
         for name, gradient in outcome.gradients.items():
             if bool((gradient[~rows[name]] != 0).any() if name in rows else (gradient != 0).any()):
                 raise BrokenLaw(f"the live '{name}' has a gradient outside `plan.live_rows`.")

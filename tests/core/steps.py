@@ -49,8 +49,8 @@ def token(
     ``sampled`` moves the one that the sampler reported away from the old one.
     """
     return {
-        "logp": now + drift,
-        "old": now + lag,
+        "logp": min(now + drift, 0.0),
+        "old": min(now + lag, 0.0),
         "now": now,
         "H": H,
         "live_H": H + dH,
@@ -59,7 +59,7 @@ def token(
         "max": min(now + gap, 0.0),
         "mass": mass,
         "live_mass": mass + dmass,
-        "rollout": now + lag + sampled,
+        "rollout": min(now + lag + sampled, 0.0),
         "cut": cut,
         "branch": branch,
         "block": block,
