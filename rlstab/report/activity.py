@@ -50,12 +50,6 @@ class Idle:
     seeds: tuple[int, ...]
     runs: int
 
-    @property
-    def text(self) -> str:
-        """One sentence."""
-        where = "" if len(self.seeds) == self.runs else f" in {len(self.seeds)} of {self.runs} runs"
-        return f"{self.part} never acted{where}: {self.why}"
-
 
 def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
     """One entry per method and reason, over the runs of a setting."""

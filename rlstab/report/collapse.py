@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.report.runs import EMPTY, RunRecord, bin_weights, binned, setting_of
+from rlstab.report.runs import EMPTY, RunRecord, bin_weights, binned, flat, setting_of
 
 #: Entropy has collapsed below this share of its first ten rollouts: well beyond the 0.3 that plain GRPO came to.
 ENTROPY_FLOOR = 0.25
@@ -320,7 +320,7 @@ def swept_key(runs: Sequence[RunRecord]) -> str | None:
     by_setting: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         if run.config:
-            own = {path: value for path, value in _flat(run.config).items() if path.partition(".")[0] not in IGNORED}
+            own = {path: value for path, value in flat(run.config) if path.partition(".")[0] not in IGNORED}
             if by_setting.setdefault(run.setting, own) != own:
                 return None
     if len(by_setting) < 2:
@@ -365,9 +365,3 @@ def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:
     return SweepPoint(
         method, runs[0].setting, value, len(runs), sum(fell), lower, unknown, stable=not (any(fell) or lower or unknown)
     )
-
-
-def _flat(data: Any, place: str = "") -> dict[str, Any]:
-    if isinstance(data, Mapping):
-        return {path: value for key, one in data.items() for path, value in _flat(one, f"{place}{key}.").items()}
-    return {place.rstrip("."): data}

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from rlstab.errors import ReportError
 from rlstab.report.collapse import Sweep
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import LIGHT, Look, Seeds, looks_of, panels_of, seeds_of
 from rlstab.report.formatting import axis, own_title, setting
+from rlstab.report.output import writing
 from rlstab.report.runs import RunRecord
 from rlstab.visible import visible
 
@@ -81,13 +81,9 @@ def write(comparison: Comparison, out: Path) -> list[Saved]:
                 stem += "-again"
             for kind in ("png", "svg"):
                 path = folder / f"{stem}.{kind}"
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
+                with writing(path, "--out"):
                     # without a date, equal runs give equal files
                     figure.savefig(path, dpi=140, metadata={"Date": None} if kind == "svg" else None)
-                except OSError as error:
-                    text = f"{path}: cannot be written: {error.strerror}. Give --out another folder."
-                    raise ReportError(text) from error
                 written.append(Saved(path, section, title if several else ""))
     return written
 
