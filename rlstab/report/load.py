@@ -17,7 +17,7 @@ import numpy as np
 from rlstab.config.document import Document
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
-from rlstab.report.formatting import counted, setting
+from rlstab.report.formatting import METRICS, counted, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
     EMPTY,
@@ -44,15 +44,6 @@ DEPTH = 6
 
 #: No bench names more: beyond it its file is damaged.
 MOST_RUNS = 100_000
-
-#: Entries of run.json that should be the same in runs that are compared.
-MUST_AGREE = {
-    "rlstab": "Versions of rlstab",
-    "torch": "Versions of torch",
-    "transformers": "Versions of transformers",
-    "device": "Devices",
-    "machine": "Machines",
-}
 
 
 @dataclass
@@ -185,7 +176,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             last = (run.error or "no reason was recorded").strip().splitlines()[-1]
             notes.append(f"{run.title}: failed after {run.rollouts} rollouts: {last}")
         notes += [f"{run.title}: {remark}." for remark in run.remarks]
-    for what, plural in MUST_AGREE.items():
+    for what, plural in METRICS["must_agree"].items():
         counts = Counter(str(run.about[what]) for run in runs if what in run.about)
         if len(counts) > 1:
             values = ", ".join(f"{value} ({counted(count, 'run')})" for value, count in sorted(counts.items()))

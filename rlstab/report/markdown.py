@@ -10,23 +10,11 @@ import jinja2
 
 from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES
 from rlstab.report.comparison import Comparison, Table
-from rlstab.report.formatting import NOTHING, paragraphs, setting
+from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.runs import RunRecord, setting_of
 from rlstab.report.statistics import MIN_SEEDS
 from rlstab.report.tables import about_runs, idle_groups, rows_of
 from rlstab.visible import visible
-
-#: Settings of a run that a reader wants to know first.
-FRAME = {
-    "task.name": "task",
-    "model.name": "model",
-    "optimisation.rollouts": "rollouts",
-    "rollout.prompts": "prompts per rollout",
-    "rollout.group": "responses per prompt",
-    "optimisation.epochs": "epochs",
-    "optimisation.mini_batches": "mini-batches",
-    "optimisation.lr": "learning rate",
-}
 
 
 def markdown(comparison: Comparison, *, title: str = "Comparison", command: str = "", source: str = "") -> str:
@@ -96,7 +84,7 @@ def _frame(table: Table) -> str:
     """What all runs of a setting share."""
     runs = [run for runs in table.runs.values() for run in runs]
     shared = []
-    for path, words in FRAME.items():
+    for path, words in METRICS["frame"].items():
         values = {str(setting_of(run.config, path)) for run in runs if run.config}
         if len(values) == 1 and values != {"None"}:
             shared.append(f"{words} {_text(values.pop())}")

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -266,9 +267,9 @@ def _config(table: Table, name: str) -> dict[str, Any]:
 def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
     here, there = _yaml(config).splitlines(), _yaml(baseline).splitlines()
-    for tag, i, j, k, m in difflib.SequenceMatcher(None, there, here, autojunk=False).get_opcodes():
-        yield from (("gone", line) for line in there[i:j] if tag != "equal")
-        yield from (("same" if tag == "equal" else "new", line) for line in here[k:m])
+    kinds = {" ": "same", "+": "new", "-": "gone"}
+    marked = list(difflib.unified_diff(there, here, n=len(there)))[3:] or [f" {line}" for line in here]
+    yield from ((kinds[line[0]], line[1:]) for line in marked)
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
@@ -355,21 +356,14 @@ def data(comparison: Comparison) -> dict[str, Any]:
     used = [*panels.choices, *(name for names in panels.own.values() for name in names), *curves.values()]
     return {
         "methods": [
-            {
-                "key": keys[name],
-                "name": name,
-                "baseline": look.colour == 0,
-                "colour": look.colour,
-                "dash": look.dash,
-                "mark": look.marker,
-            }
+            {"key": keys[name], "name": name, "baseline": look.colour == 0, **asdict(look)}
             for name, look in looks.items()
         ],
         "settings": [{"key": key, "name": name} for key, name in _setting_names(tables).items()],
         "outcomes": {
             outcome.name: {"title": outcome.title, "curve": curves[outcome.name]} for outcome in comparison.outcomes
         },
-        "metrics": {name: {"title": axis(name).title, "zero": axis(name).zero} for name in used},
+        "metrics": {name: asdict(axis(name)) for name in used},
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
         **curve_data(groups),
     }
