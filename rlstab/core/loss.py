@@ -67,12 +67,12 @@ def anchor_needs(anchor: Literal["rollout", "old"]) -> frozenset[str]:
     return frozenset({"rollout_logprobs"} if anchor == "rollout" else ())
 
 
-def anchor_logprobs(batch: TokenBatch, anchor: Literal["rollout", "old"]) -> Tensor | None:
-    """``(n,)`` log-probs of the policy from which a trust region measures: the one that sampled, or that of the ratio.
-
-    None where the live policy is its own denominator, and so its own anchor.
-    """
-    return None if anchor == "old" and batch.live_ratio else batch.signal(f"{anchor}_logprobs")
+def live_and_anchor(
+    batch: TokenBatch, constants: Constants, anchor: Literal["rollout", "old"]
+) -> tuple[Tensor, Tensor]:
+    """``(n,)`` nats each, without gradient: the live log-probs, and those of the policy that they are compared with."""
+    live = constants.anchor.logprobs
+    return live, live if anchor == "old" and batch.live_ratio else batch.signal(f"{anchor}_logprobs")
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, unclipped: Tensor | None) -> Tensor:

@@ -1,7 +1,5 @@
 """Named compositions: published recipes as far as the loss and the advantage go, each value with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose, within

@@ -1,7 +1,5 @@
 """Recipes that treat some tokens otherwise: masks, weights, and penalties on a few."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose

@@ -1,7 +1,5 @@
 """Blockwise advantages: a reward and a baseline for each block of a response."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

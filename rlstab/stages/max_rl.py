@@ -1,7 +1,5 @@
 """The advantage of maximum likelihood reinforcement learning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

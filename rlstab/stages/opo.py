@@ -1,7 +1,5 @@
 """The optimal reward baseline of OPO, with length for the squared gradient norm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The advantage of REINFORCE++: whitened over every token of the rollout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated

@@ -1,15 +1,13 @@
 """Adaptive entropy coefficient: pay for entropy only below a target, at a price that a controller sets."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Mean, Penalty, PolicyOutputs, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
-from rlstab.errors import OutOfRange
+from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, good, note
+from rlstab.core.settings import check_order
 
 
 class AdaptiveEntropy(TokenObjective):
@@ -95,11 +93,8 @@ class AdaptiveEntropy(TokenObjective):
             NoOpAt({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
         ),
         interacts=(
-            Interaction(
-                "good", "token_mean", "under {other} the bonus of {own} is the mean that its controller measures."
-            ),
-            Interaction(
-                "note",
+            good("token_mean", "under {other} the bonus of {own} is the mean that its controller measures."),
+            note(
                 "sequence_mean",
                 "under {other} the bonus of {own} is a mean over responses, while its controller measures a token "
                 "mean.",
@@ -120,12 +115,7 @@ class AdaptiveEntropy(TokenObjective):
     high: Annotated[float, Range(ge=0)] = 0.005
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.low <= self.initial <= self.high:
-            raise OutOfRange(
-                f"'{self.name}': low = {self.low}, initial = {self.initial}, high = {self.high}, expected "
-                f"low <= initial <= high."
-            )
+        check_order(self, self.name, "low", "initial", "high")
 
     def in_words(self) -> dict[str, str]:
         return {

@@ -1,7 +1,5 @@
 """CPPO: a trust region that is stricter for early tokens, and tighter once the prefix has moved."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from typing import Annotated, Literal
 
@@ -9,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_logprobs, anchor_needs
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.loss import anchor_needs, live_and_anchor
+from rlstab.core.metadata import MASK, ON_POLICY_OLD, About, NoOpAt, good, note, redundant
 from rlstab.estimators import probability
 
 
@@ -105,38 +103,26 @@ class CPPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(
-            NoOpAt({"delta": 1e9}, "no response moves that many probabilities."),
-            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(NoOpAt({"delta": 1e9}, "no response moves that many probabilities."), ON_POLICY_OLD),
         interacts=(
-            Interaction(
-                "redundant",
+            redundant(
                 "dppo",
                 "{own} and {other} stop a token by the probability that it moved: at a `min_weight` of 1 and equal "
                 "bounds {own} stops all that {other} stops.",
             ),
-            Interaction(
-                "conflicts",
-                "drpo",
-                "{own} stops what {other} would pull back.",
-                where=lambda cppo, drpo: drpo.delta < 1,
-            ),
-            Interaction(
-                "note",
+            note(
                 ("sapo", "maspo"),
                 "{own} bounds the probability that moved, {other} the ratio: rare tokens are held back by {other} "
                 "alone, and of those above one half {own} stops all that {other} would damp by a twentieth.",
                 where=lambda cppo, soft: cppo.delta <= 0.15,
             ),
-            Interaction(
-                "note",
+            note(
                 MASK,
                 "a token that {other} drops still spends the budget of {own}, and may stop a later one that is left.",
                 where=lambda cppo, mask: mask.name != "truncated_mask",  # of which none is left
                 nested=False,
             ),
-            Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
+            good("constant_length", "{own} was published on {other}, with advantages that have no std."),
         ),
     )
 
@@ -164,7 +150,6 @@ class CPPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
         place = batch.running_total(torch.ones_like(batch.position)) - 1
         weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
 
@@ -172,8 +157,7 @@ class CPPO(TokenObjective):
             return batch.running_total(values) - values
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            other = live if anchor is None else anchor
+            live, other = live_and_anchor(batch, constants, self.anchor)
             moved = (probability(live) - probability(other)).abs()
             budget = batch.sequence_quantile(moved, self.quantile).clamp(self.min_budget, 2 * self.min_budget)
             spent = weight * moved

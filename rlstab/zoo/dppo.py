@@ -1,7 +1,5 @@
 """DPPO: a trust region of the probability that moved, not of the ratio."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from typing import Annotated, Literal
 
@@ -9,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO, anchor_logprobs, anchor_needs
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.loss import MAX_LOG_RATIO, anchor_needs, live_and_anchor
+from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt, good
 from rlstab.estimators import probability
 
 
@@ -111,9 +109,9 @@ class DPPO(TokenObjective):
                 {"divergence": "tv", "anchor": "old", "high": 1.0, "low": 1.0, "cap": 1e9},
                 "no probability moves by more than 1, and no ratio reaches the cap.",
             ),
-            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
+            ON_POLICY_OLD,
         ),
-        interacts=(Interaction("good", "constant_length", "{own} was published on {other}."),),
+        interacts=(good("constant_length", "{own} was published on {other}."),),
     )
 
     name = "dppo"
@@ -146,11 +144,8 @@ class DPPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
-
         def pull(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            other = live if anchor is None else anchor
+            live, other = live_and_anchor(batch, constants, self.anchor)
             gap, moved = live - other, self._divergence(live, other)
             beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
             stopped = beyond & (constants.advantages.sign() * gap > 0)

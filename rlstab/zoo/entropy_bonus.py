@@ -1,13 +1,11 @@
 """Entropy bonus: pay for uncertainty on every token."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
+from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, redundant
 
 
 class EntropyBonus(TokenObjective):
@@ -76,8 +74,7 @@ class EntropyBonus(TokenObjective):
         addresses={"exploration"},
         no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the entropy, which is still computed."),),
         interacts=(
-            Interaction(
-                "redundant",
+            redundant(
                 "adaptive_entropy",
                 "{own} and {other} pay for the same thing, and the controller does not know of the other's price.",
             ),

@@ -1,14 +1,12 @@
 """KL to a reference policy, by five estimators."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
+from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, conflicts, good
 from rlstab.estimators import k1, k2, k3
 
 
@@ -102,9 +100,8 @@ class KLPenalty(TokenObjective):
         addresses={"reference"},
         no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),),
         interacts=(
-            Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
-            Interaction(
-                "conflicts",
+            good("clip_higher", "{own} was first published with {other}, in GRPO."),
+            conflicts(
                 ("entropy_bonus", "adaptive_entropy"),
                 "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the "
                 "bonus carries the policy less far.",

@@ -1,16 +1,13 @@
 """Off-policy mask: wrong responses that the policy has moved away from no longer pull (DeepSeek-V3.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_logprobs, anchor_needs
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.loss import anchor_needs, live_and_anchor
+from rlstab.core.metadata import About, NoOpAt, good
 
 
 class OffPolicyMask(TokenObjective):
@@ -97,14 +94,8 @@ class OffPolicyMask(TokenObjective):
             NoOpAt(None, "An optimizer step without punished tokens stops none."),
         ),
         interacts=(
-            Interaction(
-                "good", "clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."
-            ),
-            Interaction(
-                "good",
-                "importance_correction",
-                "{own} stops responses that are off, {other} weighs those that are left.",
-            ),
+            good("clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."),
+            good("importance_correction", "{own} stops responses that are off, {other} weighs those that are left."),
         ),
     )
 
@@ -126,13 +117,10 @@ class OffPolicyMask(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
-
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            other = live if anchor is None else anchor
+            live, other = live_and_anchor(batch, constants, self.anchor)
             gap = other.double() - live.double()
             far = batch.spread(batch.sequence_mean(gap) > self.max_gap)
-            return torch.where(far & (constants.advantages < 0), 0.0, torch.ones_like(ratio))
+            return (~(far & (constants.advantages < 0))).to(ratio.dtype)
 
         return Terms(gates={"": Gate(gate, whole_sequences=True)})

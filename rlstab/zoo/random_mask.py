@@ -1,14 +1,12 @@
 """Random mask: the control of a method that drops tokens, as many of them and no matter which."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, redundant
 from rlstab.core.settings import percent
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
@@ -95,8 +93,7 @@ class RandomMask(TokenObjective):
             NoOpAt(None, "With sign 'positive', an optimizer step without rewarded tokens keeps everything."),
         ),
         interacts=(
-            Interaction(
-                "redundant",
+            redundant(
                 ("s2t", "top_entropy"),
                 "a token dropped by {other} is dropped whatever {own} draws, so {own} is a control only in its place.",
             ),

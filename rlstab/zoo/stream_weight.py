@@ -1,7 +1,5 @@
 """Stream weight: a mean over answers from the prompt, and one over branches (DEEP-GRPO)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import MASK, About, NoOpAt, good, note
 
 
 class StreamWeight(TokenObjective):
@@ -87,22 +85,19 @@ class StreamWeight(TokenObjective):
         addresses={"sample"},
         no_op_at=(NoOpAt(None, "An optimizer step without branches has no weight but 1."),),
         interacts=(
-            Interaction("good", "token_mean", "under {other} both streams of {own} are exact means."),
-            Interaction(
-                "note",
+            good("token_mean", "under {other} both streams of {own} are exact means."),
+            note(
                 MASK,
                 "{own} counts every token of a stream, also those that {other} drops, so a stream that loses more of "
                 "them weighs less. Put {own} within the mask to count what is left.",
                 nested=False,
             ),
-            Interaction(
-                "note",
+            note(
                 ("sequence_mean", "block_mean"),
                 "{own} divides by counts of tokens. Under {other}, where tokens of long responses weigh less, the "
                 "streams are not in the proportion 1 to lambda.",
             ),
-            Interaction(
-                "note",
+            note(
                 ("kl", "entropy_bonus"),
                 "the penalty of {other} has no part in the two streams of {own}: it stays one mean over all tokens.",
             ),

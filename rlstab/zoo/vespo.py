@@ -1,7 +1,5 @@
 """VESPO: every response pulls by a smooth function of its whole importance weight."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from typing import Annotated, ClassVar, Literal
 
@@ -9,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO, anchor_logprobs, anchor_needs
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.loss import MAX_LOG_RATIO, anchor_needs, live_and_anchor
+from rlstab.core.metadata import MASK, ON_POLICY_OLD, About, good, note, redundant
 
 
 class VESPO(TokenObjective):
@@ -95,20 +93,15 @@ class VESPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(
-            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(ON_POLICY_OLD),
         interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "note",
-                "lp_reg",
-                "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not replace.",
-                where=lambda vespo, lp_reg: lp_reg.form == "code",
+            good("token_mean", "{own} was published on {other}."),
+            redundant(
+                ("off_policy_mask", "m2po"),
+                "{own} fades out what the policy has left, by the weight of the whole response, and {other} takes the "
+                "gradient from some of it once more.",
             ),
-            Interaction(
-                "note", MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."
-            ),
+            note(MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."),
         ),
     )
     excludes: ClassVar[Mapping[str, str]] = {
@@ -140,11 +133,9 @@ class VESPO(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
-
         def kernel(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            gaps = live - (live if anchor is None else anchor)
+            live, other = live_and_anchor(batch, constants, self.anchor)
+            gaps = live - other
             total = batch.sequence_total(gaps.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             log_weight = batch.spread(total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             positive = constants.advantages >= 0
