@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,19 +60,6 @@ class LossOutput:
 def token_log_ratio(policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBatch) -> Tensor:
     """``(n,)`` default of the ratio slot: one ratio per token."""
     return policy.logprobs - (anchor.logprobs if batch.live_ratio else batch.old_logprobs)
-
-
-def anchor_needs(anchor: Literal["rollout", "old"]) -> frozenset[str]:
-    """The evidence that :func:`anchor_logprobs` needs; of the old policy, that of the ratio, which is always there."""
-    return frozenset({"rollout_logprobs"} if anchor == "rollout" else ())
-
-
-def live_and_anchor(
-    batch: TokenBatch, constants: Constants, anchor: Literal["rollout", "old"]
-) -> tuple[Tensor, Tensor]:
-    """``(n,)`` nats each, without gradient: the live log-probs, and those of the policy that they are compared with."""
-    live = constants.anchor.logprobs
-    return live, live if anchor == "old" and batch.live_ratio else batch.signal(f"{anchor}_logprobs")
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, unclipped: Tensor | None) -> Tensor:

@@ -143,10 +143,7 @@ class Laconic(RewardShaper):
         return 0.0 - price - self.cut * (~responses.ended).double()
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        return {
-            "multiplier": Mean.scalar(state["multiplier"]),
-            "penalty": Mean.of(-self.shape(responses, stat, state)),
-        }
+        return {"multiplier": Mean.scalar(state["multiplier"]), "penalty": Mean.of(-self.shape(responses, stat, state))}
 
 
 def _lengths(responses: ResponseBatch) -> Tensor:

@@ -84,9 +84,7 @@ class MaxRL(AdvantageEstimator):
     """
 
     name = "max_rl"
-    about = About(
-        addresses={"exploration"},
-    )
+    about = About(addresses={"exploration"})
     excludes: ClassVar[Mapping[str, str]] = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
 
     def in_words(self) -> str:

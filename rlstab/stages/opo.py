@@ -83,9 +83,7 @@ class OPO(AdvantageEstimator):
     """
 
     name = "opo"
-    about = About(
-        addresses={"length"},
-    )
+    about = About(addresses={"length"})
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the answers to the prompt, each weighed by its length."

@@ -105,7 +105,7 @@ class ReinforcePP(AdvantageEstimator):
         exceptions={
             "even group": "it compares with the whole rollout, so equal answers to a prompt have "
             "something to compare with."
-        },
+        }
     )
 
     baseline: bool = False

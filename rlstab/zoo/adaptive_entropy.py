@@ -3,9 +3,7 @@
 import math
 from typing import Annotated
 
-from torch import Tensor
-
-from rlstab import Mean, Penalty, PolicyOutputs, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, good, note
 from rlstab.core.settings import check_order
 
@@ -96,8 +94,7 @@ class AdaptiveEntropy(TokenObjective):
             good("token_mean", "under {other} the bonus of {own} is the mean that its controller measures."),
             note(
                 "sequence_mean",
-                "under {other} the bonus of {own} is a mean over responses, while its controller measures a token "
-                "mean.",
+                "under {other} the bonus of {own} is a mean over responses; its controller measures one over tokens.",
             ),
             EVERY_TOKEN,
         ),
@@ -146,8 +143,7 @@ class AdaptiveEntropy(TokenObjective):
         report = {"coefficient": Mean.scalar(price)}
         if price == 0:
             return Terms(report=report)
-        return Terms(penalties={"": Penalty(-price, _entropy, reads=frozenset({"entropies"}))}, report=report)
-
-
-def _entropy(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-    return policy.signal("entropies")
+        return Terms(
+            penalties={"": Penalty.of_signal("entropies", -price)},
+            report=report,
+        )

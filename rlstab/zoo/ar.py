@@ -91,8 +91,7 @@ class AR(TokenObjective):
             ),
             note(
                 "lp_reg",
-                "both soften what happens to rare punished tokens: {own} pushes them down less, and {other} holds "
-                "some.",
+                "both soften what happens to rare punished tokens: {own} pushes them less, and {other} holds some.",
             ),
         ),
     )

@@ -93,8 +93,7 @@ class CISPO(TokenObjective):
     def in_words(self) -> dict[str, str]:
         least = "" if self.floor is None else f" and at least {self.floor}"
         return {
-            "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, and all "
-            f"count."
+            "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, all count."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

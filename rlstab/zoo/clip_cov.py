@@ -116,14 +116,13 @@ class ClipCov(TokenObjective):
             ),
             redundant(
                 "kl_cov",
-                "both restrain tokens whose log-prob and advantage vary together: {other} holds those of the largest "
-                "covariance, {own} silences some of those between its bounds, and one that both choose is only pulled "
-                "back.",
+                "both restrain tokens whose log-prob and advantage covary: {other} holds those of the largest "
+                "covariance, {own} silences some of those between its bounds, and one that both choose is only "
+                "pulled back.",
             ),
             note(
                 MASK,
-                "a token that {other} drops still counts in the means and the share of {own}, and may be one that is "
-                "hit.",
+                "a token that {other} drops still counts in the means and the share of {own}, and may be hit.",
                 nested=False,
             ),
         ),
@@ -149,8 +148,7 @@ class ClipCov(TokenObjective):
             "weight": f"Give the weight 0 to {percent(self.share)} of the tokens of the optimizer step (rounded down, "
             f"at least one), drawn by seed {self.seed} among those whose log-prob and advantage have a covariance "
             f"between {self.low} and {self.high}; not one whose ratio is above 1 + {self.clip_high} where its "
-            f"advantage is positive, or below 1 - {self.clip_low} where it is negative. They still count in the "
-            f"divisor."
+            f"advantage is positive, or below 1 - {self.clip_low} where it is negative. They still count."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -158,23 +156,19 @@ class ClipCov(TokenObjective):
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
         count = max(1, int(self.share * float(stat.mean("advantage").count)))
-        return {"drawn": Pool.largest(self._drawn(batch), count, self._candidates(batch, stat))}
+        return {"drawn": Pool.largest(batch.uniform(STREAM + self.seed), count, self._candidates(batch, stat))}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         candidates = self._candidates(batch, stat)
-        hit = candidates & stat.threshold("drawn").reached(self._drawn(batch))
+        hit = candidates & stat.threshold("drawn").reached(batch.uniform(STREAM + self.seed))
         return Terms(
             weight=(~hit).to(batch.logprobs.dtype), report={"candidates": Mean.of(candidates), "hit": Mean.of(hit)}
         )
-
-    def _drawn(self, batch: TokenBatch) -> Tensor:
-        return batch.uniform(STREAM + self.seed)
 
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         rewarded = batch.advantages.double() - stat.mean("advantage").value
         covariance = rewarded * (batch.logprobs.double() - stat.mean("logprob").value)
         now = PolicyOutputs(batch.logprobs.double())
-        stopped = Bounds(self.clip_low, self.clip_high).stops(
-            bounded_exp(token_log_ratio(now, now, batch)), batch.advantages
-        )
+        ratio = bounded_exp(token_log_ratio(now, now, batch))
+        stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages)
         return (covariance > self.low) & (covariance < self.high) & ~(stopped["high"] | stopped["low"])

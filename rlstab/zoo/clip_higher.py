@@ -89,8 +89,7 @@ class ClipHigher(TokenObjective):
             good("token_mean", "{own} and {other} are the loss of DAPO."),
             redundant(
                 ("sapo", "maspo"),
-                "{other} was published in the place of {own}, which stops a token that moves away before {other} damps "
-                "it by a twentieth.",
+                "{other} was published in place of {own}, which stops a token before {other} damps it by a twentieth.",
                 where=lambda clip, soft: max(clip.low, clip.high) <= 0.3,
             ),
         ),

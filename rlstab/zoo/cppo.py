@@ -1,18 +1,17 @@
 """CPPO: a trust region that is stricter for early tokens, and tighter once the prefix has moved."""
 
-from collections.abc import Set
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_needs, live_and_anchor
 from rlstab.core.metadata import MASK, ON_POLICY_OLD, About, NoOpAt, good, note, redundant
 from rlstab.estimators import probability
+from rlstab.zoo.anchored import Anchored
 
 
-class CPPO(TokenObjective):
+class CPPO(Anchored, TokenObjective):
     """Stop a token that moved too much probability for its position and for how much its prefix has moved.
 
     Problem:
@@ -135,33 +134,25 @@ class CPPO(TokenObjective):
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.9
     anchor: Literal["rollout", "old"] = "rollout"
 
-    @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
     def in_words(self) -> dict[str, str]:
-        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         return {
-            "gates": f"Stop a token whose probability has moved from {anchor}, the way of its advantage, by more than "
-            f"{self.delta}, or by more than is left of that once the tokens before it have overspent their budget: the "
-            f"{self.quantile}-quantile of the moves in the response for each, within [{self.min_budget}, "
-            f"{2 * self.min_budget}]. Moves weigh 1 at the first token, {self.min_weight} at the last. A stopped token "
-            f"still counts."
+            "gates": f"Stop a token whose probability has moved from {self.anchored_at}, the way of its advantage, by "
+            f"more than {self.delta}, or by more than is left of that once the tokens before it have overspent their "
+            f"budget: the {self.quantile}-quantile of the moves in the response for each, within [{self.min_budget}, "
+            f"{2 * self.min_budget}]. It still counts. Moves weigh 1 at the first token, {self.min_weight} at the last."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         place = batch.running_total(torch.ones_like(batch.position)) - 1
         weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
-
-        def before(values: Tensor) -> Tensor:
-            return batch.running_total(values) - values
+        earlier = batch.running_total(weight) - weight
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = live_and_anchor(batch, constants, self.anchor)
+            live, other = self.live_and_anchor(batch, constants)
             moved = (probability(live) - probability(other)).abs()
             budget = batch.sequence_quantile(moved, self.quantile).clamp(self.min_budget, 2 * self.min_budget)
             spent = weight * moved
-            room = self.delta + batch.spread(budget) * before(weight) - before(spent)
+            room = self.delta + batch.spread(budget) * earlier - (batch.running_total(spent) - spent)
             inward = constants.advantages.sign() * (live - other) <= 0
             return (inward | (spent <= room.clamp(max=self.delta))).to(ratio.dtype)
 

@@ -1,18 +1,19 @@
 """DPPO: a trust region of the probability that moved, not of the ratio."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO, anchor_needs, live_and_anchor
+from rlstab.core.loss import MAX_LOG_RATIO
 from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt, good
 from rlstab.estimators import probability
+from rlstab.zoo.anchored import Anchored
 
 
-class DPPO(TokenObjective):
+class DPPO(Anchored, TokenObjective):
     """Stop a token from moving further once the policy has moved too much probability at its position.
 
     Problem:
@@ -124,10 +125,6 @@ class DPPO(TokenObjective):
     anchor: Literal["rollout", "old"] = "rollout"
 
     @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
-    @property
     def excludes(self) -> Mapping[str, str]:
         own = {"ratio": "'dppo' makes its own ratio, that of the token to its anchor, and would ignore the other."}
         if self.anchor == "old":
@@ -135,17 +132,16 @@ class DPPO(TokenObjective):
         return {**own, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
 
     def in_words(self) -> dict[str, str]:
-        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]
         return {
-            "surrogate": f"A token pulls with its ratio to {anchor}, at most {self.cap}; not at all once its move away "
-            f"from {anchor} is a {kind} of more than {self.high} where its advantage is positive, or {self.low} where "
-            f"it is negative. It still counts."
+            "surrogate": f"A token pulls with its ratio to {self.anchored_at}, at most {self.cap}; not at all once its "
+            f"move away from {self.anchored_at} is a {kind} of more than {self.high} where its advantage is positive, "
+            f"or {self.low} where it is negative. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def pull(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = live_and_anchor(batch, constants, self.anchor)
+            live, other = self.live_and_anchor(batch, constants)
             gap, moved = live - other, self._divergence(live, other)
             beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
             stopped = beyond & (constants.advantages.sign() * gap > 0)

@@ -1,17 +1,16 @@
 """DRPO: a token is held back, and then pulled back, by as much probability as it moved."""
 
-from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_needs, live_and_anchor
 from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt, conflicts, good, redundant
 from rlstab.estimators import probability
+from rlstab.zoo.anchored import Anchored
 
 
-class DRPO(TokenObjective):
+class DRPO(Anchored, TokenObjective):
     """Weaken a token's gradient by the probability it has moved in its own direction, and reverse it beyond ``delta``.
 
     Problem:
@@ -121,12 +120,7 @@ class DRPO(TokenObjective):
     delta: Annotated[float, Range(gt=0)] = 12.5
     anchor: Literal["rollout", "old"] = "rollout"
 
-    @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
     def in_words(self) -> dict[str, str]:
-        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         back = (
             f" Beyond m = {self.delta} it pulls back."
             if self.delta < 1
@@ -134,12 +128,12 @@ class DRPO(TokenObjective):
         )
         return {
             "gates": f"Multiply the pull of a token by 1 - m / {self.delta}, m being the probability that it has moved "
-            f"from {anchor} the way of its advantage, negative where it moved the other way.{back}"
+            f"from {self.anchored_at} the way of its advantage, negative where it moved the other way.{back}"
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = live_and_anchor(batch, constants, self.anchor)
+            live, other = self.live_and_anchor(batch, constants)
             moved = probability(live) - probability(other)
             return 1 - constants.advantages.sign() * moved / self.delta
 

@@ -2,9 +2,7 @@
 
 from typing import Annotated
 
-from torch import Tensor
-
-from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, redundant
 
 
@@ -92,8 +90,10 @@ class EntropyBonus(TokenObjective):
         return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(penalties={"": Penalty(-self.coefficient, _entropy, reads=frozenset({"entropies"}))})
-
-
-def _entropy(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-    return policy.signal("entropies")
+        return Terms(
+            penalties={
+                "": Penalty(
+                    -self.coefficient, lambda policy, anchor: policy.signal("entropies"), reads=frozenset({"entropies"})
+                )
+            }
+        )

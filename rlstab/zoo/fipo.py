@@ -127,9 +127,8 @@ class FIPO(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def influence(ratio: Tensor, constants: Constants) -> Tensor:
-            drift = (
-                token_log_ratio(constants.anchor, constants.anchor, batch).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-            )
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
+            drift = gaps.double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
             if self.max_ratio is not None:
                 drift = torch.where(ratio > self.max_ratio, 0.0, drift)
             future = batch.running_total(drift, reverse=True, decay=0.5 ** (1 / self.half_life))

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good, redundant
-from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, gradient_of, kept_mean, log_ratios
+from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, gradient_of, kept_mean
 
 
 class GMPO(TokenObjective):
@@ -110,7 +111,7 @@ class GMPO(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
-            gaps = log_ratios(constants, batch)
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
             clipped = torch.where(constants.advantages < 0, gaps.clamp(min=-self.low), gaps.clamp(max=self.high))
             pulling = torch.where(clipped == gaps, gradient_of(policy, constants), 0.0)
             return kept_mean(clipped, constants, batch) + pulling

@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import ON_POLICY, About, good, note, redundant
-from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of, kept_mean, log_ratios
+from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of, kept_mean
 
 
 class GSPO(TokenObjective):
@@ -86,8 +87,7 @@ class GSPO(TokenObjective):
             good(("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 3e-4 and 4e-4."),
             note(
                 ("clip_higher", "dcpo_clip", "cispo", "sapo", "maspo"),
-                "the ratio of {own} is a mean and stays near 1, where settings of {other} that suit single tokens "
-                "never act.",
+                "the ratio of {own} is a mean and stays near 1, where {other} with settings for tokens never acts.",
                 where=lambda gspo, other: other.name != "clip_higher" or other.high > 0.01,
             ),
             redundant(
@@ -110,6 +110,7 @@ class GSPO(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
-            return kept_mean(log_ratios(constants, batch), constants, batch) + gradient_of(policy, constants)
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
+            return kept_mean(gaps, constants, batch) + gradient_of(policy, constants)
 
         return Terms(ratio=ratio)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Mean, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import ON_POLICY, About, good
-from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of, log_ratios
+from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of
 
 
 class HolderMean(TokenObjective):
@@ -122,7 +123,7 @@ class HolderMean(TokenObjective):
         power = (1 - done) * self.power + done * self.final_power
 
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
-            gaps = log_ratios(constants, batch)
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
             mean, share = _power_mean(batch, gaps.double(), constants.keep, power)
             return mean.to(gaps.dtype) + share.to(gaps.dtype) * gradient_of(policy, constants)
 

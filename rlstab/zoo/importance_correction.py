@@ -150,8 +150,7 @@ class ImportanceCorrection(TokenObjective):
             ),
             redundant(
                 "cppo",
-                "{own} rejects or weighs a response by its mismatch with the sampler, and {other} stops its tokens by "
-                "the same mismatch once more.",
+                "{own} restrains a response by its mismatch with the sampler, and {other} its tokens by the same.",
                 where=lambda own, cppo: own.level != "token" and cppo.anchor == "rollout",
             ),
         ),
@@ -228,11 +227,9 @@ class ImportanceCorrection(TokenObjective):
         gap = batch.old_logprobs.double() - batch.signal("rollout_logprobs").double()
         over = {"sequence": batch.sequence_total, "geometric": batch.sequence_mean}.get(self.level)
         shift = gap if over is None else batch.spread(over(gap))
-        keep = torch.ones_like(shift, dtype=torch.bool)
-        if self.keep_low is not None:
-            keep = keep & (shift >= math.log(self.keep_low))
-        if self.keep_high is not None:
-            keep = keep & (shift <= math.log(self.keep_high))
+        low = -math.inf if self.keep_low is None else math.log(self.keep_low)
+        high = math.inf if self.keep_high is None else math.log(self.keep_high)
+        keep = (low <= shift) & (shift <= high)
         if self.veto is not None:
             keep = keep & (batch.spread(batch.sequence_total(gap < math.log(self.veto))) == 0)
         ratio = shift.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

@@ -119,12 +119,8 @@ class KLPenalty(TokenObjective):
     cap: Annotated[float | None, Range(gt=0)] = 10.0
 
     def in_words(self) -> dict[str, str]:
-        capped = {
-            "k3": "at most {}",
-            "k3_straight_through": "its value at most {}",
-            "k3_unbiased": "the value of its k3 at most {}",
-        }.get(self.estimator)
-        cap = f", {capped.format(self.cap)}" if capped and self.cap is not None else ""
+        capped = self.estimator.startswith("k3") and self.cap is not None
+        cap = f", {'' if self.estimator == 'k3' else 'the value of its k3 '}at most {self.cap}" if capped else ""
         ratio = ", times the token's ratio" if self.estimator == "k3_unbiased" else ""
         return {
             "penalties": f"Add {self.coefficient} times the KL divergence from the reference policy, on every token, "

@@ -142,8 +142,7 @@ class LpReg(TokenObjective):
             good("token_mean", "{own} was published on {other}."),
             note(
                 ("clip_higher", "cispo", "sapo", "maspo", "vespo"),
-                "the tokens that {own} selects in form 'code' have no trust region: {other} does not affect them, and "
-                "they pull with their ratio.",
+                "the tokens that {own} selects in form 'code' pull with their ratio: {other} does not affect them.",
                 where=lambda lp_reg, region: lp_reg.form == "code",
             ),
             note(

@@ -150,6 +150,5 @@ class Mismatch(TokenObjective):
 
     def _gap(self, batch: TokenBatch) -> Tensor:
         """``(n,)`` float64 log-ratio of the two policies."""
-        one: Tensor = getattr(batch, self.of)
-        other: Tensor = getattr(batch, self.to)
-        return one.double() - other.double()
+        gap: Tensor = getattr(batch, self.of).double() - getattr(batch, self.to).double()
+        return gap

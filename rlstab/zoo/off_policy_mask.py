@@ -1,16 +1,15 @@
 """Off-policy mask: wrong responses that the policy has moved away from no longer pull (DeepSeek-V3.2)."""
 
-from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_needs, live_and_anchor
 from rlstab.core.metadata import About, NoOpAt, good
+from rlstab.zoo.anchored import Anchored
 
 
-class OffPolicyMask(TokenObjective):
+class OffPolicyMask(Anchored, TokenObjective):
     """Remove punished responses from the gradient once the live policy has moved away from them.
 
     Problem:
@@ -105,20 +104,15 @@ class OffPolicyMask(TokenObjective):
     max_gap: Annotated[float, Range(ge=0)] = 0.5
     anchor: Literal["rollout", "old"] = "rollout"
 
-    @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
     def in_words(self) -> dict[str, str]:
-        whose = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "gates": f"Stop a token when its advantage is negative and its response is, on average over its tokens, "
-            f"more than {self.max_gap} nats less likely to the live policy than to {whose}. It still counts."
+            f"more than {self.max_gap} nats less likely to the live policy than to {self.anchored_at}. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = live_and_anchor(batch, constants, self.anchor)
+            live, other = self.live_and_anchor(batch, constants)
             gap = other.double() - live.double()
             far = batch.spread(batch.sequence_mean(gap) > self.max_gap)
             return (~(far & (constants.advantages < 0))).to(ratio.dtype)

@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-from torch import Tensor
-
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
 from rlstab.core.metadata import About, NoOpAt, redundant
@@ -109,16 +107,13 @@ class RandomMask(TokenObjective):
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
     def in_words(self) -> dict[str, str]:
-        whose = "each token whose advantage is positive" if self.sign == "positive" else "each token"
+        whose = "a token whose advantage is positive" if self.sign == "positive" else "a token"
         return {
-            "keep": f"Drop {whose} with a chance of {percent(self.share)}, drawn by seed {self.seed}. It leaves the "
-            f"divisor too."
+            "keep": f"Drop {whose} with chance {percent(self.share)}, drawn by seed {self.seed}. It leaves the divisor."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        dropped = self._dropped(batch)
+        dropped = less(batch.uniform(STREAM + self.seed), self.share)
+        if self.sign == "positive":
+            dropped = dropped & batch.rewarded
         return Terms(keep=~dropped, report={"dropped": Mean.of(dropped)})
-
-    def _dropped(self, batch: TokenBatch) -> Tensor:
-        drawn = less(batch.uniform(STREAM + self.seed), self.share)
-        return drawn & batch.rewarded if self.sign == "positive" else drawn

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from rlstab import Constants, NoOpAt, PolicyOutputs, TokenBatch
-from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import MASK, note
 
 ONE_TOKEN = NoOpAt(None, "Where every response keeps one token, or all its ratios are equal.")
@@ -14,11 +13,6 @@ EXPECTS = {
     "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token mean a long "
     "one outvotes the others."
 }
-
-
-def log_ratios(constants: Constants, batch: TokenBatch) -> Tensor:
-    """``(n,)`` nats, each token's own, without gradient."""
-    return token_log_ratio(constants.anchor, constants.anchor, batch)
 
 
 def kept_mean(log_ratios: Tensor, constants: Constants, batch: TokenBatch) -> Tensor:

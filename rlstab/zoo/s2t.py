@@ -106,8 +106,7 @@ class S2TMask(TokenObjective):
             ),
             NoOpAt(
                 None,
-                "An optimizer step without candidates keeps everything. So does, by default, one with a single "
-                "candidate.",
+                "An optimizer step without candidates keeps everything. By default, so does one with a single one.",
             ),
         ),
         interacts=(
@@ -121,15 +120,13 @@ class S2TMask(TokenObjective):
             ),
             redundant(
                 "top_entropy",
-                "with population 'all' and a quantile of at most 1 - share, {other} drops every token that {own} would "
-                "drop.",
+                "with population 'all' and a quantile of at most 1 - share, {other} drops all that {own} would drop.",
                 where=lambda s2t, top: _leaves_none(s2t, top.share),
                 nested=False,
             ),
             redundant(
                 "top_entropy",
-                "{other} drops every token below its own entropy threshold, so {own} decides only about those above "
-                "it.",
+                "{other} drops every token below its own entropy threshold: {own} decides only about those above it.",
                 where=lambda s2t, top: not _leaves_none(s2t, top.share),
             ),
             note("lp_reg", "both choose rare tokens, and never the same one: {own} rewarded, {other} punished ones."),
@@ -163,11 +160,7 @@ class S2TMask(TokenObjective):
         threshold = stat.threshold("entropy")
         candidates = self._candidates(batch)
         spurious = candidates & threshold.below(batch.signal("entropies"))
-        report = {
-            "threshold": threshold.report(),
-            "candidates": Mean.of(candidates),
-            "dropped": Mean.of(spurious),
-        }
+        report = {"threshold": threshold.report(), "candidates": Mean.of(candidates), "dropped": Mean.of(spurious)}
         return Terms(keep=~spurious, report=report)
 
     def _candidates(self, batch: TokenBatch) -> Tensor:

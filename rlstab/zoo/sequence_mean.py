@@ -90,8 +90,7 @@ class SequenceMean(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         return {
-            "aggregate": "Average over the tokens of a response, then over the responses of the optimizer step: every "
-            "response weighs the same."
+            "aggregate": "Average over the tokens of a response, then over responses: every response weighs the same."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

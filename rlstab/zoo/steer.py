@@ -147,8 +147,7 @@ class STEER(TokenObjective):
         if self.form == "exponential":
             weight = self.low ** (change / max(largest, FLOOR))
         else:
-            alike = torch.full_like(change, 0.5)
-            place = (change - smallest) / (largest - smallest) if largest > smallest else alike
+            place = (change - smallest) / (largest - smallest) if largest > smallest else torch.full_like(change, 0.5)
             weight = self.high - (self.high - self.low) * place
         report = {name: stat.threshold(name).report() for name in ("smallest", "largest")}
         return Terms(weight=weight.to(batch.logprobs.dtype), report={**report, "weight": Mean.of(weight)})

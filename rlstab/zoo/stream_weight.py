@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
@@ -117,17 +116,12 @@ class StreamWeight(TokenObjective):
         }
 
     def measure(self, batch: TokenBatch) -> Stat:
-        return {"branch": Mean.of(_branch(batch))}
+        return {"branch": Mean.of(greater(batch.signal("branch"), 0))}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         tokens, branches = float(stat.mean("branch").count), float(stat.mean("branch").total)
         main = tokens / (tokens - branches) if tokens > branches else 1.0
         other = self.coefficient * tokens / branches if branches else 1.0
-        branch = _branch(batch)
+        branch = greater(batch.signal("branch"), 0)
         weight = torch.where(branch, other, torch.full(branch.shape, main, dtype=torch.float64, device=branch.device))
         return Terms(weight=weight, report={"branches": Mean.of(branch), "weight": Mean.of(weight)})
-
-
-def _branch(batch: TokenBatch) -> Tensor:
-    """``(n,)`` bool."""
-    return greater(batch.signal("branch"), 0)
