@@ -1,6 +1,6 @@
 """What the methods share that compare the live policy with one that is chosen: the sampler, or the old policy."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Literal
 
 from torch import Tensor
@@ -23,10 +23,11 @@ class Anchored:
         """The policy that the live one is compared with."""
         return {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
 
-    def live_and_anchor(self, batch: TokenBatch, constants: Constants) -> tuple[Tensor, Tensor]:
-        """``(n,)`` nats each, without gradient: log-probs of the two policies.
+    def live_and_anchor(self, batch: TokenBatch) -> Callable[[Constants], tuple[Tensor, Tensor]]:
+        """Gives ``(n,)`` nats each, without gradient: log-probs of the two policies.
 
         Where the live policy is its own denominator, it is its own anchor.
         """
-        live = constants.anchor.logprobs
-        return live, live if self.anchor == "old" and batch.live_ratio else batch.signal(f"{self.anchor}_logprobs")
+        own = self.anchor == "old" and batch.live_ratio
+        anchor = None if own else batch.signal(f"{self.anchor}_logprobs")
+        return lambda constants: (constants.anchor.logprobs, constants.anchor.logprobs if anchor is None else anchor)

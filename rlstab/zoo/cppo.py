@@ -143,12 +143,13 @@ class CPPO(Anchored, TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        compared = self.live_and_anchor(batch)
         place = batch.running_total(torch.ones_like(batch.position)) - 1
         weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
         earlier = batch.running_total(weight) - weight
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = self.live_and_anchor(batch, constants)
+            live, other = compared(constants)
             moved = (probability(live) - probability(other)).abs()
             budget = batch.sequence_quantile(moved, self.quantile).clamp(self.min_budget, 2 * self.min_budget)
             spent = weight * moved

@@ -140,8 +140,10 @@ class DPPO(Anchored, TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        compared = self.live_and_anchor(batch)
+
         def pull(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = self.live_and_anchor(batch, constants)
+            live, other = compared(constants)
             gap, moved = live - other, self._divergence(live, other)
             beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
             stopped = beyond & (constants.advantages.sign() * gap > 0)

@@ -132,8 +132,10 @@ class DRPO(Anchored, TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        compared = self.live_and_anchor(batch)
+
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = self.live_and_anchor(batch, constants)
+            live, other = compared(constants)
             moved = probability(live) - probability(other)
             return 1 - constants.advantages.sign() * moved / self.delta
 

@@ -104,7 +104,7 @@ class M2PO(TokenObjective):
         interacts=(
             good("token_mean", "{own} was published on {other}."),
             redundant(
-                "dppo", "both take the gradient from tokens that moved away from the sampler, each by its own bound."
+                "dppo", "{own} and {other} both stop tokens that moved away from the sampler, each by its own bound."
             ),
             note(
                 "clip_higher", "{own} was published in the place of {other}, which also stops tokens that {own} keeps."

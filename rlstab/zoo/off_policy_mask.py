@@ -111,8 +111,10 @@ class OffPolicyMask(Anchored, TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        compared = self.live_and_anchor(batch)
+
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = self.live_and_anchor(batch, constants)
+            live, other = compared(constants)
             gap = other.double() - live.double()
             far = batch.spread(batch.sequence_mean(gap) > self.max_gap)
             return (~(far & (constants.advantages < 0))).to(ratio.dtype)

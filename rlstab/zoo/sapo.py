@@ -85,7 +85,8 @@ class SAPO(TokenObjective):
         interacts=(
             good("sequence_mean", "{own} was published on {other}."),
             redundant(
-                "maspo", "both damp a token the more, the further its ratio is from 1, and their factors multiply."
+                "maspo",
+                "{own} and {other} both damp a token by how far its ratio is from 1, and their factors multiply.",
             ),
         ),
     )

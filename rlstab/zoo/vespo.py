@@ -129,8 +129,10 @@ class VESPO(Anchored, TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        compared = self.live_and_anchor(batch)
+
         def kernel(ratio: Tensor, constants: Constants) -> Tensor:
-            live, other = self.live_and_anchor(batch, constants)
+            live, other = compared(constants)
             gaps = live - other
             total = batch.sequence_total(gaps.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             log_weight = batch.spread(total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
