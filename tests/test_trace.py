@@ -53,7 +53,7 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
         advantages=torch.tensor([1.5, -0.7] * (rows // 2)),
         old_logprobs=logprobs,
         entropies=torch.rand(rows, width, generator=draw) * 0.4,
-        ref_logprobs=logprobs + noise(0.1),
+        ref_logprobs=(logprobs + noise(0.1)).clamp(max=0),
         max_logprobs=-0.2 * torch.rand(rows, width, generator=draw),
         log_kept_mass=-0.2 * torch.rand(rows, width, generator=draw),
         sequence_ids=torch.arange(rows) + 100 * seed,
@@ -61,12 +61,15 @@ def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyO
     )
     live = PolicyOutputs.from_padded(
         batch,
-        logprobs=logprobs + noise(0.5),
+        logprobs=(logprobs + noise(0.5)).clamp(max=0),
         entropies=torch.rand(rows, width, generator=draw),
         log_kept_mass=-torch.rand(rows, width, generator=draw),
     )
     # in the middle of a rollout, with a sampler of its own
-    packed = {"logprobs": logprobs + noise(0.3), "rollout_logprobs": logprobs + noise(0.3)}
+    packed = {
+        "logprobs": (logprobs + noise(0.3)).clamp(max=0),
+        "rollout_logprobs": (logprobs + noise(0.3)).clamp(max=0),
+    }
     marks = {
         "truncated": batch.sequence % 3 == 0,
         "branch": batch.sequence % 4 == 3,

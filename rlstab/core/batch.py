@@ -353,6 +353,8 @@ class TokenBatch(SequenceArithmetic):
 
         Nor groups that nobody gave: each response would be one by itself.
         """
+        if self._layout is None and self._grouped:
+            return self
         bare = copy.copy(self)  # with what was computed already, and without checking it all again
         bare.__dict__["_layout"] = None
         if not self._grouped:

@@ -19,7 +19,7 @@ from rlstab.core.objective import Member, State, TokenObjective, check_fit, chec
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import SLOTS, WRITABLE, Constants, Gate, Penalty, Terms, merge_terms
+from rlstab.core.terms import SLOTS, WRITABLE, Constants, Gate, Terms, merge_terms
 from rlstab.errors import Conflict, OutOfRange, UnknownName, did_you_mean
 
 
@@ -347,17 +347,13 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
             return None
         return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
 
-    def gate(given: Gate) -> Gate:
-        def fn(ratio: Tensor, constants: Constants) -> Tensor:
-            values = given.fn(ratio[kept], constants.select(kept))
-            return torch.ones_like(ratio).masked_scatter(kept, values.to(ratio.dtype))
+    def per_token(given: Any, identity: float) -> Any:
+        """A gate or a penalty of all tokens; both take what they differentiate or weigh, and constants."""
 
-        return replace(given, fn=fn, where=kept)
-
-    def penalty(given: Penalty) -> Penalty:
-        def fn(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-            values = given.fn(policy.select(kept), anchor.select(kept))
-            return torch.zeros_like(kept, dtype=values.dtype).masked_scatter(kept, values)
+        def fn(live: Tensor | PolicyOutputs, constants: Any) -> Tensor:
+            seen = live[kept] if isinstance(live, Tensor) else live.select(kept)
+            values = given.fn(seen, constants.select(kept))
+            return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
 
         return replace(given, fn=fn, where=kept if given.where is None else over(given.where, False))
 
@@ -367,8 +363,8 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
         weight=over(terms.weight, 1.0),
         bonus=over(terms.bonus, 0.0),
         unclipped=over(terms.unclipped, False),
-        gates={name: gate(given) for name, given in terms.gates.items()},
-        penalties={name: penalty(given) for name, given in terms.penalties.items()},
+        gates={name: per_token(gate, 1.0) for name, gate in terms.gates.items()},
+        penalties={name: per_token(penalty, 0.0) for name, penalty in terms.penalties.items()},
     )
 
 

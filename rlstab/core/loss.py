@@ -182,15 +182,11 @@ def loss_of_part(
             f"the policy is {kind_of(policy)}, expected PolicyOutputs. Write PolicyOutputs.from_padded(batch, "
             f"logprobs=...)."
         )
-    if policy.logprobs.shape != batch.old_logprobs.shape:
+    mine, given = batch.old_logprobs, policy.logprobs
+    if given.shape != mine.shape or given.device != mine.device:
         raise ShapeError(
-            f"the policy has {policy.logprobs.numel()} log-probs for a batch of {len(batch)} tokens. Build it with "
-            f"PolicyOutputs.from_padded(batch, ...) from the same rows."
-        )
-    if policy.logprobs.device != batch.old_logprobs.device:
-        raise ShapeError(
-            f"the policy is on {policy.logprobs.device}, and the batch on {batch.old_logprobs.device}. Move the batch: "
-            f"batch.to(device)."
+            f"the policy has {given.numel()} log-probs on {given.device} for a batch of {len(batch)} tokens on "
+            f"{mine.device}. Build it with PolicyOutputs.from_padded(batch, ...) from the same rows, on one device."
         )
     _require_gradient(part, policy)
     aggregate = terms.aggregate or token_mean

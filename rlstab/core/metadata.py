@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import sys
-import textwrap
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,19 +126,8 @@ class About:
 
 
 def docstring(cls: type) -> str:
-    """The docstring of a class itself, dedented; empty where it has none.
-
-    ``python -OO`` drops docstrings, and a dataclass then puts its signature there. It is read from the source instead,
-    and is empty where the source is not installed either.
-    """
-    if sys.flags.optimize < 2:
-        return inspect.cleandoc(cls.__dict__.get("__doc__") or "")
-    try:
-        found = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError):
-        return ""
-    assert isinstance(found, ast.ClassDef)
-    return ast.get_docstring(found) or ""
+    """The docstring of a class itself, dedented; empty where it has none, as under ``python -OO``."""
+    return inspect.cleandoc(cls.__dict__.get("__doc__") or "")
 
 
 def summary(cls: type) -> str:

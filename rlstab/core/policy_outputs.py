@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,7 @@ class PolicyOutputs:
     log_kept_mass: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name in ("logprobs", "entropies", "log_kept_mass"):
-            values = getattr(self, name)
+        for name, values in vars(self).items():
             if values is not None and (values.ndim != 1 or values.shape != self.logprobs.shape):
                 raise ShapeError(
                     f"PolicyOutputs: '{name}' has shape {tuple(values.shape)}, expected (n,), the same for all. "
@@ -81,12 +81,12 @@ class PolicyOutputs:
         return values
 
     def __repr__(self) -> str:
-        have = ", ".join(name for name in ("entropies", "log_kept_mass") if getattr(self, name) is not None)
+        have = ", ".join(name for name, values in vars(self).items() if values is not None and name != "logprobs")
         return f"PolicyOutputs({self.logprobs.numel()} tokens{'; ' if have else ''}{have})"
 
     def present(self) -> list[Tensor]:
         """The outputs that are there."""
-        return [one for one in (self.logprobs, self.entropies, self.log_kept_mass) if one is not None]
+        return [values for values in vars(self).values() if values is not None]
 
     def constant(self) -> PolicyOutputs:
         """The anchor: the same values without gradient."""
@@ -97,6 +97,5 @@ class PolicyOutputs:
         return self._each(lambda values: values[where])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> PolicyOutputs:
-        entropies = None if self.entropies is None else change(self.entropies)
-        mass = None if self.log_kept_mass is None else change(self.log_kept_mass)
-        return PolicyOutputs(change(self.logprobs), entropies, mass)
+        changed: dict[str, Any] = {name: None if given is None else change(given) for name, given in vars(self).items()}
+        return PolicyOutputs(**changed)

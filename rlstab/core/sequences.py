@@ -56,7 +56,7 @@ class SequenceArithmetic:
         """
         if not values.numel():
             return torch.full((self.num_sequences,), math.nan, dtype=torch.float64, device=values.device)
-        ordered, size = self._rows(values.double(), math.inf, self._slot).sort(1).values, self.lengths.long()
+        ordered, size = self._rows(values.double(), math.inf).sort(1).values, self.lengths.long()
         place = q * (size - 1).clamp(min=0).double()
         whole = place.round()
         place = torch.where((place - whole).abs() <= 4e-15 * whole.clamp(min=1), whole, place)  # 0.57 * 100
@@ -76,7 +76,7 @@ class SequenceArithmetic:
         if not values.numel():
             return values
         # a row per sequence: one running sum over all tokens would carry the rounding of one sequence into the next
-        rows = self._rows(values, 0.0, self._place)
+        rows = self._rows(values, 0.0)
         total = _decayed_sum(rows.flip(1), decay).flip(1) if reverse else _decayed_sum(rows, decay)
         return total.reshape(-1).index_select(0, self._place)
 
@@ -85,17 +85,10 @@ class SequenceArithmetic:
         """``(n,)`` int64: where each token lies in the rows of :meth:`_rows`, by position."""
         step = self.sequence.diff()
         if bool(((step > 0) | ((step == 0) & (self.position.diff() > 0))).all()):  # as packing leaves them
-            return self._in_rows(torch.arange(self.sequence.numel(), device=self.sequence.device))
-        order = self.position.argsort(stable=True)
-        return self._in_rows(order[self.sequence[order].argsort(stable=True)])
-
-    @cached_property
-    def _slot(self) -> Tensor:
-        """``(n,)`` int64: the same in any order, for what does not ask for places."""
-        return self._in_rows(self.sequence.argsort(stable=True))
-
-    def _in_rows(self, order: Tensor) -> Tensor:
-        """``(n,)`` int64: where each token lies, from the order of the tokens by sequence."""
+            order = torch.arange(self.sequence.numel(), device=self.sequence.device)
+        else:
+            order = self.position.argsort(stable=True)
+            order = order[self.sequence[order].argsort(stable=True)]
         start = self.lengths.long().cumsum(0) - self.lengths.long()
         row = self.sequence[order]
         column = torch.arange(order.numel(), device=order.device) - start[row]
@@ -105,11 +98,11 @@ class SequenceArithmetic:
     def _longest(self) -> int:
         return int(self.lengths.max())
 
-    def _rows(self, values: Tensor, fill: float, place: Tensor) -> Tensor:
+    def _rows(self, values: Tensor, fill: float) -> Tensor:
         """``(S, T)``: the ``(n,)`` values of each sequence from the left; ``fill`` behind them."""
         size = self.num_sequences * self._longest
         rows = torch.full((size,), fill, dtype=values.dtype, device=values.device)
-        return rows.index_copy_(0, place, values).view(self.num_sequences, self._longest)
+        return rows.index_copy_(0, self._place, values).view(self.num_sequences, self._longest)
 
 
 def _decayed_sum(rows: Tensor, decay: float) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -186,8 +187,15 @@ class Terms:
 WRITABLE = tuple(entry.name for entry in fields(Terms) if entry.name not in ("report", "invalid_count"))
 
 
-def _join(one: Tensor | None, other: Tensor | None, law: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    return other if one is None else one if other is None else law(one, other)
+#: How the fields that every method may fill are joined; the others by name.
+_LAWS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "keep": torch.logical_and,
+    "weight": torch.mul,
+    "bonus": torch.add,
+    "unclipped": torch.logical_or,
+    "lr_scale": operator.mul,
+    "invalid_count": torch.add,
+}
 
 
 def merge_terms(named: Mapping[str, Terms]) -> Terms:
@@ -196,42 +204,21 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
     Raises:
         Conflict: two members fill one exclusive slot.
     """
-    keep = weight = bonus = unclipped = invalid_count = None
-    lr_scale: float | None = None
-    gates: dict[str, Gate] = {}
-    penalties: dict[str, Penalty] = {}
-    report: dict[str, Mean] = {}
-    slots: dict[str, object] = {}
+    merged: dict[str, Any] = {"gates": {}, "penalties": {}, "report": {}}
     owner: dict[str, str] = {}
     for key, terms in named.items():
-        keep = _join(keep, terms.keep, torch.logical_and)
-        weight = _join(weight, terms.weight, torch.mul)
-        bonus = _join(bonus, terms.bonus, torch.add)
-        unclipped = _join(unclipped, terms.unclipped, torch.logical_or)
-        invalid_count = _join(invalid_count, terms.invalid_count, torch.add)
-        if terms.lr_scale is not None:
-            lr_scale = terms.lr_scale * (1.0 if lr_scale is None else lr_scale)
-        gates.update({f"{key}/{name}" if name else key: gate for name, gate in terms.gates.items()})
-        penalties.update({f"{key}/{name}" if name else key: penalty for name, penalty in terms.penalties.items()})
-        report.update({f"{key}/{name}": metric for name, metric in terms.report.items()})
+        for name, law in _LAWS.items():
+            value, before = getattr(terms, name), merged.get(name)
+            merged[name] = before if value is None else value if before is None else law(before, value)
+        for collection in ("gates", "penalties", "report"):
+            entries = getattr(terms, collection).items()
+            merged[collection] |= {f"{key}/{name}" if name else key: value for name, value in entries}
         for slot in SLOTS:
-            value = getattr(terms, slot)
-            if value is not None:
-                if slot in slots:
+            if getattr(terms, slot) is not None:
+                if slot in owner:
                     raise two_owners(owner[slot], key, slot)
-                slots[slot], owner[slot] = value, key
-    return Terms(
-        keep,
-        weight,
-        bonus,
-        unclipped,
-        gates,
-        penalties,
-        lr_scale,
-        report=report,
-        invalid_count=invalid_count,
-        **slots,  # type: ignore[arg-type]  # each slot holds what its own field held
-    )
+                merged[slot], owner[slot] = getattr(terms, slot), key
+    return Terms(**merged)
 
 
 def two_owners(one: str, other: str, slot: str) -> Conflict:

@@ -55,7 +55,7 @@ def token(
         "H": H,
         "live_H": H + dH,
         "A": A,
-        "ref": now if ref is None else ref,
+        "ref": now if ref is None else min(ref, 0.0),
         "max": min(now + gap, 0.0),
         "mass": mass,
         "live_mass": mass + dmass,
@@ -118,8 +118,10 @@ def _column(place):
 def batch_of(rows, ids=None, *, dtype=torch.float64, live_ratio=False, without=()):
     mask = padded([[{"one": 1.0} for _ in tokens] for tokens in rows], "one") == 1
     signals = {name: padded(rows, field).to(dtype) for name, field in EVIDENCE.items() if name not in without}
-    ids = None if ids is None else torch.tensor(ids, dtype=torch.int64)
-    groups = None if ids is None else ids // 2  # two responses of a prompt, which parts and ranks may tear apart
+    ids = None if ids is None else torch.tensor(list(ids), dtype=torch.int64)
+    groups = (
+        torch.arange(len(rows)) if ids is None else ids // 2
+    )  # two responses of a prompt, which parts and ranks may tear apart
     return TokenBatch.from_padded(
         response_mask=mask, sequence_ids=ids, group_ids=groups, live_ratio=live_ratio, **signals
     )

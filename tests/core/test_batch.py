@@ -5,8 +5,7 @@ import torch
 
 from rlstab import PolicyOutputs, TokenBatch
 from rlstab.core.batch import layout_of, to_padded
-from rlstab.errors import MissingSignal, ShapeError
-from tests.core.says import says
+from rlstab.errors import MissingSignal
 from tests.core.steps import LIVE, batch_of, padded, random_rows
 
 MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 0, 1]])
@@ -16,10 +15,6 @@ VALUES = torch.arange(12.0).reshape(4, 3)
 def make(**changes):
     given = {"response_mask": MASK, "advantages": torch.tensor([1.0, -1.0, 2.0, 0.5]), "old_logprobs": -VALUES}
     return TokenBatch.from_padded(**(given | changes))
-
-
-def refused(text):
-    return says(ShapeError, text)
 
 
 @pytest.mark.parametrize("filler", [math.nan, math.inf, -math.inf, 1e9])
@@ -65,63 +60,6 @@ def test_responses_may_have_one_token():
 def test_advantages_are_of_rows_or_of_tokens():
     assert make().advantages.tolist() == [1.0, 1.0, -1.0, -1.0, 0.5, 0.5]
     assert make(advantages=VALUES).advantages.tolist() == [0.0, 1.0, 4.0, 5.0, 9.0, 11.0]
-
-
-def test_shapes_that_disagree_are_refused():
-    with refused("TokenBatch.from_padded: 'response_mask' has shape (12,), expected (B, T)."):
-        make(response_mask=MASK.reshape(-1))
-    with refused(
-        "TokenBatch.from_padded: 'advantages' has shape (3,), expected (4,) or (4, 3). Give one per response, "
-        "or one per token."
-    ):
-        make(advantages=torch.zeros(3))
-    both = "Both are (B, T) over response tokens only: cut the prompt off first."
-    with refused(f"TokenBatch.from_padded: 'entropies' has shape (4, 5), 'response_mask' has (4, 3). {both}"):
-        make(entropies=torch.zeros(4, 5))
-    with refused(f"TokenBatch.from_padded: 'mine' has shape (3,), 'response_mask' has (4, 3). {both}"):
-        make(extra={"mine": torch.zeros(3)})
-    with refused("TokenBatch.from_padded: 'sequence_ids' has shape (3,), expected (4,). Give one per response."):
-        make(sequence_ids=torch.arange(3))
-    batch = make()
-    with refused(
-        "PolicyOutputs.from_padded: 'entropies' has shape (4, 2), the batch was built from (4, 3). "
-        "Pass the live tensors of the same rows, prompt cut off."
-    ):
-        PolicyOutputs.from_padded(batch, logprobs=VALUES, entropies=VALUES[:, :2])
-    narrow = VALUES[:, :2]
-    for name in ("old_logprobs", "logprobs"):
-        with refused(f"TokenBatch.from_padded: '{name}' has shape (4, 2), ..."):
-            make(**{name: narrow})
-    for name in ("logprobs", "log_kept_mass"):
-        with refused(f"PolicyOutputs.from_padded: '{name}' has shape (4, 2), ..."):
-            PolicyOutputs.from_padded(batch, **({"logprobs": VALUES} | {name: narrow}))
-    with refused("TokenBatch.from_padded: 'group_ids' has shape (3,), expected (4,). Give one per response."):
-        make(group_ids=torch.arange(3))
-
-
-def packed(**changes):
-    zero, whole = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
-    given = dict.fromkeys(["old_logprobs", "logprobs", "advantages"], zero)
-    given |= dict.fromkeys(["sequence", "position", "sequence_ids", "group_ids"], whole)
-    return TokenBatch(**(given | changes))
-
-
-@pytest.mark.parametrize("name", ["sequence", "position", "sequence_ids", "group_ids"])
-def test_numbers_of_tokens_and_sequences_are_int64(name):
-    for dtype in (torch.float32, torch.int32, torch.bool):
-        with refused(f"TokenBatch: '{name}' is {dtype}, expected torch.int64. Write {name}.long()."):
-            packed(**{name: torch.zeros(2, dtype=dtype)})
-
-
-@pytest.mark.parametrize(("sequence", "odd"), [([0, 2], 2), ([-1, 1], -1), ([-3, 9], -3), ([2**40, 0], 2**40)])
-def test_a_token_of_no_sequence_is_refused(sequence, odd):
-    with refused(
-        f"TokenBatch: 'sequence' holds {odd}, 'sequence_ids' has 2 entries. Number the sequences of a batch from 0; "
-        f"what is stable over batches goes into sequence_ids."
-    ):
-        packed(sequence=torch.tensor(sequence))
-    assert packed(sequence=torch.tensor([0, 1])).lengths.tolist() == [1, 1]
-    assert packed(sequence=torch.tensor([1, 1])).lengths.tolist() == [0, 2]
 
 
 def test_evidence_is_detached_at_the_door():

@@ -11,18 +11,14 @@ from rlstab import (
     LpReg,
     S2TMask,
     SequenceMean,
-    TokenMean,
     TokenObjective,
     TopEntropyMask,
     compose,
     make_plan,
     within,
 )
-from rlstab.core.objective import require_signals
-from rlstab.errors import Conflict, MissingSignal
 from rlstab.testing.tolerances import REORDERED
 from tests.core.methods import DropPunished, Exempt, Noise, Scale, Unweighted
-from tests.core.says import says
 from tests.core.steps import batch_of, live_of, random_rows
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
@@ -39,10 +35,6 @@ def run(objective, rows=ROWS):
 
 def same(one, other):
     return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
-def conflict(text):
-    return says(Conflict, text)
 
 
 #: With settings at which each of them selects something in `ROWS`.
@@ -129,59 +121,10 @@ def test_state_is_kept_by_key():
 SMALL = TopEntropyMask(share=0.25)
 
 
-def two_owners(text):
-    end = (
-        "; a composition has exactly one.\n  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
-    )
-    return says(Conflict, text + end)
-
-
-def test_a_slot_has_one_owner():
-    with two_owners("'sequence_mean' and 'token_mean' both define the aggregate"):
-        compose(TokenMean(), S2TMask(), SequenceMean())
-    with two_owners("'clip_higher_1' and 'clip_higher_2' both define the bounds"):
-        compose(ClipHigher(), compose(ClipHigher(high=0.5)))
-    with two_owners("'clip_higher' and 'lp_reg' both define the bounds"):
-        compose(LpReg(ratio_cap=10.0), ClipHigher())
-    compose(LpReg(), ClipHigher())
-
-
 def test_exempt_tokens_pass_every_gate():
     objective = compose(Unweighted(), ClipHigher(low=0.0, high=0.0), Exempt())
     for one, other in zip(run(objective), run(compose(Exempt())), strict=True):
         assert torch.equal(one, other)
-
-
-def test_one_signal_has_one_definition():
-    with conflict(
-        "'lp_reg_1' and 'lp_reg_2' read one signal defined with different numbers: min_p = 0.02 and 0.1.\n"
-        "  Give both the same min_p."
-    ):
-        compose(LpReg(min_p=0.1), LpReg())
-    compose(LpReg(), LpReg(share=0.1))
-
-
-def test_within_refuses_what_belongs_to_all_tokens():
-    with conflict(
-        "within('s2t', 'clip_higher'): the inner method defines the bounds, which belongs to all tokens.\n"
-        "  Compose 'clip_higher' with it instead."
-    ):
-        within(S2TMask(), ClipHigher())
-    with conflict(
-        "within('s2t', 'scale'): the inner method defines the lr_scale, which belongs to all tokens.\n"
-        "  Compose 'scale' with it instead."
-    ):
-        within(S2TMask(), Scale(lr=0.5))
-
-
-def test_within_refuses_an_outer_method_that_limits_nothing():
-    with conflict(
-        "within('stare', 's2t'): the outer method keeps every token, so it limits nothing.\n"
-        "  Use compose, or an outer method that writes 'keep'."
-    ):
-        within(STARE(), S2TMask())
-    with pytest.raises(Conflict, match="keeps every token"):
-        within(TopEntropyMask(denominator="all"), S2TMask())
 
 
 def test_within_measures_and_touches_only_what_the_outer_method_keeps():
@@ -246,30 +189,3 @@ def test_masks_meet_and_exemptions_join():
     some = LpReg(share=0.4, form="code")
     assert merged(some, Exempt()).unclipped.all()
     assert not merged(some).unclipped.all()
-
-
-def test_missing_signal_is_named_before_anything_is_measured():
-    batch = batch_of(ROWS, without=("entropies",))
-    with says(MissingSignal, "signal 'entropies' (entropy of the full next-token distribution, nats) was read, but..."):
-        make_plan(compose(S2TMask()), [batch])
-    with says(MissingSignal, "signal 'mine' was read..."):
-        make_plan(compose(Scale(reads="mine")), [batch])
-
-
-def test_a_host_is_refused_before_anything_runs():
-    objective = compose(S2TMask(), within(TopEntropyMask(), LpReg()), EntropyBonus())
-
-    def require(provides, live, method=objective):
-        require_signals(method, provides=set(provides), live=set(live), host="this host")
-
-    require(["entropies", "max_logprobs"], ["entropies", "log_kept_mass"])
-    with says(
-        MissingSignal,
-        "'within' reads 'max_logprobs', which this host does not provide. It provides: entropies. Remove 'within', or "
-        "use a host that provides it.",
-    ):
-        require(["entropies"], ["entropies", "log_kept_mass"])
-    with says(MissingSignal, "'entropy_bonus' reads the live 'entropies', which this host does not provide..."):
-        require(["entropies", "max_logprobs"], [])
-    with says(MissingSignal, "'s2t' reads 'entropies', which this host does not provide..."):
-        require([], [], S2TMask())

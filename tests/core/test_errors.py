@@ -32,15 +32,18 @@ from rlstab import (
     EntropyBonus,
     Gate,
     KLPenalty,
+    LpReg,
     Mean,
     Penalty,
     PolicyOutputs,
     Pool,
     Range,
     S2TMask,
+    SequenceMean,
     Surrogate,
     Terms,
     TokenBatch,
+    TokenMean,
     TokenObjective,
     compose,
     make_plan,
@@ -51,8 +54,9 @@ from rlstab import (
 )
 from rlstab.config import dump_objective, json_schema, load_objective, objective_hash
 from rlstab.config.document import dump
-from rlstab.core.comm import LocalComm
+from rlstab.core.batch import layout_of
 from rlstab.core.method import measure_all
+from rlstab.core.objective import require_signals
 from rlstab.core.terms import WRITABLE
 from rlstab.errors import (
     ConfigError,
@@ -61,17 +65,19 @@ from rlstab.errors import (
     MissingSignal,
     NonFinite,
     OutOfRange,
+    RlstabError,
     ShapeError,
     UnknownName,
 )
 from rlstab.testing.run import ThreadComm
 from rlstab.zoo import METHODS
-from tests.core.methods import DropPunished, Scale
-from tests.core.says import says
+from tests.core.measuring_methods import PassRate
+from tests.core.methods import Chooser, DropPunished, Scale
 from tests.core.steps import batch_of, live_of, random_rows
 
 ROWS = random_rows(11, [3, 2])
 NAN, INF = math.nan, math.inf
+ONE = Mean.scalar(1.0)
 
 
 def a_class(**attributes: Any) -> type[TokenObjective]:
@@ -115,10 +121,6 @@ def like(batch, value):
     return torch.full_like(batch.advantages, value)
 
 
-def stated(**attributes):
-    return lambda: make_plan(compose(a_class(**attributes)()), [batch_of(ROWS)])
-
-
 def padded(**changes):
     """Build a batch of 2 rows and 3 columns."""
     ones = torch.ones(2, 3)
@@ -126,15 +128,37 @@ def padded(**changes):
     return lambda: TokenBatch.from_padded(**(given | changes))
 
 
-def whole(objective=None, policy=None, **options):
+def whole(objective=None, policy=lambda live: live, rows=ROWS, dtype=torch.float64):
     """Call an objective on a batch and live outputs, perhaps changed."""
 
     def act():
-        batch = batch_of(ROWS)
-        live = live_of(batch, ROWS)[0]
-        return (objective or compose())(batch, live if policy is None else policy(live), **options)
+        batch = batch_of(rows, dtype=dtype)
+        return (objective or compose())(batch, policy(live_of(batch, rows, dtype=dtype)[0]))
 
     return act
+
+
+def changed(**fields):
+    """The rows with other values at their first token."""
+    return [[{**ROWS[0][0], **fields}, *ROWS[0][1:]], ROWS[1]]
+
+
+#: Advantages that float32 holds, and whose product with a ratio it does not.
+LOUD = [[{**one, "A": 3e38, "logp": one["old"] / 2} for one in row] for row in ROWS]
+
+
+def taken_twice():
+    batch = batch_of(ROWS)
+    plan = make_plan(compose(), [batch])
+    with torch.no_grad():
+        plan.loss(0, live_of(batch, ROWS)[0])  # one that is only looked at is none
+    plan.loss(0, live_of(batch, ROWS)[0])
+    plan.loss(batch, live_of(batch, ROWS)[0])
+
+
+def hosted(objective, provides, live):
+    """Run an objective in a host that provides so much."""
+    return lambda: require_signals(objective, provides=provides, live=live, host="this host")
 
 
 def plan_of(*parts):
@@ -161,330 +185,305 @@ def mean(batch):
     return Mean.of(batch.advantages)
 
 
-def excluding(**attributes):
+def same(ratio, constants):
+    return ratio
+
+
+def column(ratio, constants):
+    return ratio[:, None]
+
+
+def half(*given):
+    return 0.5
+
+
+def nothing(*given):
+    return None
+
+
+def live_logprobs(policy, anchor):
+    return policy.logprobs
+
+
+def plan(*methods, state=None, batch=None):
+    return lambda: make_plan(compose(*methods), [batch_of(ROWS) if batch is None else batch], state)
+
+
+def method(**attributes):
     return a_class(**attributes)()
 
 
-CLASSES = {
-    "a name with a slash": (MethodError, lambda: a_class(name="a/b")),
-    "a name with an escape sequence": (MethodError, lambda: a_class(name="\x1b[31mred")),
-    "a name that metrics have": (MethodError, lambda: a_class(name="tokens")),
-    "no name": (MethodError, lambda: a_class(name=None)),
-    "empty name": (MethodError, lambda: a_class(name="")),
-    "name of a combinator": (MethodError, lambda: a_class(name="within")),
-    "needs as text": (MethodError, lambda: a_class(needs="entropies")),
-    "needs as a list": (MethodError, lambda: a_class(needs=["entropies", "ref_logprobs"])),
-    "writes as a list": (MethodError, lambda: a_class(writes=["keep"])),
-    "writes as a number": (MethodError, lambda: a_class(writes=3)),
-    "writes misspelt": (MethodError, lambda: a_class(writes=frozenset({"wieght"}))),
-    "live needs of the evidence": (MethodError, lambda: a_class(live_needs=frozenset({"ref_logprobs"}))),
-    "drift misspelt": (MethodError, lambda: a_class(reads_drift=frozenset({"samplr"}))),
-    "a property that returns text": (MethodError, lambda: compose(a_class(needs=property(lambda self: "entropies"))())),
-    "excludes as a set": (MethodError, lambda: a_class(excludes={"kl"})),
-    "requires without a reason": (MethodError, lambda: a_class(requires={"bounds": None})),
-    "post init without super": (OutOfRange, careless),
-    "setting of type dict": (MethodError, with_setting(dict, None)),
-    "setting of type list": (MethodError, with_setting(list[int], None)),
-    "range on a tuple": (MethodError, with_setting(Annotated[tuple[int, ...], Range(ge=1)], (1,))),
-    "annotation that nobody knows": (MethodError, with_setting("Unheard", None)),
-    "item out of range": (OutOfRange, with_setting(tuple[Annotated[int, Range(ge=1)], ...], (1, 0))),
-    "item of another type": (OutOfRange, with_setting(tuple[int, ...] | None, (1, 0.5))),
-    "list for a tuple": (
-        OutOfRange,
-        lambda: a_class(__annotations__={"chosen": tuple[int, ...]}, chosen=(1,))(chosen=[1]),
-    ),
-    "register an object": (MethodError, lambda: register(ClipHigher())),
-    "register what is no method": (MethodError, lambda: register(int)),
-}
-MEASURES = {
-    "measure returns a tensor": (MethodError, measured(measure=lambda self, batch: batch.advantages)),
-    "measure returns None": (MethodError, measured(measure=lambda self, batch: None)),
-    "measure returns a dict with a tensor": (
-        MethodError,
-        measured(measure=lambda self, batch: {"a": batch.advantages.sum()}),
-    ),
-    "measure returns a dict with a float": (MethodError, measured(measure=lambda self, batch: {"a": 0.5})),
-    "measure returns a key that is no text": (MethodError, measured(measure=lambda self, batch: {0: mean(batch)})),
-    "measure_again returns a tensor": (MethodError, measured(measure_again=lambda self, batch, stat: batch.advantages)),
-    "measure_again returns None": (MethodError, measured(measure_again=lambda self, batch, stat: None)),
-    "measure_again returns an int": (MethodError, measured(measure_again=lambda self, batch, stat: {"a": 1})),
-    "names differ between parts": (
-        MethodError,
-        measured(measure=lambda self, batch: {"ab"[len(batch) == 2]: mean(batch)}),
-    ),
-    "names differ without tokens": (
-        MethodError,
-        measured(measure=by_tokens(lambda b: {"a": mean(b)}, lambda b: NOTHING)),
-    ),
-    "names differ without tokens, again": (
-        MethodError,
-        measured(measure_again=by_tokens(lambda b: {"a": mean(b)}, lambda b: {"a": mean(b), "b": mean(b)})),
-    ),
-    "kinds differ without tokens": (
-        MethodError,
-        measured(measure=by_tokens(lambda b: {"a": mean(b)}, lambda b: {"a": Pool.top(b.advantages, 0.5)})),
-    ),
-    "levels differ between parts": (
-        MethodError,
-        measured(measure=lambda self, batch: {"a": Pool.top(batch.advantages, 1 / (1 + len(batch)))}),
-    ),
-    "measure fails without tokens": (
-        MethodError,
-        measured(measure=lambda self, batch: {"a": Mean.scalar(float(batch.advantages.max()))}),
-    ),
-    "a name in both rounds": (
-        MethodError,
-        measured(
-            measure=lambda self, batch: {"a": mean(batch)}, measure_again=lambda self, batch, stat: {"a": mean(batch)}
+MISTAKES: dict[type, dict] = {
+    MethodError: {
+        "a name with a slash": lambda: a_class(name="a/b"),
+        "a name with an escape sequence": lambda: a_class(name="\x1b[31mred"),
+        "a name that metrics have": lambda: a_class(name="tokens"),
+        "no name": lambda: a_class(name=None),
+        "empty name": lambda: a_class(name=""),
+        "name of a combinator": lambda: a_class(name="within"),
+        "needs as text": lambda: a_class(needs="entropies"),
+        "needs as a list": lambda: a_class(needs=["entropies", "ref_logprobs"]),
+        "writes as a list": lambda: a_class(writes=["keep"]),
+        "writes as a number": lambda: a_class(writes=3),
+        "writes misspelt": lambda: a_class(writes=frozenset({"wieght"})),
+        "live needs of the evidence": lambda: a_class(live_needs=frozenset({"ref_logprobs"})),
+        "drift misspelt": lambda: a_class(reads_drift=frozenset({"samplr"})),
+        "a property that returns text": lambda: compose(a_class(needs=property(lambda self: "entropies"))()),
+        "excludes as a set": lambda: a_class(excludes={"kl"}),
+        "requires without a reason": lambda: a_class(requires={"bounds": None}),
+        "setting of type dict": with_setting(dict, None),
+        "setting of type list": with_setting(list[int], None),
+        "range on a tuple": with_setting(Annotated[tuple[int, ...], Range(ge=1)], (1,)),
+        "annotation that nobody knows": with_setting("Unheard", None),
+        "register an object": lambda: register(ClipHigher()),
+        "register what is no method": lambda: register(int),
+        "measure returns a tensor": measured(measure=lambda self, b: b.advantages),
+        "measure returns None": measured(measure=lambda self, b: None),
+        "measure returns a dict with a tensor": measured(measure=lambda self, b: {"a": b.advantages.sum()}),
+        "measure returns a dict with a float": measured(measure=lambda self, b: {"a": 0.5}),
+        "measure returns a key that is no text": measured(measure=lambda self, b: {0: mean(b)}),
+        "measure_again returns a tensor": measured(measure_again=lambda self, b, stat: b.advantages),
+        "measure_again returns None": measured(measure_again=lambda self, b, stat: None),
+        "measure_again returns an int": measured(measure_again=lambda self, b, stat: {"a": 1}),
+        "names differ between parts": measured(measure=lambda self, b: {"ab"[len(b) == 2]: mean(b)}),
+        "names differ without tokens": measured(measure=by_tokens(lambda b: {"a": mean(b)}, lambda b: NOTHING)),
+        "names differ without tokens, again": measured(
+            measure_again=by_tokens(lambda b: {"a": mean(b)}, lambda b: {"a": mean(b), "b": mean(b)})
         ),
-    ),
-    "a statistic that nobody measured": (
-        MissingSignal,
-        measured(
-            measure=lambda self, batch: {"entropy": mean(batch)}, advance=lambda self, state, stat: stat.mean("entropi")
+        "kinds differ without tokens": measured(
+            measure=by_tokens(lambda b: {"a": mean(b)}, lambda b: {"a": Pool.top(b.advantages, 0.5)})
         ),
-    ),
-    "a pool read as a mean": (
-        MethodError,
-        measured(
-            measure=lambda self, batch: {"a": Pool.top(batch.advantages, 0.5)},
-            advance=lambda self, state, stat: stat.mean("a"),
+        "levels differ between parts": measured(
+            measure=lambda self, b: {"a": Pool.top(b.advantages, 1 / (1 + len(b)))}
         ),
-    ),
-    "a quantile in percent": (
-        OutOfRange,
-        measured(measure=lambda self, batch: {"a": Pool.quantile(batch.advantages, 75)}),
-    ),
-    "a share of nothing": (OutOfRange, measured(measure=lambda self, batch: {"a": Pool.top(batch.advantages, 0.0)})),
-}
-STATES = {
-    "init_state returns None": (MethodError, stated(init_state=lambda self: None)),
-    "advance returns None": (
-        MethodError,
-        stated(init_state=lambda self: {"k": 0}, advance=lambda self, state, stat: None),
-    ),
-    "advance drops a key": (
-        MethodError,
-        stated(init_state=lambda self: {"k": 0, "l": 0}, advance=lambda self, state, stat: {"l": 1}),
-    ),
-    "advance adds a key": (MethodError, stated(advance=lambda self, state, stat: {"k": 1})),
-    "a state that is none": (OutOfRange, lambda: make_plan(compose(STARE()), [batch_of(ROWS)], 5)),
-    "a state of a member": (OutOfRange, lambda: make_plan(compose(STARE()), [batch_of(ROWS)], STARE().init_state())),
-    "a state of a smaller composition": (
-        OutOfRange,
-        lambda: make_plan(compose(STARE(), S2TMask()), [batch_of(ROWS)], compose(S2TMask()).init_state()),
-    ),
-    "a state of a larger composition": (
-        OutOfRange,
-        lambda: make_plan(compose(S2TMask()), [batch_of(ROWS)], compose(STARE(), S2TMask()).init_state()),
-    ),
-    "a state of another method of that key": (
-        OutOfRange,
-        lambda: make_plan(compose(STARE()), [batch_of(ROWS)], {"stare": {"gate": True}}),
-    ),
-    "no state where one is needed": (OutOfRange, whole(compose(STARE()))),
-}
-TERMS = {
-    "terms returns None": (MethodError, planned(lambda b: None)),
-    "fields that were not declared": (
-        MethodError,
-        planned(lambda b: Terms(weight=like(b, 1), bonus=like(b, 1)), writes={"keep"}),
-    ),
-    "fields of none declared": (MethodError, planned(lambda b: Terms(weight=like(b, 1)), writes=())),
-    "keep of ints": (MethodError, planned(lambda b: Terms(keep=like(b, 1).long()))),
-    "keep of floats": (MethodError, planned(lambda b: Terms(keep=like(b, 1)))),
-    "keep of sequences": (MethodError, planned(lambda b: Terms(keep=b.sequence_ids >= 0))),
-    "keep as a list": (MethodError, planned(lambda b: Terms(keep=[True] * len(b)))),
-    "keep on another device": (
-        MethodError,
-        planned(lambda b: Terms(keep=torch.ones(len(b), dtype=torch.bool, device="meta"))),
-    ),
-    "exempt of floats": (MethodError, planned(lambda b: Terms(unclipped=like(b, 1)))),
-    "weight of ints": (MethodError, planned(lambda b: Terms(weight=like(b, 1).long()))),
-    "weight as a number": (MethodError, planned(lambda b: Terms(weight=0.5))),
-    "weight with a gradient": (MethodError, planned(lambda b: Terms(weight=like(b, 1).requires_grad_()))),
-    "negative weights": (MethodError, planned(lambda b: Terms(weight=like(b, -1)))),
-    "NaN weights": (MethodError, planned(lambda b: Terms(weight=like(b, NAN)))),
-    "infinite weights": (MethodError, planned(lambda b: Terms(weight=like(b, INF)))),
-    "a NaN bonus": (MethodError, planned(lambda b: Terms(bonus=torch.where(b.position == 0, NAN, like(b, 1))))),
-    "an infinite bonus": (MethodError, planned(lambda b: Terms(bonus=like(b, -INF)))),
-    "negative bounds of tokens": (MethodError, planned(lambda b: Terms(bounds=Bounds(like(b, -0.1), like(b, 0.2))))),
-    "NaN bounds of tokens": (MethodError, planned(lambda b: Terms(bounds=Bounds(0.2, like(b, NAN))))),
-    "a float in report": (MethodError, planned(lambda b: Terms(report={"share": 0.5}))),
-    "a tensor in report": (MethodError, planned(lambda b: Terms(report={"share": b.advantages}))),
-    "report that is no mapping": (MethodError, planned(lambda b: Terms(report=mean(b)))),
-    "a gate that is a function": (MethodError, planned(lambda b: Terms(gates={"": lambda ratio, constants: ratio}))),
-    "a gate without a name": (MethodError, planned(lambda b: Terms(gates=Gate(lambda ratio, constants: ratio)))),
-    "a gate of a number": (MethodError, planned(lambda b: Terms(gates={"": Gate(0.5)}))),
-    "a gate, where of floats": (MethodError, planned(lambda b: Terms(gates={"": Gate(abs, where=b.advantages)}))),
-    "a penalty that is a pair": (MethodError, planned(lambda b: Terms(penalties={"": (0.1, abs)}))),
-    "a penalty without a name": (MethodError, planned(lambda b: Terms(penalties=Penalty(0.1, abs)))),
-    "a penalty of a tensor": (MethodError, planned(lambda b: Terms(penalties={"": Penalty(0.1, b.advantages)}))),
-    "a penalty with a NaN coefficient": (MethodError, planned(lambda b: Terms(penalties={"": Penalty(NAN, abs)}))),
-    "a penalty with a tensor for a coefficient": (
-        MethodError,
-        planned(lambda b: Terms(penalties={"": Penalty(torch.ones(()), abs)})),
-    ),
-    "a penalty, where of sequences": (
-        MethodError,
-        planned(lambda b: Terms(penalties={"": Penalty(0.1, abs, where=b.sequence_ids >= 0)})),
-    ),
-    "a penalty, reads as text": (
-        MethodError,
-        planned(lambda b: Terms(penalties={"": Penalty(0.1, abs, reads="entropies")})),
-    ),
-    "a penalty, reads misspelt": (
-        MethodError,
-        planned(lambda b: Terms(penalties={"": Penalty(0.1, abs, reads={"entropy"})})),
-    ),
-    "bounds as a pair": (MethodError, planned(lambda b: Terms(bounds=(0.2, 0.28)))),
-    "bounds negative": (MethodError, planned(lambda b: Terms(bounds=Bounds(-0.2, 0.28)))),
-    "bounds of ints": (MethodError, planned(lambda b: Terms(bounds=Bounds(like(b, 1).long(), 0.28)))),
-    "bounds, dual below 1": (MethodError, planned(lambda b: Terms(bounds=Bounds(0.2, 0.28, 0.5)))),
-    "a ratio of a tensor": (MethodError, planned(lambda b: Terms(ratio=b.advantages))),
-    "an aggregate by name": (MethodError, planned(lambda b: Terms(aggregate="token_mean"))),
-    "lr_scale negative": (MethodError, planned(lambda b: Terms(lr_scale=-0.5))),
-    "lr_scale NaN": (MethodError, planned(lambda b: Terms(lr_scale=NAN))),
-    "lr_scale a tensor": (MethodError, planned(lambda b: Terms(lr_scale=torch.ones(())))),
-    "lr_scale of the batch": (MethodError, planned(lambda b: Terms(lr_scale=1 / (1 + len(b))))),
-}
-FUNCTIONS = {
-    "a gate that returns a column": (
-        MethodError,
-        lost(lambda b: Terms(gates={"soft": Gate(lambda ratio, constants: ratio[:, None])})),
-    ),
-    "a gate that returns a number": (
-        MethodError,
-        lost(lambda b: Terms(gates={"": Gate(lambda ratio, constants: 0.5)})),
-    ),
-    "a gate that returns None": (MethodError, lost(lambda b: Terms(gates={"": Gate(lambda ratio, constants: None)}))),
-    "a penalty whose name has a slash": (
-        MethodError,
-        planned(lambda b: Terms(penalties={"b/c": Penalty(0.1, lambda policy, anchor: policy.logprobs)})),
-    ),
-    "a metric without a name": (MethodError, planned(lambda b: Terms(report={"": Mean.scalar(1.0)}))),
-    "a metric named as the one of its gate": (
-        MethodError,
-        planned(
-            lambda b: Terms(gates={"": Gate(lambda ratio, constants: ratio)}, report={"stopped": Mean.scalar(1.0)})
+        "measure fails without tokens": measured(measure=lambda self, b: {"a": Mean.scalar(float(b.advantages.max()))}),
+        "a name in both rounds": measured(
+            measure=lambda self, b: {"a": mean(b)}, measure_again=lambda self, b, stat: {"a": mean(b)}
         ),
-    ),
-    "a metric named as the one of its penalty": (
-        MethodError,
-        planned(
-            lambda b: Terms(
-                penalties={"": Penalty(0.1, lambda policy, anchor: policy.logprobs)}, report={"value": Mean.scalar(1.0)}
-            )
+        "a pool read as a mean": measured(
+            measure=lambda self, b: {"a": Pool.top(b.advantages, 0.5)}, advance=lambda self, state, stat: stat.mean("a")
         ),
-    ),
-    "a metric named as one of what is observed": (
-        MethodError,
-        planned(lambda b: Terms(report={"would_drop": Mean.scalar(1.0)})),
-    ),
-    "a gate named as an observed clip": (
-        MethodError,
-        planned(lambda b: Terms(gates={"clip": Gate(lambda ratio, constants: ratio)})),
-    ),
-    "a pull that returns a number": (
-        MethodError,
-        lost(lambda b: Terms(surrogate=Surrogate(lambda ratio, constants: 0.5))),
-    ),
-    "a pull that is a function": (MethodError, lost(lambda b: Terms(surrogate=lambda ratio, constants: ratio))),
-    "a penalty that returns a mean": (
-        MethodError,
-        lost(lambda b: Terms(penalties={"kl": Penalty(0.1, lambda policy, anchor: policy.logprobs.mean())})),
-    ),
-    "a penalty that returns a number": (
-        MethodError,
-        lost(lambda b: Terms(penalties={"kl": Penalty(0.1, lambda policy, anchor: 1.0)})),
-    ),
-    "a penalty of constants": (
-        MissingSignal,
-        lost(lambda b: Terms(penalties={"kl": Penalty(0.1, lambda policy, anchor: anchor.logprobs)})),
-    ),
-    "a ratio that returns sequences": (
-        MethodError,
-        lost(lambda b: Terms(ratio=lambda policy, held: b.sequence_mean(policy.logprobs))),
-    ),
-    "an aggregate that returns a number": (
-        MethodError,
-        lost(lambda b: Terms(aggregate=lambda sequence, counted, num_sequences, totals: 1 / totals.tokens)),
-    ),
+        "init_state returns None": measured(init_state=lambda self: None),
+        "advance returns None": measured(init_state=lambda self: {"k": 0}, advance=lambda self, state, stat: None),
+        "advance drops a key": measured(
+            init_state=lambda self: {"k": 0, "l": 0}, advance=lambda self, state, stat: {"l": 1}
+        ),
+        "advance adds a key": measured(advance=lambda self, state, stat: {"k": 1}),
+        "terms returns None": planned(lambda b: None),
+        "fields that were not declared": planned(lambda b: Terms(weight=like(b, 1), bonus=like(b, 1)), writes={"keep"}),
+        "fields of none declared": planned(lambda b: Terms(weight=like(b, 1)), writes=()),
+        "keep of ints": planned(lambda b: Terms(keep=like(b, 1).long())),
+        "keep of floats": planned(lambda b: Terms(keep=like(b, 1))),
+        "keep of sequences": planned(lambda b: Terms(keep=b.sequence_ids >= 0)),
+        "keep as a list": planned(lambda b: Terms(keep=[True] * len(b))),
+        "keep on another device": planned(lambda b: Terms(keep=torch.ones(len(b), dtype=torch.bool, device="meta"))),
+        "exempt of floats": planned(lambda b: Terms(unclipped=like(b, 1))),
+        "weight of ints": planned(lambda b: Terms(weight=like(b, 1).long())),
+        "weight as a number": planned(lambda b: Terms(weight=0.5)),
+        "weight with a gradient": planned(lambda b: Terms(weight=like(b, 1).requires_grad_())),
+        "negative weights": planned(lambda b: Terms(weight=like(b, -1))),
+        "NaN weights": planned(lambda b: Terms(weight=like(b, NAN))),
+        "infinite weights": planned(lambda b: Terms(weight=like(b, INF))),
+        "a NaN bonus": planned(lambda b: Terms(bonus=torch.where(b.position == 0, NAN, like(b, 1)))),
+        "an infinite bonus": planned(lambda b: Terms(bonus=like(b, -INF))),
+        "negative bounds of tokens": planned(lambda b: Terms(bounds=Bounds(like(b, -0.1), like(b, 0.2)))),
+        "NaN bounds of tokens": planned(lambda b: Terms(bounds=Bounds(0.2, like(b, NAN)))),
+        "a float in report": planned(lambda b: Terms(report={"share": 0.5})),
+        "a tensor in report": planned(lambda b: Terms(report={"share": b.advantages})),
+        "report that is no mapping": planned(lambda b: Terms(report=mean(b))),
+        "a gate that is a function": planned(lambda b: Terms(gates={"": same})),
+        "a gate without a name": planned(lambda b: Terms(gates=Gate(same))),
+        "a gate of a number": planned(lambda b: Terms(gates={"": Gate(0.5)})),
+        "a gate, where of floats": planned(lambda b: Terms(gates={"": Gate(abs, where=b.advantages)})),
+        "a penalty that is a pair": planned(lambda b: Terms(penalties={"": (0.1, abs)})),
+        "a penalty without a name": planned(lambda b: Terms(penalties=Penalty(0.1, abs))),
+        "a penalty of a tensor": planned(lambda b: Terms(penalties={"": Penalty(0.1, b.advantages)})),
+        "a penalty with a NaN coefficient": planned(lambda b: Terms(penalties={"": Penalty(NAN, abs)})),
+        "a penalty with a tensor for a coefficient": planned(
+            lambda b: Terms(penalties={"": Penalty(torch.ones(()), abs)})
+        ),
+        "a penalty, where of sequences": planned(
+            lambda b: Terms(penalties={"": Penalty(0.1, abs, where=b.sequence_ids >= 0)})
+        ),
+        "a penalty, reads as text": planned(lambda b: Terms(penalties={"": Penalty(0.1, abs, reads="entropies")})),
+        "a penalty, reads misspelt": planned(lambda b: Terms(penalties={"": Penalty(0.1, abs, reads={"entropy"})})),
+        "bounds as a pair": planned(lambda b: Terms(bounds=(0.2, 0.28))),
+        "bounds negative": planned(lambda b: Terms(bounds=Bounds(-0.2, 0.28))),
+        "bounds of ints": planned(lambda b: Terms(bounds=Bounds(like(b, 1).long(), 0.28))),
+        "bounds, dual below 1": planned(lambda b: Terms(bounds=Bounds(0.2, 0.28, 0.5))),
+        "a ratio of a tensor": planned(lambda b: Terms(ratio=b.advantages)),
+        "an aggregate by name": planned(lambda b: Terms(aggregate="token_mean")),
+        "lr_scale negative": planned(lambda b: Terms(lr_scale=-0.5)),
+        "lr_scale NaN": planned(lambda b: Terms(lr_scale=NAN)),
+        "lr_scale a tensor": planned(lambda b: Terms(lr_scale=torch.ones(()))),
+        "lr_scale of the batch": planned(lambda b: Terms(lr_scale=1 / (1 + len(b)))),
+        "a gate that returns a column": lost(lambda b: Terms(gates={"soft": Gate(column)})),
+        "a gate that returns a number": lost(lambda b: Terms(gates={"": Gate(half)})),
+        "a gate that returns None": lost(lambda b: Terms(gates={"": Gate(nothing)})),
+        "a penalty whose name has a slash": planned(lambda b: Terms(penalties={"b/c": Penalty(0.1, live_logprobs)})),
+        "a metric without a name": planned(lambda b: Terms(report={"": ONE})),
+        "a metric named as the one of its gate": planned(
+            lambda b: Terms(gates={"": Gate(same)}, report={"stopped": ONE})
+        ),
+        "a metric named as the one of its penalty": planned(
+            lambda b: Terms(penalties={"": Penalty(0.1, live_logprobs)}, report={"value": ONE})
+        ),
+        "a metric named as one of what is observed": planned(lambda b: Terms(report={"would_drop": ONE})),
+        "a gate named as an observed clip": planned(lambda b: Terms(gates={"clip": Gate(same)})),
+        "a pull that returns a number": lost(lambda b: Terms(surrogate=Surrogate(half))),
+        "a pull that is a function": lost(lambda b: Terms(surrogate=same)),
+        "a penalty that returns a mean": lost(
+            lambda b: Terms(penalties={"kl": Penalty(0.1, lambda live, anchor: live.logprobs[0])})
+        ),
+        "a penalty that returns a number": lost(lambda b: Terms(penalties={"kl": Penalty(0.1, half)})),
+        "a ratio that returns sequences": lost(
+            lambda b: Terms(ratio=lambda live, held: b.sequence_mean(live.logprobs))
+        ),
+        "an aggregate that returns a number": lost(lambda b: Terms(aggregate=half)),
+    },
+    OutOfRange: {
+        "post init without super": careless,
+        "item out of range": with_setting(tuple[Annotated[int, Range(ge=1)], ...], (1, 0)),
+        "item of another type": with_setting(tuple[int, ...] | None, (1, 0.5)),
+        "list for a tuple": lambda: a_class(__annotations__={"chosen": tuple[int, ...]}, chosen=(1,))(chosen=[1]),
+        "a quantile in percent": measured(measure=lambda self, b: {"a": Pool.quantile(b.advantages, 75)}),
+        "a share of nothing": measured(measure=lambda self, b: {"a": Pool.top(b.advantages, 0.0)}),
+        "a state that is none": plan(STARE(), state=5),
+        "a state of a member": plan(STARE(), state=STARE().init_state()),
+        "a state of a smaller composition": plan(STARE(), S2TMask(), state=compose(S2TMask()).init_state()),
+        "a state of a larger composition": plan(S2TMask(), state=compose(STARE(), S2TMask()).init_state()),
+        "a state of another method of that key": plan(STARE(), state={"stare": {"gate": True}}),
+        "no state where one is needed": whole(compose(STARE())),
+        "no state where the learning rate is scaled": whole(compose(ClipHigher(), Scale(lr=0.5))),
+        "scope misspelt": lambda: make_plan(compose(), [], scope="micro"),
+        "one batch for the parts": lambda: make_plan(compose(), batch_of(ROWS)),
+        "a part that is no batch": lambda: make_plan(compose(), [{"advantages": 1}]),
+        "a batch of another plan": lambda: make_plan(compose(), [batch_of(ROWS)]).part(batch_of(ROWS)),
+        "a part beyond the last": lambda: make_plan(compose(), [batch_of(ROWS)]).part(1),
+        "a part that is a policy": lambda: make_plan(compose(), [batch_of(ROWS)]).part(PolicyOutputs(torch.ones(2))),
+        "a tensor for the policy": whole(policy=lambda live: live.logprobs),
+        "advantages of a list": padded(advantages=[1.0, 1.0]),
+        "a float mask with NaN": padded(response_mask=torch.tensor([[1.0, NAN, 0.0], [1.0, 1.0, 1.0]])),
+        "labels for a mask": padded(response_mask=torch.tensor([[1, 5, -100], [1, 1, 1]])),
+        "group_ids as a list": padded(group_ids=["a", "b"]),
+        "probabilities for log-probs": plan(batch=batch_of(changed(old=0.5))),
+        "a reference of probabilities": plan(KLPenalty(), batch=batch_of(changed(ref=0.9))),
+        "negative entropies": plan(S2TMask(), batch=batch_of(changed(H=-0.5))),
+        "sequence ids twice over parts": plan_of(batch_of(ROWS[:1]), batch_of(ROWS[1:])),
+        "sequence ids twice in a part": plan_of(batch_of(ROWS, [4, 4])),
+        "a loss taken twice": taken_twice,
+        "a piece that nobody measured": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of(ROWS, [0, 9])),
+        "a piece of part of a sequence": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of([ROWS[0][:2]])),
+        "a share of 0": lambda: Chooser(1, share=0.0),
+        "a share of NaN": lambda: Chooser(1, share=NAN),
+        "a share of True": lambda: Chooser(1, share=True),
+        "a share as text": lambda: Chooser(1, share="0.1"),
+        "a share of None": lambda: Chooser(1, share=None),
+        "a cap at its bound": lambda: Chooser(1, cap=1),
+        "an infinite cap": lambda: Chooser(1, cap=INF),
+        "a number beyond floats": lambda: Chooser(1, free=10**400),
+        "a choice that is none": lambda: Chooser(1, mode="some"),
+        "a choice or None": lambda: Chooser(1, maybe="c"),
+        "a float for an int": lambda: Chooser(2.0),
+        "True for an int": lambda: Chooser(True),
+        "an int below its range": lambda: Chooser(0),
+        "an int for a bool": lambda: Chooser(1, flag=1),
+        "an int for a text": lambda: Chooser(1, label=3),
+    },
+    MissingSignal: {
+        "a statistic that nobody measured": measured(
+            measure=lambda self, b: {"entropy": mean(b)}, advance=lambda self, state, stat: stat.mean("entropi")
+        ),
+        "a penalty of constants": lost(
+            lambda b: Terms(penalties={"": Penalty(0.1, lambda live, anchor: anchor.logprobs)})
+        ),
+        "a policy that was detached": whole(policy=lambda live: live.constant()),
+        "log-probs that were detached": whole(policy=lambda live: replace(live, logprobs=live.logprobs.detach())),
+        "entropies that were detached": whole(
+            compose(EntropyBonus()), lambda live: replace(live, entropies=live.entropies.detach())
+        ),
+        "a signal that is not there": lambda: batch_of(ROWS).signal("mine"),
+        "a signal that a method needs": lambda: make_plan(compose(S2TMask()), [batch_of(ROWS, without=["entropies"])]),
+        "a signal of one's own that a method needs": plan(Scale(reads="mine")),
+        "group_ids that nobody gave": plan(PassRate(), batch=padded()()),
+        "group_ids that nobody gave, within": lambda: make_plan(within(DropPunished(), PassRate()), [padded()()]),
+        "a host without a signal": hosted(within(rlstab.TopEntropyMask(), LpReg()), {"entropies"}, {"log_kept_mass"}),
+        "a host without a live output": hosted(compose(EntropyBonus()), {"entropies"}, set()),
+        "a host without a signal of a method alone": hosted(S2TMask(), set(), set()),
+    },
+    Conflict: {
+        "excludes": lambda: compose(method(excludes={"s2t": "both mask."}), S2TMask()),
+        "excludes, from the other side": lambda: compose(S2TMask(), method(excludes={"s2t": "both mask."})),
+        "excludes, inside within": lambda: compose(
+            method(excludes={"kl": "one is enough."}), within(S2TMask(), KLPenalty())
+        ),
+        "excludes, the two parts of within": lambda: within(S2TMask(), method(excludes={"s2t": "both mask."})),
+        "excludes, itself": lambda: compose(method(excludes={"mine": "one is enough."}), a_class()()),
+        "excludes, a preset": lambda: compose(method(excludes={"s2t": "both mask."}), preset("stapo").objective),
+        "requires a method": plan(method(requires={"s2t": "it counts what is left."})),
+        "requires a field": plan(method(requires={"bounds": "it scales them."})),
+        "requires, observed only": plan(method(requires={"s2t": "it counts what is left."}), observe(S2TMask())),
+        "requires a field, observed only": plan(method(requires={"gates": "it scales them."}), observe(ClipHigher())),
+        "a slot with two owners": lambda: compose(TokenMean(), S2TMask(), SequenceMean()),
+        "a slot with two owners of one name": lambda: compose(ClipHigher(), compose(ClipHigher(high=0.5))),
+        "a slot that a setting fills": lambda: compose(LpReg(ratio_cap=10.0), ClipHigher()),
+        "two surrogates": lambda: compose(rlstab.CISPO(), rlstab.VESPO()),
+        "a surrogate beside bounds": lambda: compose(ClipHigher(), rlstab.CISPO()),
+        "one signal defined twice": lambda: compose(LpReg(min_p=0.1), LpReg()),
+        "within, inner bounds": lambda: within(S2TMask(), ClipHigher()),
+        "within, inner surrogate": lambda: within(S2TMask(), rlstab.CISPO()),
+        "within, inner learning rate": lambda: within(S2TMask(), Scale(lr=0.5)),
+        "within, outer without a mask": lambda: within(STARE(), S2TMask()),
+        "within, outer that keeps all at its settings": lambda: within(
+            rlstab.TopEntropyMask(denominator="all"), S2TMask()
+        ),
+        "observe, an aggregation": lambda: observe(SequenceMean()),
+        "a name of another class": lambda: register(a_class(name="s2t")),
+    },
+    ShapeError: {
+        "a policy of other tokens": whole(policy=lambda live: live.select(torch.tensor([0]))),
+        "a policy as padded": whole(policy=lambda live: PolicyOutputs(torch.zeros(2, 3))),
+        "a policy on another device": whole(policy=lambda live: PolicyOutputs(live.logprobs.to("meta"))),
+        "entropies of other tokens": whole(policy=lambda live: replace(live, entropies=live.entropies[:1])),
+        "advantages of shape (B, 1)": padded(advantages=torch.ones(2, 1)),
+        "prompts included": padded(old_logprobs=torch.zeros(2, 8)),
+        "token ids for log-probs": padded(old_logprobs=torch.ones(2, 3, dtype=torch.int64)),
+        "group_ids of floats": padded(group_ids=torch.tensor([0.0, 0.5])),
+        "group_ids of tokens": padded(group_ids=torch.ones(2, 3, dtype=torch.int64)),
+        "another device": padded(old_logprobs=torch.ones(2, 3, device="meta")),
+        "old_logprobs with a gradient": lambda: replace(batch_of(ROWS), old_logprobs=torch.ones(5, requires_grad=True)),
+        "a token of no sequence": lambda: replace(batch_of(ROWS), sequence=torch.tensor([0, 0, 0, 1, 2])),
+        "a token of a sequence below 0": lambda: replace(batch_of(ROWS), sequence=torch.tensor([0, 0, -3, 9, 1])),
+        "sequence ids of int32": lambda: replace(batch_of(ROWS), sequence_ids=torch.arange(2).int()),
+        "positions of another number": lambda: replace(batch_of(ROWS), position=torch.arange(2)),
+        "group_ids of another number": lambda: replace(batch_of(ROWS), group_ids=torch.arange(3)),
+        "a mask of one dimension": padded(response_mask=torch.ones(6)),
+        "advantages of other rows": padded(advantages=torch.ones(3)),
+        "a signal of its own of other tokens": padded(extra={"mine": torch.zeros(3)}),
+        "sequence_ids of other rows": padded(sequence_ids=torch.arange(3)),
+        "live outputs of other tokens": lambda: PolicyOutputs.from_padded(
+            padded()(), logprobs=torch.zeros(2, 3), entropies=torch.zeros(2, 2)
+        ),
+        "a padded layout of a batch that has none": lambda: layout_of(TokenBatch.empty()),
+    },
+    UnknownName: {
+        "a signal misspelt": padded(entropy=torch.ones(2, 3)),
+        "a setting misspelt": lambda: S2TMask(max_probs=0.1),
+        "a setting of a method without any": lambda: rlstab.TokenMean(share=0.1),
+        "compose with a misspelt setting": lambda: compose(S2TMask(), quantle=0.5),
+        "compose with a misspelt term": lambda: compose(S2TMask(), agregate="sequence_mean"),
+        "a method misspelt": lambda: METHODS.get("s2tt"),
+    },
+    NonFinite: {
+        "NaN and Inf in the evidence": plan(S2TMask(), batch=batch_of(changed(old=-INF, H=NAN))),
+        "NaN that only another method reads": plan(batch=batch_of(changed(old=-INF, H=NAN))),
+        "a live log-prob above 0": whole(policy=lambda live: replace(live, logprobs=live.logprobs.exp())),
+        "a live entropy below 0": whole(
+            compose(EntropyBonus()), lambda live: replace(live, entropies=-1 - live.entropies)
+        ),
+        "advantages at the edge of float32": whole(policy=lambda live: live, rows=LOUD, dtype=torch.float32),
+    },
 }
-FITS = {
-    "excludes": (Conflict, lambda: compose(excluding(excludes={"s2t": "both mask."}), S2TMask())),
-    "excludes, from the other side": (Conflict, lambda: compose(S2TMask(), excluding(excludes={"s2t": "both mask."}))),
-    "excludes, inside within": (
-        Conflict,
-        lambda: compose(excluding(excludes={"kl": "one is enough."}), within(S2TMask(), KLPenalty())),
-    ),
-    "excludes, the two parts of within": (
-        Conflict,
-        lambda: within(S2TMask(), excluding(excludes={"s2t": "both mask."})),
-    ),
-    "excludes, itself": (Conflict, lambda: compose(excluding(excludes={"mine": "one is enough."}), a_class()())),
-    "excludes, a preset": (
-        Conflict,
-        lambda: compose(excluding(excludes={"s2t": "both mask."}), preset("stapo").objective),
-    ),
-    "requires a method": (
-        Conflict,
-        lambda: make_plan(compose(excluding(requires={"s2t": "it counts what is left."})), []),
-    ),
-    "requires a field": (Conflict, lambda: make_plan(compose(excluding(requires={"bounds": "it scales them."})), [])),
-    "requires, observed only": (
-        Conflict,
-        lambda: make_plan(compose(excluding(requires={"s2t": "it counts what is left."}), observe(S2TMask())), []),
-    ),
-    "requires a field, observed only": (
-        Conflict,
-        lambda: make_plan(compose(excluding(requires={"gates": "it scales them."}), observe(ClipHigher())), []),
-    ),
-}
-STEPS = {
-    "scope misspelt": (OutOfRange, lambda: make_plan(compose(), [], scope="micro")),
-    "one batch for the parts": (OutOfRange, lambda: make_plan(compose(), batch_of(ROWS))),
-    "a part that is no batch": (OutOfRange, lambda: make_plan(compose(), [{"advantages": 1}])),
-    "a batch of another plan": (OutOfRange, lambda: make_plan(compose(), [batch_of(ROWS)]).part(batch_of(ROWS))),
-    "a part beyond the last": (OutOfRange, lambda: make_plan(compose(), [batch_of(ROWS)]).part(1)),
-    "a part that is a policy": (
-        OutOfRange,
-        lambda: make_plan(compose(), [batch_of(ROWS)]).part(PolicyOutputs(torch.ones(2))),
-    ),
-    "a tensor for the policy": (OutOfRange, whole(policy=lambda live: live.logprobs)),
-    "a policy of other tokens": (ShapeError, whole(policy=lambda live: live.select(torch.tensor([0])))),
-    "a policy as padded": (ShapeError, whole(policy=lambda live: PolicyOutputs(torch.zeros(2, 3)))),
-    "a policy that was detached": (MissingSignal, whole(policy=lambda live: live.constant())),
-    "a policy on another device": (ShapeError, whole(policy=lambda live: PolicyOutputs(live.logprobs.to("meta")))),
-    "entropies of other tokens": (ShapeError, whole(policy=lambda live: replace(live, entropies=live.entropies[:1]))),
-    "log-probs that were detached": (
-        MissingSignal,
-        whole(policy=lambda live: replace(live, logprobs=live.logprobs.detach())),
-    ),
-    "entropies that were detached": (
-        MissingSignal,
-        whole(compose(EntropyBonus()), lambda live: replace(live, entropies=live.entropies.detach())),
-    ),
-    "a signal misspelt": (UnknownName, padded(entropy=torch.ones(2, 3))),
-    "a setting misspelt": (UnknownName, lambda: S2TMask(max_probs=0.1)),
-    "a setting of a method without any": (UnknownName, lambda: rlstab.TokenMean(share=0.1)),
-    "advantages of shape (B, 1)": (ShapeError, padded(advantages=torch.ones(2, 1))),
-    "advantages of a list": (OutOfRange, padded(advantages=[1.0, 1.0])),
-    "a float mask with NaN": (OutOfRange, padded(response_mask=torch.tensor([[1.0, NAN, 0.0], [1.0, 1.0, 1.0]]))),
-    "labels for a mask": (OutOfRange, padded(response_mask=torch.tensor([[1, 5, -100], [1, 1, 1]]))),
-    "prompts included": (ShapeError, padded(old_logprobs=torch.zeros(2, 8))),
-    "token ids for log-probs": (ShapeError, padded(old_logprobs=torch.ones(2, 3, dtype=torch.int64))),
-    "group_ids as a list": (OutOfRange, padded(group_ids=["a", "b"])),
-    "group_ids of floats": (ShapeError, padded(group_ids=torch.tensor([0.0, 0.5]))),
-    "group_ids of tokens": (ShapeError, padded(group_ids=torch.ones(2, 3, dtype=torch.int64))),
-    "another device": (ShapeError, padded(old_logprobs=torch.ones(2, 3, device="meta"))),
-    "a signal that is not there": (MissingSignal, lambda: batch_of(ROWS).signal("mine")),
-    "old_logprobs with a gradient": (
-        ShapeError,
-        lambda: replace(batch_of(ROWS), old_logprobs=torch.ones(5, requires_grad=True)),
-    ),
-}
-
 GIVEN = {"a class": ClipHigher, "a list": [ClipHigher()], "a preset": preset("dapo"), "a name": "s2t", "None": None}
 CALLS = {
     "compose": compose,
@@ -492,89 +491,85 @@ CALLS = {
     "observe": observe,
     "make_plan": lambda given: make_plan(given, []),
 }
-NOT_METHODS = {
-    f"{call}: {what}": (MethodError, functools.partial(CALLS[call], GIVEN[what])) for call in CALLS for what in GIVEN
+MISTAKES[MethodError] |= {
+    f"{call}: {what}": functools.partial(CALLS[call], GIVEN[what]) for call in CALLS for what in GIVEN
 }
-TABLE = {**CLASSES, **MEASURES, **STATES, **TERMS, **FUNCTIONS, **FITS, **STEPS, **NOT_METHODS}
 FILE = Path(__file__).parents[1] / "errors.txt"
 
 
 def told() -> str:
     """Each mistake with its error, as the file has them."""
     lines = []
-    for name, (error, act) in TABLE.items():
-        with pytest.raises(error) as caught:
-            act()
-        assert type(caught.value) is error, name
-        lines.append(f"{name}\n    {error.__name__}: " + str(caught.value).replace("\n", "\n    "))
+    for error, mistakes in MISTAKES.items():
+        for name, act in mistakes.items():
+            with pytest.raises(error) as caught:
+                act()
+            assert type(caught.value) is error, name
+            lines.append(f"{name}\n    {error.__name__}: " + str(caught.value).replace("\n", "\n    "))
     return "\n".join(lines) + "\n"
 
 
 def test_each_mistake_is_told_as_the_file_says():
-    assert len(TABLE) == sum(map(len, (CLASSES, MEASURES, STATES, TERMS, FUNCTIONS, FITS, STEPS, NOT_METHODS)))
     assert told().split("\n") == FILE.read_text(encoding="utf-8").split("\n")
 
 
-def misfit(key, count):
-    return says(
-        MethodError,
-        f"'{key}' gave {count} weights, bonuses or bounds that are NaN, infinite or negative. A weight is finite and "
-        f"at least 0 (to turn a token around, use bonus), a bonus is finite, and a bound is at least 0.",
-    )
+def test_the_culprit_is_named_where_others_hide_it():
+    """Two negative weights make a positive one; inside `within` a method saw the three tokens of the first row."""
+    rows = [[{**one, "A": sign} for one in row] for row, sign in zip(ROWS, (1.0, -1.0), strict=True)]
+    for objective, named in (
+        (compose(Scale(weight=-1.0), Scale(weight=-2.0), S2TMask()), "'scale_1' gave 5 "),
+        (
+            compose(Scale(), within(DropPunished(), compose(Scale(weight=-1.0), S2TMask()))),
+            "'within/inner/scale' gave 3 ",
+        ),
+    ):
+        with pytest.raises(MethodError, match=named):
+            make_plan(objective, [batch_of(rows)])
 
 
-def test_the_culprit_is_named_where_two_negative_weights_make_a_positive_one():
-    twice = compose(Scale(weight=-1.0), Scale(weight=-2.0), S2TMask())
-    with misfit("scale_1", 5):
-        make_plan(twice, [batch_of(ROWS)])
+def over_ranks(act, ranks=3):
+    """What each of some ranks raises, as threads."""
+    raised = [None] * ranks
 
-
-def test_the_culprit_is_named_inside_within():
-    objective = compose(Scale(), within(DropPunished(), compose(Scale(weight=-1.0), S2TMask())))
-    rows = [[{**one, "A": 1.0} for one in ROWS[0]], [{**one, "A": -1.0} for one in ROWS[1]]]
-    with misfit("within/inner/scale", 3):  # it saw the three tokens of the first row
-        make_plan(objective, [batch_of(rows)])
-
-
-def test_every_rank_raises_and_the_one_with_the_culprit_names_it():
-    objective = compose(asking(lambda b: Terms(bonus=torch.where(b.sequence_ids == 1, NAN, 0.0)[b.sequence].double())))
-    comms, told = ThreadComm.of(3), {}
-
-    def work(rank):
-        parts = [batch_of([ROWS[rank]], [rank])] if rank < 2 else []
+    def work(rank, comm):
         try:
-            make_plan(objective, parts, comm=comms[rank])
-        except MethodError as error:
-            told[rank] = str(error)
+            act(rank, comm)
+        except RlstabError as error:
+            raised[rank] = f"{type(error).__name__}: {error}"
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert sorted(told) == [0, 1, 2]
-    assert told[1].startswith("'mine' gave 2 weights, bonuses or bounds")
-    assert (
-        told[0]
-        == told[2]
-        == (
-            "on another rank a method gave 2 weights, bonuses or bounds that no loss can take. Look at the error there."
-        )
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(ThreadComm.of(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@pytest.mark.parametrize(
+    ("spoil", "own", "others"),
+    [
+        ({"H": 9.0}, "MethodError: 'mine' gave 1 weights", "MethodError: on another rank a method gave 1 weights"),
+        ({"old": NAN}, *["NonFinite: .* 1 in 'old_logprobs'"] * 2),
+        ({"old": 0.3}, *["OutOfRange: .* 1 in 'old_logprobs'"] * 2),
+    ],
+)
+def test_every_rank_raises_and_the_one_with_the_culprit_names_it(spoil, own, others):
+    def spoilt(b):
+        return Terms(bonus=torch.where(b.entropies == 9.0, NAN, 0.0).double())
+
+    objective = compose(asking(spoilt, writes={"bonus"}, needs={"entropies"}))
+    rows = changed(**spoil)[::-1]  # the second rank has it, the third has no part
+    raised = over_ranks(
+        lambda rank, comm: make_plan(objective, [batch_of([rows[rank]], [rank])] if rank < 2 else [], comm=comm)
     )
+    for text, wanted in zip(raised, (others, own, others), strict=True):
+        assert re.match(wanted, text)
 
 
 def test_names_that_a_rank_without_parts_lacks_are_told_before_ranks_wait_for_each_other():
-    asked = []
-
-    class Counting(LocalComm):
-        def sum(self, values):
-            asked.append(values)
-            return values
-
     method = a_class(measure=by_tokens(lambda b: {"a": mean(b)}, lambda b: {}))()
     with pytest.raises(MethodError, match="returned 'a' as a Mean on a part"):
-        measure_all(method, [batch_of(ROWS)], {}, Counting())
-    assert asked == []
+        measure_all(method, [batch_of(ROWS)], {}, comm=None)  # which nobody calls
 
 
 def test_what_is_only_observed_excludes_and_requires_nothing():
@@ -582,20 +577,7 @@ def test_what_is_only_observed_excludes_and_requires_nothing():
     make_plan(compose(observe(rival), S2TMask()), [])
     make_plan(compose(a_class(excludes={"s2t": "both mask."})(), observe(S2TMask())), [])
     compose(a_class(excludes={"mine": "one is enough."})())
-
-
-def test_a_gate_that_is_nan_is_counted_by_a_plan_and_raised_by_a_call():
-    objective = compose(
-        asking(
-            lambda b: Terms(gates={"": Gate(lambda ratio, constants: torch.where(b.position == 0, NAN, ratio))}),
-            writes={"gates"},
-        )
-    )
-    batch = batch_of([[{**one, "A": 1.0} for one in row] for row in ROWS])
-    policy = live_of(batch, ROWS)[0]
-    assert make_plan(objective, [batch]).loss(batch, policy).nonfinite == 2
-    with pytest.raises(NonFinite):
-        objective(batch, policy)
+    compose(rlstab.CISPO(), observe(ClipHigher()))
 
 
 def test_a_loss_that_is_only_looked_at_needs_no_gradient():
@@ -605,6 +587,22 @@ def test_a_loss_that_is_only_looked_at_needs_no_gradient():
         assert math.isfinite(compose(KLPenalty())(batch, policy).loss)
     silent = batch_of([[{**one, "A": 0.0} for one in row] for row in ROWS])
     assert make_plan(compose(), [silent]).loss(0, policy).loss == 0
+
+
+def test_what_rounding_makes_is_no_mistake():
+    """float32 makes at most 3e-4 of logits in the thousands; bfloat16 and a log-softmax make no log-prob above 0."""
+    batch = batch_of(changed(old=5e-4, H=-5e-4, ref=5e-4, now=5e-4, rollout=5e-4))
+    objective = compose(S2TMask(), KLPenalty(), EntropyBonus())
+    policy = live_of(batch, changed(logp=5e-4, live_H=-5e-4))[0]
+    assert objective(batch, policy).nonfinite == 0
+
+
+def test_what_nothing_reads_may_be_impossible():
+    """Off the rows that a plan names live outputs may hold anything finite, and signals that no method needs too."""
+    rows = changed(A=0.0, H=-1.0, logp=0.7, live_H=-1.0)
+    batch = batch_of(rows)
+    assert compose(ClipHigher())(batch, live_of(batch, rows)[0]).nonfinite == 0
+    assert compose(EntropyBonus(coefficient=0.0))(batch_of(changed(H=0.1)), live_of(batch, ROWS)[0]).nonfinite == 0
 
 
 class Places(TokenObjective):

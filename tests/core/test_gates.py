@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 import torch
 
-import rlstab
 from rlstab import (
     ASPO,
     CEGPPO,
@@ -15,7 +14,6 @@ from rlstab import (
     DPPO,
     DRPO,
     GSPO,
-    MASPO,
     SAPO,
     ClipHigher,
     Gate,
@@ -31,7 +29,6 @@ from rlstab.core.terms import Constants
 from rlstab.errors import NonFinite
 from tests.core.gate_methods import CISPO, VESPO, OneSided
 from tests.core.methods import DropPunished, Exempt, Noise, Scale
-from tests.core.says import says
 from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts, token
 
 ROWS = [
@@ -39,8 +36,6 @@ ROWS = [
 ]
 #: Rounding of one operation in float64.
 EPS = 2.0**-53
-#: Published as `-weight * ratio * A`. The others print `-weight * A * log-prob`, or an integral of the slope.
-PRINTED_ALIKE = {"maspo", "ce_gppo"}
 
 
 def run(objective, rows=ROWS, **options):
@@ -52,111 +47,6 @@ def run(objective, rows=ROWS, **options):
 
 
 # -- the surrogates as published: (live, old, A, entropies) of one response, losses of its tokens --
-
-
-def cispo(live, old, A, H):
-    return -live.sub(old).exp().clamp(max=1.2).detach() * A * live
-
-
-def sapo(live, old, A, H):
-    tau = 1.0 if A > 0 else 1.05
-    return -(4 / tau) * torch.sigmoid(tau * (live.sub(old).exp() - 1)) * A
-
-
-def maspo(live, old, A, H):
-    ratio, losses = live.sub(old).exp(), []
-    for r, q in zip(ratio, old.exp(), strict=True):
-        base = min(max(1.0 / float(q) ** 0.3, 1.0), 10.0)
-        factor, fixed = 1.0, float(r.detach())
-        if A > 0 and fixed > 1:
-            factor = math.exp(-((fixed - 1) ** 2) / (2 * (base * min(max(1 + 0.03 * A, 0.1), 10.0)) ** 2))
-        if A < 0 and fixed < 1:
-            factor = math.exp(-((fixed - 1) ** 2) / (2 * (base * min(max(1 / (1 - 0.03 * A), 0.1), 10.0)) ** 2))
-        losses.append(-A * factor * r)
-    return torch.stack(losses)
-
-
-def ce_gppo(live, old, A, H):
-    ratio = live.sub(old).exp()
-    unit = ratio / ratio.detach()
-    if A > 0:
-        return torch.where(ratio > 1.28, -0.75 * 1.28 * unit * A, -ratio * A)
-    return torch.where(ratio < 0.8, -0.5 * 0.8 * unit * A, -ratio * A)
-
-
-def dppo(live, old, A, H):
-    moved = live.detach().exp() - old.exp()
-    bad = moved > 0.05 if A > 0 else moved < -0.05
-    return -A * live.sub(old).exp().clamp(max=1.5).detach() * ~bad * live
-
-
-def vespo(live, old, A, H):
-    s = float(live.detach().sub(old).sum())
-    k, lam = (2.0, 3.0) if A >= 0 else (3.0, 2.0)
-    return -math.exp(lam + k * s - lam * math.exp(s)) * A * live
-
-
-def aspo(live, old, A, H):
-    losses = []
-    edge = torch.quantile(H, 0.8)  # linear, as numpy's
-    for lp, lo, h in zip(live, old, H, strict=True):
-        r, room = float((lp - lo).detach().exp()), 0.2 if h <= edge else 0.4
-        if A > 0:
-            weight = 0.0 if r > 1 + room else min(1 / r, 1.5)
-        else:
-            weight = 0.0 if r < 1 - room else min(r, 1.5)
-        losses.append(-A * weight * lp)
-    return torch.stack(losses)
-
-
-def drpo(live, old, A, H):
-    ratio = live.sub(old).exp()
-    return -A * ratio + abs(A) * old.exp() * (ratio - 1) ** 2 / (2 * 12.5)
-
-
-PUBLISHED = {
-    CISPO(): cispo,
-    rlstab.CISPO(cap=1.2): cispo,
-    rlstab.VESPO(): vespo,
-    SAPO(): sapo,
-    MASPO(): maspo,
-    CEGPPO(low=0.2, high=0.28, pull_low=0.5, pull_high=0.75): ce_gppo,
-    DPPO(high=0.05, low=0.05, cap=1.5, anchor="old"): dppo,
-    VESPO(): vespo,
-    ASPO(cap=1.5): aspo,
-    DRPO(anchor="old"): drpo,
-}
-
-
-def published(surrogate, rows):
-    """Loss and gradient of the mean over tokens, and how much the exponents of the surrogate enlarge a rounding."""
-    live = [torch.tensor([one["logp"] for one in row], dtype=torch.float64, requires_grad=True) for row in rows]
-    loss, condition = 0.0, []
-    for leaf, row in zip(live, rows, strict=True):
-        if row:
-            old, H = (torch.tensor([one[field] for one in row], dtype=torch.float64) for field in ("old", "H"))
-            loss = loss + surrogate(leaf, old, row[0]["A"], H).sum()
-            s = float((leaf.detach() - old).abs().sum())
-            exponent = 3 + 3 * s + 3 * math.exp(s) if surrogate is vespo else 0.0
-            condition.append(torch.full((len(row),), 1.0 + exponent, dtype=torch.float64))
-    loss = loss / sum(map(len, rows))
-    loss.backward()
-    slopes = torch.cat([leaf.grad for leaf in live if leaf.numel()])
-    return loss.item(), slopes, torch.cat(condition)
-
-
-@pytest.mark.parametrize("method", PUBLISHED, ids=lambda one: one.name)
-def test_the_gradient_is_that_of_the_published_surrogate(method):
-    """Relative to each token: no side makes more than sixteen roundings, and exponents of VESPO enlarge them."""
-    out, slopes, batch = run(compose(method))
-    ratio = (live_of(batch, ROWS)[0].logprobs.detach() - batch.old_logprobs).exp()
-    for side in (ratio > 1.28, ratio < 0.8):
-        for sign in (batch.rewarded, batch.punished):
-            assert (side & sign).any()
-    loss, expected, condition = published(PUBLISHED[method], ROWS)
-    assert bool(((slopes - expected).abs() <= 16 * EPS * condition * expected.abs()).all())
-    same = out.loss.item() == pytest.approx(loss, rel=1e-13)
-    assert same is (method.name in PRINTED_ALIKE)
 
 
 # -- gates beside other methods ----------------------------------------------------------------------------------------
@@ -254,9 +144,7 @@ def test_a_gate_that_is_not_finite_refuses_the_step(value):
     out = make_plan(compose(Spoils(value)), [batch]).loss(batch, policy)
     assert out.nonfinite == spoiled
     assert math.isnan(out.loss.item())
-    with says(
-        NonFinite, f"live outputs of the policy, or a gate made of them, are NaN or Inf on {spoiled} tokens. The..."
-    ):
+    with pytest.raises(NonFinite):
         compose(Spoils(value))(batch, policy)
     watched = compose(Spoils(value, acts=False))(batch, policy)
     assert torch.equal(watched.loss, compose()(batch, policy).loss)
@@ -275,18 +163,6 @@ def test_within_shows_a_gate_only_what_the_outer_method_keeps():
     counted = out.report["within/inner/gate"]
     assert counted.count == batch.rewarded.sum()
     assert counted.total == int(batch.rewarded.sum()) + int(chosen.sum())
-
-
-def test_a_gate_of_sequences_within_sums_what_is_kept():
-    _, slopes, batch = run(compose(within(Noise(), VESPO())))
-    keep = make_plan(compose(Noise()), [batch]).terms(batch).keep
-    shorter = [
-        [one for one, there in zip(row, keep[batch.sequence == i].tolist(), strict=True) if there]
-        for i, row in enumerate(ROWS)
-    ]
-    _, expected, _ = published(vespo, shorter)
-    torch.testing.assert_close(slopes[keep], expected, rtol=1e-13, atol=0)
-    assert not slopes[~keep].any()
 
 
 def test_metrics_of_gates_and_of_a_pull_by_hand_and_over_parts():

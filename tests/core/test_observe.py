@@ -63,7 +63,7 @@ def steps(objective, count=3):
     state, found = objective.init_state(), []
     for seed in range(count):
         rows = random_rows(seed, [3, 5, 0, 7, 4, 9])
-        batch = batch_of(rows)
+        batch = batch_of(rows, range(6))
         policy, leaves = live_of(batch, rows)
         out = objective(batch, policy, state=state)
         out.loss.backward()

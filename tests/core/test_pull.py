@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from rlstab import ClipHigher, Gate, S2TMask, Surrogate, Terms, TokenObjective, compose, make_plan, observe, within
+from rlstab import Gate, Surrogate, Terms, TokenObjective, compose, make_plan, observe
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import About
 from rlstab.errors import Conflict, FitWarning
@@ -104,20 +104,6 @@ def test_observed_it_is_a_gate_that_does_not_act():
 
 
 # -- with what it cannot be composed -----------------------------------------------------------------------------------
-
-
-def test_two_pulls_and_a_pull_beside_bounds_are_refused():
-    with says(Conflict, "'capped' and 'mean_of_sequence' both define the surrogate; a composition has exactly one...."):
-        compose(Capped(), MeanOfSequence())
-    with says(
-        Conflict,
-        "'capped' and 'clip_higher' exclude each other: 'capped' says with what a token pulls instead of its ratio, "
-        "and a trust region bounds the ratio.\n  Remove one of them.",
-    ):
-        compose(ClipHigher(), Capped())
-    with says(Conflict, "within('s2t', 'capped'): the inner method defines the surrogate, which belongs to..."):
-        within(S2TMask(), Capped())
-    compose(Capped(), observe(ClipHigher()))  # what is only observed bounds nothing
 
 
 class Particular(TokenObjective):

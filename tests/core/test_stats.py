@@ -12,7 +12,6 @@ from rlstab.core import select
 from rlstab.core.comm import LocalComm
 from rlstab.core.stats import merge, settle
 from rlstab.testing.tolerances import REORDERED
-from tests.core.says import says
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 coarse = st.lists(st.integers(-12, 12).map(lambda k: k / 4), min_size=1, max_size=30)
@@ -153,12 +152,6 @@ def test_mean_counts_what_it_is_told_to():
 def test_mean_adds_in_float64():
     many = torch.full((10_001,), 0.1, dtype=torch.float32)
     assert Mean.of(many).value == pytest.approx(float(many[0]), rel=REORDERED)
-
-
-def test_different_summaries_do_not_merge():
-    with says(TypeError, "cannot merge Mean with Pool"):
-        merge({"x": Mean.scalar(1.0)}, {"x": Pool.quantile(torch.zeros(1), 0.5)})
-    assert settle([], LocalComm()) == {}
 
 
 class Through:

@@ -30,9 +30,10 @@ def drawn(seed: int = 0, **changes: Tensor) -> TokenBatch:
         return low + (high - low) * torch.rand(20, 40, generator=rng, dtype=torch.float64)
 
     rare = uniform(0, 1) < 0.1
-    logprobs = torch.where(rare, uniform(-9, -4), uniform(-2, 0))
+    logprobs = torch.where(rare, uniform(-9, -4), uniform(-2.6, -0.6))
     signals = {
         "advantages": torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(10),
+        "group_ids": torch.arange(20),
         "old_logprobs": logprobs,
         "entropies": uniform(0, 0.5),
         "ref_logprobs": logprobs - 0.1,
@@ -90,7 +91,8 @@ def nowhere(where: Tensor, values: Tensor) -> bool:
 def moved(batch: TokenBatch, size: float) -> tuple[TokenBatch, Tensor]:
     """The batch with room above, and a policy that went up and down by ``size`` nats in turn, and up by a little."""
     old = batch.old_logprobs - size - 0.05
-    return dataclasses.replace(batch, old_logprobs=old), old + torch.where(batch.position % 2 == 0, size, -size) + 0.02
+    now = old + torch.where(batch.position % 2 == 0, size, -size) + 0.02
+    return dataclasses.replace(batch, old_logprobs=old), now.clamp(max=0.0)
 
 
 def far_from_the_sampler(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
