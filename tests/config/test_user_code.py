@@ -15,9 +15,9 @@ from rlstab.bench.file import load_bench
 from rlstab.cli import main
 from rlstab.config import dump_run, json_schema, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.user_code import changed_files, checksums, classes, is_user_code
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, UnknownName
 from rlstab.report.load import load_runs
-from rlstab.tasks.build import build_task, require_settings
+from rlstab.tasks.build import build_task, require_loadable
 from tests.train.runs import go, small
 
 METHOD = """
@@ -176,7 +176,7 @@ def test_a_stage_and_a_task(write: Write, tmp_path: Path) -> None:
         "code": f"{tmp_path}/project/own.py:Doubling",
         "options": {"most": 5},
     }
-    require_settings(run.task)
+    require_loadable(run.task)
     assert build_task(run.task).example("train", 6).prompt == "2+2="
     assert load_run(yaml.safe_load(dump_run(run))) == run
 
@@ -286,10 +286,11 @@ def test_a_task_that_cannot_be_used(write: Write) -> None:
     for options, named in [
         ({"name": "own.py:Doubling", "least": 2}, "Doubling(least=2) raised TypeError: "),
         ({"name": "own.py:Nothing"}, "has no class 'Nothing'"),
-        ({"name": "own", "code": "nothing"}, "task.code: "),
         ({"name": "own.py:Plain"}, "`keeps_special_tokens`"),
     ]:
         assert named in refusal(lambda: build_task(load_run(run_of(write, task=options)).task))  # noqa: B023
+    with pytest.raises(UnknownName, match="'nothing'"):
+        build_task(load_run(run_of(write, task={"name": "own", "code": "nothing"})).task)
 
 
 def test_an_installed_task(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
