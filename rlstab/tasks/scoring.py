@@ -195,7 +195,7 @@ class _Worker:
                     return how_ended(self._process.returncode)
                 line += piece
         with suppress(ValueError, RecursionError):
-            reply = json.loads(line)
+            reply: dict[str, Any] = json.loads(line)
             known = isinstance(reply, dict) and [_REPLIES.get(key) for key in reply] == [*map(type, reply.values())]
             if known and math.isfinite(reply.get("score", 0.0)):
                 return reply
