@@ -80,7 +80,7 @@ def test_the_launch_lines_of_the_page_run(tmp_path: Path) -> None:
     (tmp_path / "objective.yaml").write_text(BLOCKS["yaml"][0])
     told = '\nprint("launched", trainer.accelerator.num_processes, trainer.accelerator.distributed_type.value)\n'
     (tmp_path / "train.py").write_text(script + told)
-    (tmp_path / "usercustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    " + SHARD)
+    (tmp_path / "sitecustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    " + SHARD)
     assert [line.partition(" --")[0] for line in lines] == ["accelerate launch"] * 2
     for line, engine in zip(lines, ("MULTI_CPU", "FSDP"), strict=True):
         said = shell(line, tmp_path, str(tmp_path))
