@@ -194,7 +194,7 @@ CHECKED = [f"--memory={size}" for size in ("", "lots", "-5GB", "0", "nanGB", "1e
 CHECKED += ["--processes=0", "--host=zzz", "--host=", "--host=trl --memory=zzz", "--set=objective=zzz"]
 rows("check f.yaml", CHECKED, files={"f.yaml": RUN})
 row("check f.yaml", "a bench file", files={"f.yaml": BENCH}, says="this is a bench file")
-for command, other in {"check": "bench_smoke", "explain": "zzz", "train": "zzz", "bench": "countdown"}.items():
+for command, other in {"check": "bench_entropy", "explain": "zzz", "train": "zzz", "bench": "countdown"}.items():
     row([command, "--example", other], "an example that is none of this command")
 rows("explain", ["--preset=zzz", "s2t,zzz", "s2t,,", ",", "sequence_mean,token_mean", "s2t,<b>", f"s2t,{ESC}"])
 rows("explain", ["--preset=dapo --set objective=5", "none.py:M"])
