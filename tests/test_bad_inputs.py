@@ -413,7 +413,7 @@ TRACE = {"t.jsonl": json.dumps(EXPORT) + "\n"}
 SHOWN = ["--rollout=99", "--rollout=-1", "--limit=0", "--limit=-3"]
 rows("view t.jsonl", [*SHOWN, "--tokenizer=none", "--tokenizer=."], files=TRACE)
 rows("view t.jsonl --terminal", SHOWN, files=TRACE)
-rows("view t.jsonl", ["--out=/dev/full", "--out=.", "--out=none/x.html", "--out=t.jsonl/x", "--out="], files=TRACE)
+rows("view t.jsonl", ["--out=/dev/full", "--out=.", "--out=t.jsonl/x", "--out="], files=TRACE)
 row("view t.jsonl --out t.jsonl", "a page onto the file that it is of", files=TRACE, says="t.jsonl")
 row("view t.jsonl", "another page beside the file", files={**TRACE, "t.html": "<p>mine"}, says="t.html exists")
 for option in [
