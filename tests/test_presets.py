@@ -99,13 +99,7 @@ PUBLISHED = {
         "fipo.safe_ratio": 10.0,
     },
     # zhyang2226/AR-Lopti train_kklogic_AR_4x80GB.sh
-    "ar": {
-        **clip(0.2, 0.24, 10.0),
-        "ar.alpha": 0.2,
-        "kl.coefficient": 0.001,
-        "kl.estimator": "k3",
-        "kl.cap": 10.0,
-    },
+    "ar": {**clip(0.2, 0.24, 10.0), "ar.alpha": 0.2, "kl.coefficient": 0.001, "kl.estimator": "k3", "kl.cap": 10.0},
     # layer6ai-labs/wapo numina_lean_math.toml: clip_eps 9, max_seq_len 8192
     "wapo": {**clip(1.0, 9.0, None), "wapo.length": 8192},
     # arXiv 2506.13585 without a number; arXiv 2510.13786: clipped to [0, 5]

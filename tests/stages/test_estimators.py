@@ -30,7 +30,7 @@ every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
 
 def test_all_are_here() -> None:
     assert {cls.name for cls in CLASSES} >= {
-        *("blockwise", "bnpo", "dr_grpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "reinforce_pp", "rloo"),
+        *("blockwise", "bnpo", "dr_grpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "reinforce_pp", "rloo")
     }
 
 
