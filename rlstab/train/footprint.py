@@ -138,8 +138,6 @@ def footprint(shape: Shape, run: RunConfig, engine: str, processes: int) -> Foot
         sampling["gathered weights"] = weights
         if reference:  # it is asked while the policy is whole
             sampling["gathered reference"] = weights
-        # the weights first, then in the first process both moments of all of them
-        phases["writing a checkpoint"] = {"gathered weights, then moments": max(weights, 2 * trained)}
     else:
         backward["gradient of one weight"] = shape.largest * WIDE  # before it is added to those of other micro-batches
     return Footprint(standing, phases, shape.kept)

@@ -28,6 +28,7 @@ from accelerate.utils import (
     disable_fsdp_ram_efficient_loading,
     gather_object,
     patch_environment,
+    set_seed,
 )
 from rich.console import Console
 from rich.markup import escape
@@ -267,7 +268,7 @@ class Trainer:
         ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
         """
         run, progress = self.run, self.progress
-        torch.manual_seed(run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index)
+        set_seed((run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index) % 2**32)
         while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
             with self.engine.gathered_policy():
                 made, progress = self.generator.make(progress, metrics)
