@@ -290,6 +290,10 @@ def describe_memory(run: RunConfig, processes: int = 1, memory: int | None = Non
         f"prompt and {run.rollout.max_new_tokens} of answer. Not in it: Python, torch and other libraries (about 0.5 "
         f"GiB on a CPU), and what the allocator wastes."
     )
+    if engine == "fsdp2":
+        text += (
+            " On a CPU start it with MALLOC_MMAP_THRESHOLD_=131072 in the environment, or glibc keeps as much again."
+        )
     return Group(table, text, *([] if memory is None else [_fits(estimate, run, memory)]))
 
 
