@@ -1,8 +1,8 @@
 """Checkpoints: written to a temporary folder and renamed, so that a kill leaves whole ones only.
 
 Weights are written as transformers does, so that a checkpoint is a model. Moments are gathered and written one at a
-time: accelerate's ``save_state`` has all of them whole in one process, which is twice the weights. They and the progress
-of the run are safetensors and JSON, which cannot run code.
+time: accelerate's ``save_state`` has all of them whole in one process, which is twice the weights. All that is read is
+safetensors and JSON, which cannot run code.
 """
 
 from __future__ import annotations
