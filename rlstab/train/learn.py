@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import get_scheduler
@@ -360,22 +361,14 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
     group = rollout.group_ids[rows].unique(return_inverse=True)[1]
     length = prompt + response
     longest = length.new_zeros(len(rows)).scatter_reduce(0, group, length, "amax")[group]
-    by_length = _sorted(-length, idle.long())
+    by_length = torch.from_numpy(np.lexsort([-length, idle]))
     if len(rows) <= size:  # one micro-batch, whatever the order
         return rows[by_length]
-    by_group = _sorted(-length, group, -longest, idle.long())
+    by_group = torch.from_numpy(np.lexsort([-length, group, -longest, idle]))  # by the last key first
     orders = sorted(
         (by_length, by_group), key=lambda order: _tokens(prompt[order], response[order], group[order], size)
     )
     return rows[orders[0]]
-
-
-def _sorted(*keys: Tensor) -> Tensor:
-    """The order by the last key, where that is equal by the one before it, and so on."""
-    order = torch.arange(len(keys[0]))
-    for key in keys:
-        order = order[key[order].argsort(stable=True)]
-    return order
 
 
 def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:

@@ -113,7 +113,7 @@ class RunFolder:
             raise ConfigError(
                 f"tracking.out: {str(self.path)!r} is not a path: {error}. Write the name of a folder."
             ) from error
-        lock = filelock.FileLock(self.path / LOCK, timeout=0)
+        lock, self._new_lock = filelock.FileLock(self.path / LOCK, timeout=0), not lexists(self.path / LOCK)
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -126,12 +126,12 @@ class RunFolder:
         (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def close(self) -> None:
-        """Let go of the folder; a folder that was made for a start that failed is gone."""
+        """Let go of the folder; what was made for a start that failed is gone."""
         if self._lock is None:
             return
         with suppress(OSError, ValueError):
-            if self._made and not lexists(self.path / "run.json"):
-                (self.path / LOCK).unlink(missing_ok=True)
+            if self._new_lock and not lexists(self.path / "run.json"):
+                (self.path / LOCK).unlink()
                 for folder in self._made:
                     folder.rmdir()
         self._lock.release()

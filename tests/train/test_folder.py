@@ -91,7 +91,7 @@ def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> No
     (out / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
         go(long(out), overwrite=True)
-    assert files(out) == {"metrics.jsonl": b"mine", "notes.txt": b"mine"}
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {"metrics.jsonl": b"mine", "notes.txt": b"mine"}
 
 
 class Breaks(own.Graded):
