@@ -1,17 +1,15 @@
-# PYTHON_ARGCOMPLETE_OK
 """The command line: ``rlstab train | check | explain | bench | report | view`` and the rest that ``--help`` lists."""
 
 from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -35,14 +33,11 @@ _OUT_OF_MEMORY = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
-    parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
-        complete(parser)
     for stream in (sys.stdout, sys.stderr):  # where the terminal lacks a character, a mark and no traceback
         with suppress(AttributeError, ValueError, OSError):
             if stream.errors == "strict" and stream.encoding.lower() not in ("utf-8", "utf8"):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # of a TextIOWrapper
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         code = int(options.command(options) or 0)
         if sys.stdout is not None:
@@ -80,12 +75,6 @@ def _forget_output() -> None:
         os.close(nowhere)
 
 
-def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell by argcomplete, where it is installed."""
-    with suppress(ImportError):
-        importlib.import_module("argcomplete").autocomplete(parser)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
     parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
@@ -105,8 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--timeout", type=float, metavar="SECONDS", help="to wait for a silent process (1800)")
 
     init = command(_init, "write a run file to start from, with a comment on every setting")
-    recipe = init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
-    _completed(recipe, _recipes)
+    init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
     init.add_argument("--out", metavar="FILE", help="file to write (RECIPE.yaml); never over an existing file")
 
     check = command(_check, "try what is local and cheap, and say what each method does, needs and costs")
@@ -179,27 +167,9 @@ def _takes_file(parser: argparse.ArgumentParser, what: str, *kinds: Kind) -> arg
     """A command that takes a file, or an example that ships by its name."""
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("file", nargs="?", help=what)
-    named = group.add_argument("--example", metavar="NAME", help="an example of the package; `rlstab list` lists them")
-    _completed(named, lambda: _examples(kinds))
+    group.add_argument("--example", metavar="NAME", help="an example of the package; `rlstab list` lists them")
     parser.set_defaults(kinds=kinds)
     return group
-
-
-def _completed(action: argparse.Action, names: Callable[[], list[str]]) -> None:
-    """Tell argcomplete what an argument may be; it calls with keywords that are not needed."""
-    action.completer = lambda **_: names()  # type: ignore[attr-defined]  # where argcomplete looks
-
-
-def _examples(kinds: Sequence[Kind]) -> list[str]:
-    from rlstab.config.bundled_examples import examples
-
-    return [name for name, example in examples().items() if not kinds or example.kind in kinds]
-
-
-def _recipes() -> list[str]:
-    from rlstab.explain.run_file import recipes
-
-    return [*recipes()]
 
 
 def _file(options: argparse.Namespace) -> str:

@@ -580,7 +580,6 @@ for option, kind in {
     "--tokenizer=.": "a folder without a tokenizer",
     "--out=/dev/full": "a full disk",
     "--out=.": "a folder for a page",
-    "--out=none/x.html": "a folder that is missing",
     "--out=t.jsonl/x": "a page below a file",
     "--out=": "a page without a name",
 }.items():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -69,22 +67,6 @@ def test_the_version_is_told_by_every_way_in():
     for module in ("rlstab", "rlstab.cli"):
         ran = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
         assert ran.stdout == f"rlstab {rlstab.__version__}\n"
-
-
-def test_the_shell_is_answered_where_argcomplete_is_there(tmp_path):
-    """By a stand-in that prints the commands; without it nothing happens."""
-    asked = {**os.environ, "_ARGCOMPLETE": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-m", "rlstab", "--version"]
-    if importlib.util.find_spec("argcomplete") is None:
-        assert subprocess.run(command, capture_output=True, text=True, check=True, env=asked).stdout.startswith("rls")
-    (tmp_path / "argcomplete.py").write_text(
-        "import os\n"
-        "def autocomplete(parser):\n"
-        "    print(*parser._subparsers._group_actions[0].choices, flush=True)\n"
-        "    os._exit(0)\n"
-    )
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=asked)
-    assert {"train", "check", "runs", "report"} <= set(ran.stdout.split())
 
 
 def test_a_wrong_command_line_ends_with_code_2_and_the_usage(capsys):

@@ -159,7 +159,7 @@ def run_of(objective: Any, **parts: Any) -> Any:
         ([{"name": "lp_reg", "ratio_cap": 10.0}], {}, ["the trust region of lp_reg cannot act"]),
         (["s2t"], {"optimisation": {"refresh": "step"}}, ["optimisation.refresh"]),
         (["s2t"], {"optimisation": {"refresh": "step", "mini_batches": 2}}, []),
-        (["s2t"], {"advantage": {"ddof": 0, "std": False}}, ["grpo.ddof"]),
+        (["s2t"], {"stages": {"name": "grpo", "ddof": 0, "std": False}}, ["grpo.ddof"]),
     ],
 )
 def test_what_is_idle_in_a_run(objective: Any, parts: dict[str, Any], names: list[str]) -> None:

@@ -152,7 +152,7 @@ print(json.dumps(ended))
 
 def test_a_light_install_does_all_that_reads(tmp_path: Path) -> None:
     """Without every package that the base does not list: those of all extras, and what comes with them."""
-    extras = ("train", "report", "tasks", "tensorboard", "lora", "datasets", "completion", "testing", "trl")
+    extras = ("train", "report", "tasks", "tensorboard", "lora", "datasets", "testing", "trl")
     every = set().union(*(packages(PROJECT["optional-dependencies"][extra]) for extra in extras))
     absent = sorted((every | set().union(*COMES_WITH.values())) - {"pydantic_core"})
     commands = {command.format(examples=CLONE / "examples"): code for command, code in LIGHT.items()}

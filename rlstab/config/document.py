@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from rlstab.errors import ConfigError, did_you_mean
 
 Place = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 #: More nodes than any run file has; stops aliases that unfold exponentially.
 MAX_NODES = 100_000
@@ -26,13 +26,11 @@ MAX_DEPTH = 100
 
 #: Bytes; more than any run file has. A device may never end.
 MAX_BYTES = 2**24
-_CHUNK = 2**16
 
 #: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 _BREAK = re.compile("[\x85\u2028\u2029\ufeff]")
 _TAG = "tag:yaml.org,2002:"
-_MERGE = f"{_TAG}merge"
 _PLAIN = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
@@ -81,15 +79,13 @@ class Document:
         """
         try:
             with Path(path).open("rb") as file:
-                content = b"".join(islice(iter(lambda: file.read(_CHUNK), b""), MAX_BYTES // _CHUNK + 1))
+                content = file.read(MAX_BYTES + 1)
             text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(f"{path}: cannot be read: {reason}. Give the path of a YAML file.") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}). Save the file as UTF-8.") from error
-        except ValueError as error:  # a path with a null character
-            raise ConfigError(f"{str(path)!r} is not a path: {error}. Give the path of a YAML file.") from error
+        except (OSError, ValueError) as error:  # a path with a null character
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
+            raise ConfigError(f"{path}: cannot be read: {reason}. Give the path of a YAML file.") from error
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path}: has more than {MAX_BYTES} bytes. Give the path of a YAML file.")
         return cls.parse(text, str(path))
@@ -155,7 +151,7 @@ class Document:
         """An error that points at ``place``."""
         return ConfigError(self.text(place, text))
 
-    def validate(self, model: type[BaseModel], data: Any, place: Place = ()) -> BaseModel:
+    def validate(self, model: type[Model], data: Any, place: Place = ()) -> Model:
         """Validate a part of the document.
 
         Raises:
@@ -214,6 +210,12 @@ def misfit(text: str, *place: str | int) -> PydanticCustomError:
     return PydanticCustomError("misfit", "{text}", {"text": told, "place": plain})
 
 
+def refuse(wrong: object, place: str, text: str) -> None:
+    """Raise :func:`misfit` where something is wrong at a dotted place."""
+    if wrong:
+        raise misfit(text, *(int(step) if step.isdigit() else step for step in place.split(".") if step))
+
+
 def _steps_in(data: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
     """The steps of pydantic's ``loc`` that are keys and indices of the data; others name members of unions."""
     for step in loc:
@@ -267,34 +269,29 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
             limit = f"more than {MAX_NODES} values" if count > MAX_NODES else f"nested deeper than {MAX_DEPTH} levels"
             raise ConfigError(f"{name}: {limit}. An alias may repeat without end.")
         yield place, line
-        _check(loader, node, name)
+        if node.tag not in _PLAIN:
+            tag = node.tag.replace(_TAG, "!!")
+            raise ConfigError(f"{name}:{line}: the tag {tag} is refused. Write plain values, lists and mappings.")
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
                 line = key.start_mark.line + 1
-                if not isinstance(key, yaml.ScalarNode):
-                    raise ConfigError(f"{name}:{line}: a list or mapping is used as a key. Write text.")
-                _check(loader, key, name, _PLAIN | {_MERGE})
-                if key.tag not in (f"{_TAG}str", _MERGE):
-                    raise ConfigError(f"{name}:{line}: the key {key.value} is not text. Put it in quotes.")
+                if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+                    raise ConfigError(f"{name}:{line}: a key is not text. Put it in quotes.")
                 if key.value in seen:
                     raise ConfigError(f"{name}:{line}: the key '{key.value}' appears twice. Remove one of them.")
                 seen.add(key.value)
                 stack.append(((*place, key.value), value, line))
         elif isinstance(node, yaml.SequenceNode):
             stack.extend(((*place, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))
+        else:
+            _require_readable(loader, node, f"{name}:{node.start_mark.line + 1}")
 
 
-def _check(loader: _Loader, node: yaml.Node, name: str, tags: Set[str] = _PLAIN) -> None:
-    where = f"{name}:{node.start_mark.line + 1}"
-    if node.tag not in tags:
-        tag = node.tag.replace(_TAG, "!!")
-        raise ConfigError(f"{where}: the tag {tag} is refused. Write plain values, lists and mappings.")
-    if isinstance(node, yaml.ScalarNode) and node.tag != _MERGE:
-        try:
-            loader.construct_object(node)
-        except (ValueError, LookupError) as error:
-            raise ConfigError(
-                f"{where}: not valid YAML: {shown(node.value)} cannot be read as {node.tag.removeprefix(_TAG)}. Put "
-                f"text in quotes."
-            ) from error
+def _require_readable(loader: _Loader, node: yaml.Node, where: str) -> None:
+    try:
+        loader.construct_object(node)
+    except (ValueError, LookupError) as error:
+        kind = node.tag.removeprefix(_TAG)
+        text = f"not valid YAML: {shown(node.value)} cannot be read as {kind}. Put text in quotes."
+        raise ConfigError(f"{where}: {text}") from error

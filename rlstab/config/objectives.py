@@ -18,8 +18,7 @@
       - {name: grpo, std: false}        # the advantage
       - {name: deep_grpo, branches: 4}  # more responses
 
-Stages that a run does not name are ``in_order`` and ``grpo``, or those that its presets bring. ``advantage: {estimator:
-rloo}`` is a shorter way to write the stage ``rloo``.
+Stages that a run does not name are ``in_order`` and ``grpo``, or those that its presets bring.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, create_model
 
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
-from rlstab.config.settings import AdvantageSettings, Settings
+from rlstab.config.settings import Settings
 from rlstab.config.user_code import is_user_code, load_method, located, name_in_yaml, portable
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
@@ -67,7 +66,7 @@ class PresetItem(Settings):
 class ObserveItem(Settings):
     """``method`` is measured and reported, and changes nothing."""
 
-    name: str
+    name: Any
     method: Any
 
 
@@ -104,34 +103,34 @@ def _field(setting: Setting) -> Any:
     return Field(**limits) if setting.default is MISSING else Field(default=setting.default, **limits)
 
 
-def _item(document: Document, item: Any, place: Place, noun: str, example: str) -> Mapping[Any, Any]:
+def _item(document: Document, item: Any, place: Place, registry: Registry[Any]) -> Mapping[Any, Any]:
     """An item of a list as a mapping with a name, or a preset."""
     item = {"name": item} if isinstance(item, str) else item
     if not isinstance(item, Mapping):
-        raise document.error(place, f"expected a {noun}, for example {{name: {example}}}, not {shown(item)}.")
-    if "preset" in item and noun == "method":
+        text = f"expected a {registry.noun}, for example {{name: {registry.names()[0]}}}, not {shown(item)}."
+        raise document.error(place, text)
+    if "preset" in item and registry is METHODS:
         return item
     if "name" not in item:
-        orders = ", or `preset` for a recipe" if noun == "method" else ""
-        raise document.error(place, f"a {noun} needs its `name`{orders}.")
+        orders = ", or `preset` for a recipe" if registry is METHODS else ""
+        raise document.error(place, f"a {registry.noun} needs its `name`{orders}.")
     if not isinstance(item["name"], str):
-        raise document.error((*place, "name"), f"expected the name of a {noun}, not {shown(item['name'])}.")
+        raise document.error((*place, "name"), f"expected the name of a {registry.noun}, not {shown(item['name'])}.")
     return item
 
 
-def _made(
-    document: Document, item: Mapping[Any, Any], place: Place, registry: Registry[Kind], base: type[Kind], noun: str
-) -> Kind:
+def _made(document: Document, item: Mapping[Any, Any], place: Place, registry: Registry[Kind]) -> Kind:
     """The method or stage of an item."""
-    name = item["name"]
+    settings = dict(item)
+    name = settings.pop("name")
     if is_user_code(name):
-        cls = load_method(document, name, (*place, "name"), registry, base, noun)
+        cls = load_method(document, name, (*place, "name"), registry)
     else:
         try:
             cls = registry.get(name)
         except UnknownName as error:
-            raise document.error((*place, "name"), _elsewhere(name, noun) or str(error)) from error
-    return _of_class(document, cls, {key: value for key, value in item.items() if key != "name"}, place)
+            raise document.error((*place, "name"), _elsewhere(name, registry) or str(error)) from error
+    return _of_class(document, cls, settings, place)
 
 
 def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
@@ -142,15 +141,15 @@ def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], 
         raise document.error(place, str(error)) from error
 
 
-def _elsewhere(name: str, noun: str) -> str | None:
+def _elsewhere(name: str, registry: Registry[Any]) -> str:
     """What to write where a name is that of something else."""
-    if noun == "stage" and name in METHODS.names():
+    if registry is STAGES and name in METHODS.names():
         return f"no stage is called '{name}', it is a method of the loss: list it under `objective`."
-    if noun == "method" and name in PRESETS:
+    if registry is METHODS and name in PRESETS:
         return f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
-    if noun == "method" and name in STAGES.names():
+    if registry is METHODS and name in STAGES.names():
         return f"no method is called '{name}', it is a stage: list it under `stages`."
-    return None
+    return ""
 
 
 def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
@@ -239,37 +238,29 @@ def _preset_hint(name: str, methods: Sequence[str]) -> str:
 
 
 def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:
-    item = _item(document, item, place, "method", "s2t")
+    item = _item(document, item, place, METHODS)
     if "preset" in item:
         return _preset(document, item, place)
     if item["name"] == "within":
         parts = document.validate(WithinItem, dict(item), place)
-        assert isinstance(parts, WithinItem)
         outer = _composed(document, parts.outer, (*place, "outer"))
         inner = _composed(document, parts.inner, (*place, "inner"))
         with _conflicts_at(document, place):
             return [within(_single(outer), _single(inner))]
     if item["name"] == "observe":
         part = document.validate(ObserveItem, dict(item), place)
-        assert isinstance(part, ObserveItem)
         members = _composed(document, part.method, (*place, "method")).members
         with _conflicts_at(document, place):
             return [observe(method) for method in members]
-    return [_method(document, item, place)]
+    return [_made(document, item, place, METHODS)]
 
 
 def _single(method: TokenObjective) -> TokenObjective:
     return method.members[0] if isinstance(method, Composition) and len(method.members) == 1 else method
 
 
-def _method(document: Document, item: Mapping[Any, Any], place: Place) -> TokenObjective:
-    base: type[TokenObjective] = TokenObjective  # type: ignore[type-abstract]  # what the class inherits from
-    return _made(document, item, place, METHODS, base, "method")
-
-
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
     checked = document.validate(PresetItem, dict(item), place)
-    assert isinstance(checked, PresetItem)
     try:
         recipe = preset(checked.preset)
     except UnknownName as error:
@@ -296,9 +287,6 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
             return inner if outer is None else outer
         with _conflicts_at(document, place):
             return within(_single(outer), _single(inner))
-    if isinstance(method, Observe):
-        inside = _adapted(document, method.method, item, place)
-        return None if inside is None else observe(inside)
     if method.name in item.drop:
         return None
     if method.name not in item.set:
@@ -343,7 +331,7 @@ def digest(data: Any) -> str:
 
 
 def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterable[str]) -> Pipeline:
-    """The stages under the keys ``stages`` and ``advantage`` of a run, and those of its presets.
+    """The stages under the key ``stages`` of a run, and those of its presets.
 
     Args:
         document: a mapping.
@@ -354,25 +342,17 @@ def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterabl
         ConfigError: with file and line.
         Conflict: stages that do not fit together, or presets that bring different ones.
     """
-    own = [_stage(document, item, place) for item, place in _stage_items(document)]
-    advantage = document.data.get("advantage", {})
-    short = _short_estimator(document, advantage)
-    named = next((stage for stage in own if isinstance(stage, AdvantageEstimator)), None)
-    if "estimator" in advantage:
-        if named is not None:
-            text = f"the stage '{named.name}' estimates the advantages already. Remove one of them."
-            raise Conflict(document.text(("advantage",), text))
-        own.append(short)
+    given = document.data.get("stages")
+    listed = isinstance(given, list | tuple)
+    items = given if listed else [] if given is None else [given]
+    places: list[Place] = [("stages", index) if listed else ("stages",) for index in range(len(items))]
+    stages = [
+        _made(document, _item(document, item, place, STAGES), place, STAGES)
+        for item, place in zip(items, places, strict=True)
+    ]
     with _conflicts_at(document, ("stages",) if "stages" in document.data else ("objective",)):
-        stages = own + _brought(recipes, own, short)
-        if not any(isinstance(stage, AdvantageEstimator) for stage in stages):
-            stages.append(short)
-        pipeline = Pipeline.of(*stages)
-        check_exclusions(stages, dict.fromkeys(methods, "method"))
-    unused = [key for key in advantage if key != "estimator"]
-    if unused and pipeline.estimator.name != "grpo":
-        text = f"a setting of grpo, but '{pipeline.estimator.name}' estimates the advantages. Remove it, or use grpo."
-        raise document.error(("advantage", unused[0]), text)
+        pipeline = Pipeline.of(*stages, *_brought(recipes, stages))
+        check_exclusions(list(pipeline), dict.fromkeys(methods, "method"))
     return pipeline
 
 
@@ -381,45 +361,21 @@ def dump_stages(pipeline: Pipeline) -> list[dict[str, Any]]:
     return [{"name": name_in_yaml(stage), **settings_as_yaml(stage)} for stage in pipeline]
 
 
-def _stage(document: Document, item: Any, place: Place) -> Stage:
-    return _made(document, _item(document, item, place, "stage", "overlong"), place, STAGES, Stage, "stage")
-
-
-def _stage_items(document: Document) -> list[tuple[Any, Place]]:
-    given = document.data.get("stages")
-    if isinstance(given, list | tuple):
-        return [(item, ("stages", index)) for index, item in enumerate(given)]
-    return [] if given is None else [(given, ("stages",))]
-
-
-def _short_estimator(document: Document, data: Any) -> AdvantageEstimator:
-    """The stage that ``advantage`` describes; it may hold settings of ``grpo`` alone."""
-    checked = document.validate(AdvantageSettings, data, ("advantage",))
-    assert isinstance(checked, AdvantageSettings)
-    settings = checked.model_dump(exclude={"estimator"}) if checked.estimator == "grpo" else {}
-    stage = STAGES.get(checked.estimator)(**settings)
-    assert isinstance(stage, AdvantageEstimator)
-    return stage
-
-
-def _brought(recipes: Sequence[Preset], own: Sequence[Stage], short: AdvantageEstimator) -> list[Stage]:
-    """What the presets bring, less what the run says itself: a stage of that name, or of a kind that a run has once.
-
-    An estimator that the presets bring by its name has the settings of ``short``, if that is the same one.
-    """
-    taken = {stage.name for stage in own}
-    kinds = (PromptSelector, AdvantageEstimator)
-    once = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in own))
+def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
+    """What the presets bring, less what the run says itself: a stage of that name, or of a kind that a run has once."""
+    once = tuple(kind for kind in (PromptSelector, AdvantageEstimator) if any(isinstance(stage, kind) for stage in own))
     estimators = sorted({recipe.estimator for recipe in recipes})
     if len(estimators) > 1 and AdvantageEstimator not in once:
-        names = ", ".join(estimators)
-        raise Conflict(f"the presets use different estimators: {names}.\n  Choose with advantage: {{estimator: ...}}.")
-    offered = [stage for recipe in recipes for stage in recipe.stages]
-    offered += [short if name == short.name else STAGES.get(name)() for name in estimators]
+        text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
+        raise Conflict(text)
     brought: dict[str, Stage] = {}
-    for stage in offered:
-        if stage.name in taken or isinstance(stage, once):
+    for stage in [*(stage for recipe in recipes for stage in recipe.stages), *map(_default_stage, estimators)]:
+        if isinstance(stage, once) or any(stage.name == named.name for named in own):
             continue
         if brought.setdefault(stage.name, stage) != stage:
             raise Conflict(f"the presets bring '{stage.name}' with different settings. Name it under `stages`.")
     return list(brought.values())
+
+
+def _default_stage(name: str) -> Stage:
+    return STAGES.get(name)()

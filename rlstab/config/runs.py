@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from rlstab.config.document import Document, dump, misfit
-from rlstab.config.objectives import (
-    build_objective,
-    build_stages,
-    digest,
-    dump_objective,
-    dump_stages,
-    presets_of,
-)
-from rlstab.config.settings import (
-    MOST,
-    TASK,
-    TASK_GROUP,
-    ChainSettings,
-    CountdownSettings,
-    Engine,
-    EngineSettings,
-    EvaluationSettings,
-    ModelSettings,
-    OldLogprobs,
-    OptimisationSettings,
-    Refresh,
-    Rewards,
-    RolloutSettings,
-    Seed,
-    Settings,
-    TaskSettings,
-    TextSettings,
-    TrackingSettings,
-)
+from rlstab.config import settings as parts
+from rlstab.config.document import Document, dump, refuse
+from rlstab.config.objectives import build_objective, build_stages, digest, dump_objective, dump_stages, presets_of
 from rlstab.config.user_code import checksums, is_user_code, located, portable
 from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
@@ -48,23 +21,23 @@ from rlstab.stages.pipeline import Pipeline
 _IN_GROUPS = frozenset({"blockwise", "bnpo", "dr_grpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "rloo"})
 
 
-class RunConfig(Settings):
+class RunConfig(parts.Settings):
     """A whole run. Objective and stages are kept in canonical form; the objects are composition and pipeline."""
 
-    model: ModelSettings = ModelSettings()
-    task: TaskSettings = CountdownSettings()
-    reward: Rewards | None = Field(
+    model: parts.ModelSettings = parts.ModelSettings()
+    task: parts.TaskSettings = parts.CountdownSettings()
+    reward: parts.Rewards | None = Field(
         None,
         description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone",
     )
-    rollout: RolloutSettings = RolloutSettings()
+    rollout: parts.RolloutSettings = parts.RolloutSettings()
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
-    optimisation: OptimisationSettings = OptimisationSettings()
-    engine: Engine = EngineSettings()
-    evaluation: EvaluationSettings = EvaluationSettings()
-    tracking: TrackingSettings = TrackingSettings()
-    seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
+    optimisation: parts.OptimisationSettings = parts.OptimisationSettings()
+    engine: parts.Engine = parts.EngineSettings()
+    evaluation: parts.EvaluationSettings = parts.EvaluationSettings()
+    tracking: parts.TrackingSettings = parts.TrackingSettings()
+    seed: parts.Seed = Field(0, description="of the run: prompts, samples, methods that draw")
 
     _composition: Composition = PrivateAttr()
     _pipeline: Pipeline = PrivateAttr()
@@ -81,54 +54,51 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _fit(self) -> RunConfig:
-        optimisation, rollout, evaluation = self.optimisation, self.rollout, self.evaluation
-        if rollout.prompts % optimisation.mini_batches:
-            raise misfit(
-                f"{optimisation.mini_batches} mini-batches do not divide the {rollout.prompts} prompts of a rollout. "
-                f"Choose another number here, or another rollout.prompts.",
-                "optimisation",
-                "mini_batches",
+        optimisation, rollout, evaluation, task = self.optimisation, self.rollout, self.evaluation, self.task
+        refuse(
+            rollout.prompts % optimisation.mini_batches,
+            "optimisation.mini_batches",
+            f"{optimisation.mini_batches} mini-batches do not divide the {rollout.prompts} prompts of a rollout. "
+            f"Choose another number here, or another rollout.prompts.",
+        )
+        refuse(
+            optimisation.old_logprobs == "live" and rollout.staleness,
+            "optimisation.old_logprobs",
+            f"live takes the sampler for the live policy, and rollout.staleness is {rollout.staleness}: the ratio "
+            f"would stay 1 on stale responses. Use rollout or recompute.",
+        )
+        refuse(
+            self.engine.gather == "bf16" and optimisation.precision != "bf16",
+            "engine.gather",
+            f"bf16 rounds the weights of a forward, and optimisation.precision is {optimisation.precision}. Set that "
+            f"to bf16, or this to fp32.",
+        )
+        # texts, ids and rewards of a rollout are lists and tensors in memory
+        for part, prompts, setting, each in (
+            ("rollout", rollout.prompts, "group", rollout.group),
+            ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
+        ):
+            refuse(
+                prompts * each > parts.MOST,
+                f"{part}.prompts",
+                f"{prompts} x {each} responses at once, with {part}.{setting}; at most {parts.MOST} are allowed. "
+                f"Lower one.",
             )
-        if optimisation.old_logprobs == "live" and rollout.staleness:
-            raise misfit(
-                f"live takes the sampler for the live policy, and rollout.staleness is {rollout.staleness}: the ratio "
-                f"would stay 1 on stale responses. Use rollout or recompute.",
-                "optimisation",
-                "old_logprobs",
-            )
-        if self.engine.gather == "bf16" and optimisation.precision != "bf16":
-            raise misfit(
-                f"bf16 rounds the weights of a forward, and optimisation.precision is {optimisation.precision}. Set "
-                f"that to bf16, or this to fp32.",
-                "engine",
-                "gather",
-            )
-        _require_memory("rollout", rollout.prompts, "group", rollout.group)
-        if evaluation.every:
-            _require_memory("evaluation", evaluation.prompts, "samples", evaluation.samples)
-        if isinstance(self.task, ChainSettings) and self.task.flaky and self.reward is not None:
-            if not any(reward.function == TASK for reward in self.reward):
-                raise misfit(
-                    f"the task's own scores are lost, and `reward` does not list `{TASK}`: nothing would be. Add it "
-                    f"there, or set this to 0.",
-                    "task",
-                    "flaky",
-                )
-        if isinstance(self.task, TextSettings) and self.task.system is not None and not rollout.chat:
-            raise misfit(
-                "a system message needs a chat template, and rollout.chat is false. Set that to true, or put the text "
-                "into prompt_template.",
-                "task",
-                "system",
-            )
+        refuse(
+            getattr(task, "flaky", 0)
+            and self.reward is not None
+            and all(reward.function != parts.TASK for reward in self.reward),
+            "task.flaky",
+            f"the task's own scores are lost, and `reward` does not list `{parts.TASK}`: nothing would be. Add it "
+            f"there, or set this to 0.",
+        )
+        refuse(
+            getattr(task, "system", None) is not None and not rollout.chat,
+            "task.system",
+            "a system message needs a chat template, and rollout.chat is false. Set that to true, or put the text into "
+            "prompt_template.",
+        )
         return self
-
-
-def _require_memory(part: str, prompts: int, name: str, each: int) -> None:
-    """Refuse what would fill the memory: texts, ids and rewards of a rollout are lists and tensors there."""
-    if prompts * each > MOST:
-        text = f"{prompts} x {each} responses at once, with {part}.{name}; at most {MOST} are allowed. Lower one."
-        raise misfit(text, part, "prompts")
 
 
 def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -163,11 +133,9 @@ def build_run(document: Document) -> RunConfig:
             raise document.error((key,), f"unknown key '{key}'. Write it under `{owners[0]}`.")
     composition = build_objective(document)
     pipeline = build_stages(document, presets_of(data["objective"]), [leaf.name for leaf in walk(composition)])
-    data.pop("advantage", None)
     data["stages"] = dump_stages(pipeline)
     data["objective"] = dump_objective(composition)
     run = document.validate(RunConfig, data)
-    assert isinstance(run, RunConfig)
     if run.rollout.group == 1 and pipeline.estimator.name in _IN_GROUPS and not pipeline.expanders:
         text = f"'{pipeline.estimator.name}' compares responses to one prompt: one alone teaches nothing. Raise it."
         raise document.error(("rollout", "group"), text)
@@ -179,7 +147,7 @@ def build_run(document: Document) -> RunConfig:
 def _task(given: Any) -> Any:
     """The settings of a task, where a user-defined class has the place of the name."""
     name = given.get("name") if isinstance(given, Mapping) else None
-    if not isinstance(name, str) or not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
+    if not isinstance(name, str) or not (is_user_code(name) or name in entry_points(group=parts.TASK_GROUP).names):
         return given
     return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
 
@@ -206,53 +174,22 @@ def run_hash(run: RunConfig) -> str:
 # one at the start of the optimizer step (`logprobs`). A method says which it compares; unset settings follow.
 
 
-class Lag(Protocol):
-    """What decides it: the settings of the optimisation, with nothing left open."""
-
-    @property
-    def old_logprobs(self) -> OldLogprobs | None: ...
-
-    @property
-    def refresh(self) -> Refresh | None: ...
-
-    @property
-    def optimizer_steps_per_rollout(self) -> int: ...
-
-
-def _resolved(run: RunConfig, composition: Composition) -> OptimisationSettings:
-    """The optimisation with the cheapest evidence with which every method acts that can."""
+def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSettings:
+    """The optimisation with the cheapest evidence with which every method acts that can, where the run does not say."""
     # of what acts: a method that is observed, or only reports, would change the run by moving its policies
     drift = frozenset[str]().union(*(method.reads_drift for method in active_methods(composition) if method.writes))
-    steps = run.optimisation.optimizer_steps_per_rollout
-    old = old_logprobs_for(drift, steps, off_policy=run.rollout.staleness > 0 or run.rollout.precision is not None)
-    unset = {
-        "old_logprobs": run.optimisation.old_logprobs or old,
-        "refresh": run.optimisation.refresh or refresh_for(drift, steps),
-    }
-    return run.optimisation.model_copy(update=unset)
-
-
-def old_logprobs_for(drift: Set[str], optimizer_steps_per_rollout: int, *, off_policy: bool = False) -> OldLogprobs:
-    """What the ratio divides by where the run does not say.
-
-    Args:
-        drift: what the methods that act compare.
-        optimizer_steps_per_rollout: of the run.
-        off_policy: the sampler is another policy by intention, stale or rounded; then the ratio is to it.
-    """
+    several = run.optimisation.optimizer_steps_per_rollout > 1
+    old: parts.OldLogprobs = "recompute" if several else "live"
     if drift & {"sampler", "start"}:
-        return "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
-    if off_policy:
-        return "rollout"
-    return "live" if optimizer_steps_per_rollout == 1 else "recompute"
+        old = "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
+    elif run.rollout.staleness or run.rollout.precision is not None:
+        old = "rollout"  # the sampler is another policy by intention, and the ratio is to it
+    refresh = "step" if drift & {"step", "start"} and several else "rollout"
+    given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
+    return run.optimisation.model_copy(update={"old_logprobs": old, "refresh": refresh, **given})
 
 
-def refresh_for(drift: Set[str], optimizer_steps_per_rollout: int) -> Refresh:
-    """Which policy the evidence is of where the run does not say."""
-    return "step" if drift & {"step", "start"} and optimizer_steps_per_rollout > 1 else "rollout"
-
-
-def why_idle(drift: str, lag: Lag) -> str | None:
+def why_idle(drift: str, lag: parts.OptimisationSettings) -> str | None:
     """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
 
     Args:

@@ -2,97 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from rlstab.config.objectives import method_model
 from rlstab.config.runs import RunConfig
-from rlstab.config.settings import TASK_GROUP, AdvantageSettings
+from rlstab.config.settings import TASK_GROUP
+from rlstab.core.registry import Registry
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
-#: A class of the user's own, in a file; what its settings are, only the file says.
-_OWN_NAME = {"type": "string", "pattern": r"\.py:[A-Za-z_]", "description": "path/to/file.py:Name of a class"}
-_OWN = {"type": "object", "properties": {"name": _OWN_NAME}, "required": ["name"]}
+#: A user-defined class in a file; what its settings are, only the file says.
+_USER_NAME = {"type": "string", "pattern": r"\.py:[A-Za-z_]", "description": "path/to/file.py:Name of a class"}
+_USER = {"type": "object", "properties": {"name": _USER_NAME}, "required": ["name"]}
 
 
 def json_schema() -> dict[str, Any]:
     """The schema of a run file, with every method that is known now."""
     schema = RunConfig.model_json_schema()
-    names = METHODS.names()
-    definitions = schema["$defs"]
-    task = schema["properties"]["task"]
-    for one in task["oneOf"]:
-        _needs_name(definitions[one["$ref"].rpartition("/")[2]])
-    installed = [one.name for one in entry_points(group=TASK_GROUP)]
-    task["oneOf"].append({**_OWN, "properties": {"name": {"anyOf": [_OWN_NAME, {"enum": installed}]}}})
-    for name in names:
-        definitions[f"method.{name}"] = _needs_name(TypeAdapter(method_model(METHODS.get(name))).json_schema())
-    item = {"$ref": "#/$defs/objective_item"}
-    methods = {"anyOf": [{"type": "array", "items": item, "minItems": 1}, item]}
-    definitions["objective_item"] = {
-        "anyOf": [
-            {"enum": names},
-            _OWN_NAME,
-            *({"$ref": f"#/$defs/method.{name}"} for name in names),
-            _OWN,
-            {
-                "type": "object",
-                "description": "a recipe in place",
-                "properties": {
-                    "preset": {"enum": sorted(PRESETS)},
-                    "set": {
-                        "type": "object",
-                        "properties": {name: {"$ref": f"#/$defs/settings.{name}"} for name in names},
-                        "additionalProperties": False,
-                    },
-                    "drop": {"type": "array", "items": {"enum": names}},
-                },
-                "required": ["preset"],
-                "additionalProperties": False,
-            },
-            {
-                "type": "object",
-                "description": "method is measured and reported, and changes nothing",
-                "properties": {"name": {"const": "observe"}, "method": methods},
-                "required": ["name", "method"],
-                "additionalProperties": False,
-            },
-            {
-                "type": "object",
-                "description": "inner sees only the tokens that outer keeps",
-                "properties": {"name": {"const": "within"}, "outer": methods, "inner": methods},
-                "required": ["name", "outer", "inner"],
-                "additionalProperties": False,
-            },
-        ]
+    definitions, properties = schema["$defs"], schema["properties"]
+    tasks = [{**task, "required": ["name"]} for task in properties["task"]["oneOf"]]
+    installed = [point.name for point in entry_points(group=TASK_GROUP)]
+    user_task = {**_USER, "properties": {"name": {"anyOf": [_USER_NAME, {"enum": installed}]}}}
+    properties["task"]["oneOf"] = [*tasks, user_task]
+    methods = _listed("objective_item", minItems=1)
+    settings = {name: {"$ref": f"#/$defs/method.{name}"} for name in METHODS.names()}
+    recipe = {
+        "preset": {"enum": sorted(PRESETS)},
+        "set": _object("settings by method", settings, []),
+        "drop": {"type": "array", "items": {"enum": METHODS.names()}},
     }
-    for name in names:
-        definitions[f"settings.{name}"] = {
-            key: value for key, value in definitions[f"method.{name}"].items() if key != "required"
-        }
-    schema["properties"]["objective"] = methods
-    schema["properties"]["stages"] = _stages(definitions)
-    schema["properties"]["advantage"] = AdvantageSettings.model_json_schema()
+    observed = {"name": {"const": "observe"}, "method": methods}
+    nested = {"name": {"const": "within"}, "outer": methods, "inner": methods}
+    definitions["objective_item"] = _item("method", METHODS, definitions)
+    definitions["objective_item"]["anyOf"] += [
+        _object("a recipe in place", recipe, ["preset"]),
+        _object("method is measured and reported, and changes nothing", observed, [*observed]),
+        _object("inner sees only the tokens that outer keeps", nested, [*nested]),
+    ]
+    definitions["stage_item"] = _item("stage", STAGES, definitions)
+    properties["objective"] = methods
+    properties["stages"] = {"description": "what acts outside the loss", **_listed("stage_item")}
     schema["required"].remove("stages")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlstab run", **schema}
 
 
-def _stages(definitions: dict[str, Any]) -> dict[str, Any]:
-    """What ``stages`` may hold; the definition of each stage joins the others."""
-    names = STAGES.names()
+def _listed(item: str, **more: Any) -> dict[str, Any]:
+    """A list of items, or one alone."""
+    reference = {"$ref": f"#/$defs/{item}"}
+    return {"anyOf": [{"type": "array", "items": reference, **more}, reference]}
+
+
+def _item(kind: str, registry: Registry[Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """A method or a stage by its name, with settings or without; the definition of each joins the others."""
+    names, known = registry.names(), []
     for name in names:
-        definitions[f"stage.{name}"] = _needs_name(TypeAdapter(method_model(STAGES.get(name))).json_schema())
-    definitions["stage_item"] = {
-        "anyOf": [{"enum": names}, _OWN_NAME, *({"$ref": f"#/$defs/stage.{name}"} for name in names), _OWN]
+        cls: Any = registry.get(name)
+        definition = definitions[f"{kind}.{name}"] = method_model(cls).model_json_schema()
+        # a preset, which refers to it too, has what is required
+        known.append({"$ref": f"#/$defs/{kind}.{name}", "required": ["name", *definition.pop("required", [])]})
+    return {"anyOf": [{"enum": names}, _USER_NAME, *known, _USER]}
+
+
+def _object(description: str, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": description,
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
     }
-    item = {"$ref": "#/$defs/stage_item"}
-    return {"description": "what acts outside the loss", "anyOf": [{"type": "array", "items": item}, item]}
-
-
-def _needs_name(definition: dict[str, Any]) -> dict[str, Any]:
-    definition["required"] = sorted({"name", *definition.get("required", [])})
-    return definition

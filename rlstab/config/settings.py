@@ -8,17 +8,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
-from rlstab.config.document import misfit
+from rlstab.config.document import misfit, refuse
 from rlstab.errors import did_you_mean
 
 #: More than any run has of anything that is counted.
 MOST = 10_000_000
-
-#: What other samplers cut or change the distribution by.
-CUTS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
-
-#: In peft, all linear layers but the vocabulary head.
-ALL_LINEAR = "all-linear"
 
 #: The reward that is the task's own scorer.
 TASK = "task"
@@ -51,17 +45,36 @@ TRL_NAMES = {
     "reward_funcs": "reward",
     "save_steps": "tracking.checkpoint_every",
     "save_total_limit": "tracking.keep_checkpoints",
-    "scale_rewards": "advantage: {std: ...}",
+    "scale_rewards": "stages: [{name: grpo, std: ...}]",
     "steps_per_generation": "optimisation.mini_batches",
     "warmup_steps": "optimisation.warmup_optimizer_steps",
+}
+
+#: What others cut or change the distribution of the sampler by.
+CUTS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
+
+#: What an unknown key is answered with where the nearest known one would not help.
+HINTS = {
+    **{name: f"What GRPOConfig calls '{name}' is here: {ours}." for name, ours in TRL_NAMES.items()},
+    **dict.fromkeys(
+        CUTS,
+        "Responses are drawn from the whole distribution. Cut off, it would have other log-probs than the policy that "
+        "learns: the ratio and importance weights would divide by the wrong ones, and tokens that are never drawn "
+        "would lose probability unseen. Remove it; for less random responses lower rollout.temperature, which acts on "
+        "the loss as well.",
+    ),
+    "dropout": "A policy is trained without dropout, because the ratio compares two policies and not two dropout "
+    "masks. Remove it.",
 }
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 #: A count that may be 0, which mostly means never.
 Every = Annotated[int, Field(ge=0, le=MOST)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
 
 
 def _or(key: str, schema: Any) -> BeforeValidator:
@@ -81,9 +94,7 @@ class Settings(BaseModel):
     def _known_keys(cls, given: Any) -> Any:
         for key in given if isinstance(given, Mapping) else ():
             if key not in cls.model_fields:
-                hint = did_you_mean(str(key), cls.model_fields)
-                if key in TRL_NAMES:
-                    hint = f"What GRPOConfig calls '{key}' is here: {TRL_NAMES[key]}."
+                hint = HINTS.get(key) or did_you_mean(str(key), cls.model_fields)
                 raise misfit(f"unknown key '{key}'. {hint}", key)
         return given
 
@@ -97,28 +108,22 @@ class AdapterSettings(Settings):
     path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
     r: Count | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
     alpha: Count | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
-    targets: tuple[str, ...] | None = Field(None, strict=False, description="names of modules, or `all-linear`")
+    targets: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = Field(
+        None, description="names of modules, or `all-linear`"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _new_or_continued(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        if "dropout" in given:
-            raise misfit(
-                "a policy is trained without dropout, because the ratio compares two policies and not two dropout "
-                "masks. Remove it.",
-                "dropout",
-            )
+        new = {"r": 16, "alpha": 32, "targets": "all-linear"}
         if given.get("path") is not None:
-            for key in ("r", "alpha", "targets"):
-                if given.get(key) is not None:
-                    raise misfit(f"a continued adapter has its own {key}. Remove it, or remove the path.", key)
+            for key in new:
+                refuse(given.get(key), key, f"a continued adapter has its own {key}. Remove it, or remove the path.")
             return given
-        targets = given.get("targets", ALL_LINEAR)
-        if targets == []:
-            raise misfit(f"no module is named. Write `{ALL_LINEAR}` for all of them.", "targets")
-        return {"r": 16, "alpha": 32, **given, "targets": [targets] if isinstance(targets, str) else targets}
+        targets = given.get("targets", new["targets"])
+        return {**new, **given, "targets": [targets] if isinstance(targets, str) else targets}
 
 
 class ModelSettings(Settings):
@@ -145,8 +150,7 @@ class CountdownSettings(Settings):
 
     @model_validator(mode="after")
     def _ordered(self) -> CountdownSettings:
-        if self.low > self.high:
-            raise misfit(f"{self.low} is above task.high = {self.high}. Swap them.", "low")
+        refuse(self.low > self.high, "low", f"{self.low} is above task.high = {self.high}. Swap them.")
         return self
 
 
@@ -167,7 +171,7 @@ class ChainSettings(Settings):
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
-    time_limit: Annotated[float, Field(gt=0)] = Field(5.0, description="seconds for a completion; then its reward is 0")
+    time_limit: Positive = Field(5.0, description="seconds for a completion; then its reward is 0")
     workers: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="processes that score, for each that trains")
 
 
@@ -254,30 +258,33 @@ class RewardSettings(WorkerSettings):
     @model_validator(mode="after")
     def _fit(self) -> RewardSettings:
         file, colon, function = self.function.rpartition(":")
-        if (file if colon else function).endswith(".py") != bool(colon) or not function:
-            text = f"'{self.function}' names no function in a file. Write it as path/to/file.py:function."
-            raise misfit(text, "function")
-        if not re.fullmatch(r"[^\W\d][\w.-]*", self.name):
-            text = f"'{self.name}' cannot be part of a metric's name. Set a `name` of letters, digits and _."
-            raise misfit(text, "name")
-        if self.name in TAKEN:
-            raise misfit(f"the trainer writes 'reward/{self.name}' itself. Give the reward another `name`.", "name")
-        for setting in WorkerSettings.model_fields:
-            if self.function == TASK and getattr(self, setting) != WorkerSettings.model_fields[setting].default:
-                text = f"the task's own scorer does not read it. Set task.{setting}, where the task has one."
-                raise misfit(text, setting)
+        refuse(
+            (file if colon else function).endswith(".py") != bool(colon) or not function,
+            "function",
+            f"'{self.function}' names no function in a file. Write it as path/to/file.py:function.",
+        )
+        refuse(
+            self.name in TAKEN or not re.fullmatch(r"[^\W\d][\w.-]*", self.name),
+            "name",
+            f"no metric can be called 'reward/{self.name}': it is taken, or not made of letters, digits and _. Set "
+            f"another `name`.",
+        )
+        for setting, field in WorkerSettings.model_fields.items():
+            refuse(
+                self.function == TASK and getattr(self, setting) != field.default,
+                setting,
+                f"the task's own scorer does not read it. Set task.{setting}, where the task has one.",
+            )
         return self
 
 
 def _rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
+    none = f"nothing is learnt from. Give a reward a weight, or write `{TASK}` for the task's own scorer."
+    refuse(not any(reward.weight for reward in rewards), "", none)
     names = [reward.name for reward in rewards]
-    if not rewards:
-        raise misfit(f"no reward is listed. Write `{TASK}`, or leave `reward` out, for the task's own scorer.")
-    if not any(reward.weight for reward in rewards):
-        raise misfit("every weight is 0, so that there is nothing to learn from. Give one of them another.")
     for index, name in enumerate(names):
-        if name in names[:index]:
-            raise misfit(f"two rewards are called '{name}'. Give one of them another `name`.", index, "name")
+        text = f"two rewards are called '{name}'. Give one of them another `name`."
+        refuse(name in names[:index], f"{index}.name", text)
     return rewards
 
 
@@ -306,114 +313,80 @@ class RolloutSettings(Settings):
     batch_size: Count = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
     precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(None, description="of the sampler's weights")
-    stop: str | None = Field(None, description="text that ends a response, besides EOS, for example a newline")
+    stop: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="text that ends a response, besides EOS, for example a newline"
+    )
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_distribution(cls, given: Any) -> Any:
-        for key in CUTS if isinstance(given, Mapping) else ():
-            if key in given:
-                raise misfit(
-                    "responses are drawn from the whole distribution. Cut off, it would have other log-probs than the "
-                    "policy that learns: the ratio and importance weights would divide by the wrong ones, and tokens "
-                    "that are never drawn would lose probability unseen. Remove it; for less random responses lower "
-                    "rollout.temperature, which acts on the loss as well.",
-                    key,
-                )
-        return given
-
-    @model_validator(mode="after")
-    def _stop(self) -> RolloutSettings:
-        if self.stop == "":
-            text = "an empty text is in every response, so each would end after its first token. Write null for none."
-            raise misfit(text, "stop")
-        return self
 
 
 OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
 Refresh: TypeAlias = Literal["rollout", "step"]
-ScheduleName: TypeAlias = Literal[
-    "constant",
-    "constant_with_warmup",
-    "cosine",
-    "cosine_warmup_with_min_lr",
-    "cosine_with_min_lr",
-    "cosine_with_restarts",
-    "inverse_sqrt",
-    "linear",
-    "polynomial",
-    "warmup_stable_decay",
-]
-Curve: TypeAlias = Literal["linear", "cosine", "1-sqrt"]
-
-#: What each schedule takes beside its name.
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "constant": (),
-    "constant_with_warmup": (),
-    "cosine": ("num_cycles",),
-    "cosine_warmup_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"),
-    "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
-    "cosine_with_restarts": ("num_cycles",),
-    "inverse_sqrt": ("timescale",),
-    "linear": (),
-    "polynomial": ("lr_end", "power"),
-    "warmup_stable_decay": (
-        *("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
-    ),
-}
-#: Those that take the length of the run for granted: a longer run has other learning rates from its beginning.
-
-#: Those of transformers that follow the loss.
-FOLLOWING = ("reduce_lr_on_plateau", "greedy")
 
 
 class ScheduleSettings(Settings):
-    """How the learning rate changes with the optimizer steps; options that are null are transformers' own."""
-
-    name: ScheduleName
-    num_cycles: Annotated[float, Field(gt=0)] | None = Field(None, description="of the cosine; a half is one descent")
-    min_lr: Share | None = Field(None, description="of cosine_*_min_lr: where it ends")
-    min_lr_rate: Share | None = Field(None, description="the same as a share of lr")
-    warmup_lr_rate: Share | None = Field(None, description="of cosine_warmup_with_min_lr: where it begins, by lr")
-    lr_end: Share | None = Field(None, description="of polynomial: where it ends")
-    power: Annotated[float, Field(gt=0)] | None = Field(None, description="of polynomial")
-    timescale: Count | None = Field(None, description="of inverse_sqrt, in optimizer steps")
-    num_decay_steps: Count | None = Field(None, description="of warmup_stable_decay: optimizer steps of the decay")
-    num_stable_steps: Count | None = Field(None, description="of warmup_stable_decay: before it")
-    warmup_type: Curve | None = Field(None, description="of warmup_stable_decay")
-    decay_type: Curve | None = Field(None, description="of warmup_stable_decay")
-    min_lr_ratio: Share | None = Field(None, description="of warmup_stable_decay: where it ends, as a share of lr")
+    """How the learning rate changes with the optimizer steps, by transformers; options that are null are its own."""
 
     @property
     def options(self) -> dict[str, Any]:
         """What is passed to transformers."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _not_by_loss(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("name") in FOLLOWING:
-            raise misfit(
-                f"'{given['name']}' follows a loss, and the loss of a policy gradient does not say how well a policy "
-                f"does. Use one of: {', '.join(sorted(OPTIONS))}."
-            )
-        return given
 
-    @model_validator(mode="after")
-    def _fit(self) -> ScheduleSettings:
-        reads = OPTIONS[self.name]
-        for option in self.options:
-            if option not in reads:
-                known = ", ".join(f"`{name}`" for name in reads) or "nothing"
-                raise misfit(f"the schedule '{self.name}' does not read it; it reads {known}. Remove it.", option)
-        if "min_lr" in reads and (self.min_lr is None) == (self.min_lr_rate is None):
-            raise misfit(f"'{self.name}' ends at `min_lr` or at `min_lr_rate`. Set one of the two.")
-        if "num_decay_steps" in reads and self.num_decay_steps is None:
-            raise misfit(f"'{self.name}' needs `num_decay_steps`, the optimizer steps of the decay. Set it.")
-        if self.name == "cosine_with_restarts" and (self.num_cycles or 1) % 1:
-            raise misfit(f"'{self.name}' has whole cycles. Write a whole number.", "num_cycles")
-        return self
+class PlainSchedule(ScheduleSettings):
+    """Without options."""
+
+    name: Literal["constant", "constant_with_warmup", "linear"]
+
+
+class Cosine(ScheduleSettings):
+    """To 0."""
+
+    name: Literal["cosine"]
+    num_cycles: Positive | None = Field(None, description="a half is one descent")
+
+
+class CosineWithMinLr(Cosine):
+    """To a share of lr."""
+
+    name: Literal["cosine_with_min_lr"]  # type: ignore[assignment]
+    min_lr_rate: Share = Field(description="where it ends, as a share of lr")
+
+
+class CosineWithRestarts(ScheduleSettings):
+    """To 0, several times."""
+
+    name: Literal["cosine_with_restarts"]
+    num_cycles: Count | None = None
+
+
+class InverseSqrt(ScheduleSettings):
+    """By the root of the number of steps."""
+
+    name: Literal["inverse_sqrt"]
+    timescale: Count | None = Field(None, description="in optimizer steps")
+
+
+class Polynomial(ScheduleSettings):
+    """By a power of what is left of the run."""
+
+    name: Literal["polynomial"]
+    lr_end: Share | None = Field(None, description="where it ends")
+    power: Positive | None = None
+
+
+class WarmupStableDecay(ScheduleSettings):
+    """Constant, and at the end a decay."""
+
+    name: Literal["warmup_stable_decay"]
+    num_decay_steps: Count = Field(description="optimizer steps of the decay")
+    decay_type: Literal["linear", "cosine", "1-sqrt"] | None = None
+    min_lr_ratio: Share | None = Field(None, description="where it ends, as a share of lr")
+
+
+Schedule: TypeAlias = Annotated[
+    PlainSchedule | Cosine | CosineWithMinLr | CosineWithRestarts | InverseSqrt | Polynomial | WarmupStableDecay,
+    Field(discriminator="name"),
+]
 
 
 class OptimisationSettings(Settings):
@@ -425,7 +398,7 @@ class OptimisationSettings(Settings):
     micro_batch_size: Count = Field(128, description="responses in one forward and backward; does not change the loss")
     lr: Share = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
-    schedule: Annotated[ScheduleSettings | None, _or("name", ScheduleName | ScheduleSettings | None)] = Field(
+    schedule: Annotated[Schedule | None, _or("name", str | Schedule | None)] = Field(
         None, description="of transformers, by its name or {name: ..., options}; null is constant after the warm-up"
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -433,7 +406,7 @@ class OptimisationSettings(Settings):
     )
     eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="of AdamW")
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="of AdamW")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="longer gradients are scaled down to it")
+    max_grad_norm: Positive = Field(1.0, description="longer gradients are scaled down to it")
     old_logprobs: OldLogprobs | None = Field(
         None,
         description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
@@ -451,18 +424,18 @@ class OptimisationSettings(Settings):
     @model_validator(mode="after")
     def _fit(self) -> OptimisationSettings:
         steps = self.optimizer_steps_per_rollout
-        if self.old_logprobs == "live" and steps > 1:
-            raise misfit(
-                f"live needs one optimizer step per rollout, and epochs x mini_batches is {steps}: the ratio would "
-                f"stay 1 while the policy moves. Use recompute or rollout.",
-                "old_logprobs",
-            )
-        if self.warmup_optimizer_steps > self.optimizer_steps:
-            raise misfit(
-                f"the warm-up of {self.warmup_optimizer_steps} optimizer steps is longer than the run, which has "
-                f"{self.optimizer_steps} (rollouts x epochs x mini_batches). Lower it.",
-                "warmup_optimizer_steps",
-            )
+        refuse(
+            self.old_logprobs == "live" and steps > 1,
+            "old_logprobs",
+            f"live needs one optimizer step per rollout, and epochs x mini_batches is {steps}: the ratio would stay 1 "
+            f"while the policy moves. Use recompute or rollout.",
+        )
+        refuse(
+            self.warmup_optimizer_steps > self.optimizer_steps,
+            "warmup_optimizer_steps",
+            f"the warm-up of {self.warmup_optimizer_steps} optimizer steps is longer than the run, which has "
+            f"{self.optimizer_steps} (rollouts x epochs x mini_batches). Lower it.",
+        )
         return self
 
     @property
@@ -482,21 +455,23 @@ class OptimisationSettings(Settings):
 class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
-    name: Literal["auto", "ddp", "fsdp2"] = Field("auto", description="all weights in each process, or shards")
+    name: EngineName = Field("auto", description="all weights in each process, or shards")
     gather: Literal["fp32", "bf16"] = Field("fp32", description="fsdp2: dtype of gathered weights in a step")
     offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
 
     @model_validator(mode="after")
     def _of_shards(self) -> EngineSettings:
         for name in ("gather", "offload"):
-            if self.name != "fsdp2" and getattr(self, name) != EngineSettings.model_fields[name].default:
-                text = f"it is of shards alone, and engine.name is {self.name}. Set that to fsdp2, or leave this out."
-                raise misfit(text, name)
+            refuse(
+                self.name != "fsdp2" and getattr(self, name) != EngineSettings.model_fields[name].default,
+                name,
+                f"it is of shards alone, and engine.name is {self.name}. Set that to fsdp2, or leave this out.",
+            )
         return self
 
 
 #: A name, or a name with settings.
-Engine: TypeAlias = Annotated[EngineSettings, _or("name", Literal["auto", "ddp", "fsdp2"] | EngineSettings)]
+Engine: TypeAlias = Annotated[EngineSettings, _or("name", EngineName | EngineSettings)]
 
 
 class EvaluationSettings(Settings):
@@ -511,13 +486,12 @@ class EvaluationSettings(Settings):
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationSettings:
         for index, k in enumerate(self.pass_at):
-            if k > self.samples:
-                raise misfit(
-                    f"pass@{k} needs at least {k} samples per prompt, and evaluation.samples is {self.samples}. Raise "
-                    f"it, or lower this.",
-                    "pass_at",
-                    index,
-                )
+            refuse(
+                k > self.samples,
+                f"pass_at.{index}",
+                f"pass@{k} needs {k} samples per prompt, and evaluation.samples is {self.samples}. Raise it, or lower "
+                f"this.",
+            )
         return self
 
 
@@ -532,15 +506,3 @@ class TrackingSettings(Settings):
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
     trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")
-
-
-# -- advantage ---------------------------------------------------------------------------------------------------------
-
-
-class AdvantageSettings(Settings):
-    """The advantage estimator, in the short way."""
-
-    estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    std: bool = Field(True, description="grpo: divide by the group's standard deviation")
-    epsilon: Annotated[float, Field(gt=0)] = Field(1e-4, description="grpo: added to it")
-    ddof: Literal[0, 1] = Field(1, description="grpo: 1 divides squares by n - 1")

@@ -16,9 +16,11 @@ user gave to a command, never for those of a run folder that a report or a viewe
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from rlstab.config.document import MAX_DEPTH, Document, Place
@@ -75,7 +77,7 @@ SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny")
 
 
 def _find(document: Document, path: str, place: Place) -> Path | None:
-    return next((place for place in _candidates(document, path, place) if exists(place)), None)
+    return next((candidate for candidate in _candidates(document, path, place) if exists(candidate)), None)
 
 
 def _candidates(document: Document, path: str, place: Place) -> list[Path]:
@@ -83,10 +85,17 @@ def _candidates(document: Document, path: str, place: Place) -> list[Path]:
     mark, _, line = document.where(place).rpartition(":")
     given = Path(path).expanduser()
     beside = [Path(mark).absolute().parent / given] if line.isdigit() else []
-    return list(dict.fromkeys(Path(*one.parts) for one in (*beside, given.absolute())))
+    return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*beside, given.absolute())))
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def _module(path: Path) -> ModuleType:
+    try:
+        return load_module(path)
+    except (Exception, SystemExit) as error:  # user code fails in every way
+        raise ConfigError(f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
 
 
 def load_class(document: Document, text: str, place: Place, wanted: str, fix: str) -> type:
@@ -102,40 +111,34 @@ def load_class(document: Document, text: str, place: Place, wanted: str, fix: st
     Raises:
         ConfigError: no such file or name, the file cannot be loaded, or it is not a class.
     """
-    parts = _IN_FILE.fullmatch(text)
-    assert parts is not None
-    name = parts["name"]
-    path = _find(document, parts["file"], place)
+    file, _, name = text.rpartition(":")
+    path = _find(document, file, place)
     if path is None or not is_file(path):
-        looked = " or ".join(map(str, _candidates(document, parts["file"], place)))
+        looked = " or ".join(map(str, _candidates(document, file, place)))
         raise document.error(place, f"there is no file {looked}. Correct the path, or create the file.")
     try:
-        module = load_module(path)
-    except (Exception, SystemExit) as error:  # user code fails in every way
-        raise document.error(place, f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
-    cls: Any = module
-    for part in name.split("."):
-        if not hasattr(cls, part):
-            known = [key for key, value in vars(cls).items() if _is_defined(value, module) and not key.startswith("_")]
-            hint = did_you_mean(part, known) if known else f"Define it: {fix}"
-            raise document.error(place, f"{path} has no class '{name}'. {hint}")
-        cls = getattr(cls, part)
+        module: Any = _module(path)
+        cls = operator.attrgetter(name)(module)
+    except ConfigError as error:
+        raise document.error(place, str(error)) from error
+    except AttributeError as error:
+        known = [cls.__name__ for cls in _defined(module) if not cls.__name__.startswith("_")]
+        hint = did_you_mean(name, known) if known else f"Define it: {fix}"
+        raise document.error(place, f"{path} has no class '{name}'. {hint}") from error
     if not inspect.isclass(cls):
         raise document.error(place, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
     _files_of[cls] = f"{path}:{name}"
     return cls
 
 
-def load_method(
-    document: Document, text: str, place: Place, registry: Registry[Kind], base: type[Kind], noun: str
-) -> type[Kind]:
+def load_method(document: Document, text: str, place: Place, registry: Registry[Kind]) -> type[Kind]:
     """The method or stage that a text names.
 
     Raises:
         ConfigError: see :func:`load_class`; or the class is not one, or has the name of another.
     """
-    parent = "rlstab.TokenObjective" if noun == "method" else "a kind of rlstab.stages.stage.Stage"
-    fix = f"Name a class that inherits from {parent}."
+    noun, base = registry.noun, registry.base
+    fix = f"Name a class that inherits from {base.__module__}.{base.__name__}."
     cls = load_class(document, text, place, f"a {noun}", fix)
     where = f"'{cls.__qualname__}' in {_files_of[cls].rpartition(':')[0]}"
     if not issubclass(cls, base):
@@ -157,19 +160,16 @@ def classes(file: str) -> list[type]:
     path = Path(file).expanduser().absolute()
     if path.suffix != ".py" or not is_file(path):
         raise ConfigError(f"there is no Python file {path}. Give the path of one with methods, stages or tasks.")
-    try:
-        module = load_module(path)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
-    defined = [value for value in vars(module).values() if _is_defined(value, module)]
+    defined = _defined(_module(path))
     usable = [cls for cls in defined if (issubclass(cls, Method) and not inspect.isabstract(cls)) or _is_task(cls)]
     if not usable:
         raise ConfigError(f"{path} defines no method, stage or task. Give a file that does.")
     return usable
 
 
-def _is_defined(value: Any, module: Any) -> bool:
-    return inspect.isclass(value) and value.__module__ == module.__name__
+def _defined(module: ModuleType) -> list[type]:
+    values = vars(module).values()
+    return [value for value in values if inspect.isclass(value) and value.__module__ == module.__name__]
 
 
 def _is_task(cls: type) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,19 +60,6 @@ class LossOutput:
 def token_log_ratio(policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBatch) -> Tensor:
     """``(n,)`` default of the ratio slot: one ratio per token."""
     return policy.logprobs - (anchor.logprobs if batch.live_ratio else batch.old_logprobs)
-
-
-def anchor_needs(anchor: Literal["rollout", "old"]) -> frozenset[str]:
-    """The evidence that :func:`anchor_logprobs` needs; of the old policy, that of the ratio, which is always there."""
-    return frozenset({"rollout_logprobs"} if anchor == "rollout" else ())
-
-
-def anchor_logprobs(batch: TokenBatch, anchor: Literal["rollout", "old"]) -> Tensor | None:
-    """``(n,)`` log-probs of the policy from which a trust region measures: the one that sampled, or that of the ratio.
-
-    None where the live policy is its own denominator, and so its own anchor.
-    """
-    return None if anchor == "old" and batch.live_ratio else batch.signal(f"{anchor}_logprobs")
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, unclipped: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 #: ``conflicts``: one undoes what the other does. ``redundant``: both do one thing, or one leaves the other little to
@@ -89,9 +90,18 @@ class Interaction:
         return self.why.format(own=f"`{own}`", other=f"{', '.join(first)} and {last}" if first else last)
 
 
+conflicts = partial(Interaction, "conflicts")
+redundant = partial(Interaction, "redundant")
+note = partial(Interaction, "note")
+good = partial(Interaction, "good")
+
+#: Of a method that acts by how far the ratio is from 1.
+ON_POLICY = NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout.")
+#: Of one that does so only where it is anchored at the old policy.
+ON_POLICY_OLD = NoOpAt(None, f"With anchor 'old', w{ON_POLICY.why[1:]}")
+
 #: Of a method whose penalty has no mask of its own.
-EVERY_TOKEN = Interaction(
-    "note",
+EVERY_TOKEN = note(
     MASK,
     "{own} acts on every token, also on those that {other} drops: penalties ignore masks.",
     nested=False,

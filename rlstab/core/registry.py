@@ -32,7 +32,7 @@ class Registry(Generic[Kind]):
         noun: str = "method",
     ) -> None:
         self._table, self._where = table, dict(table)
-        self._base, self._group, self._noun = base, group, noun
+        self.base, self._group, self.noun = base, group, noun
         self._classes: dict[str, type[Kind]] = {}
         self._looked = False
 
@@ -54,7 +54,7 @@ class Registry(Generic[Kind]):
         if name not in self._classes:
             self._look_outside()
             if name not in self._where:
-                raise UnknownName(f"no {self._noun} is called '{name}'. {did_you_mean(name, self.names())}")
+                raise UnknownName(f"no {self.noun} is called '{name}'. {did_you_mean(name, self.names())}")
             module, _, attribute = self._where[name].partition(":")
             self._classes[name] = getattr(import_module(module), attribute)
         return self._classes[name]
@@ -66,10 +66,10 @@ class Registry(Generic[Kind]):
             Conflict: another class has that name.
             MethodError: it is not such a class.
         """
-        if not (isinstance(cls, type) and issubclass(cls, self._base)):
-            example = f"My{self._noun.capitalize()}"
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            example = f"My{self.noun.capitalize()}"
             raise MethodError(
-                f"register was given {kind_of(cls)}. Pass the class of a {self._noun}: register({example})."
+                f"register was given {kind_of(cls)}. Pass the class of a {self.noun}: register({example})."
             )
         known = self._classes.get(cls.name)
         # a class may be decorated and named by an entry point as well

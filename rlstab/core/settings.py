@@ -8,6 +8,7 @@ import types
 import typing
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rlstab.errors import MethodError, OutOfRange
@@ -157,6 +158,19 @@ def check_settings(owner: object, name: str) -> None:
         if not setting.accepts(value):
             default = "" if setting.default is dataclasses.MISSING else f" The default is {setting.default!r}."
             raise OutOfRange(f"'{name}': {setting.name} = {value!r}, expected {setting}.{default}")
+
+
+def check_order(owner: object, name: str, *settings: str) -> None:
+    """Check that settings of ``owner`` do not fall from one to the next; None is no bound.
+
+    Raises:
+        OutOfRange: names them, their values and the order that is expected.
+    """
+    values = [getattr(owner, setting) for setting in settings]
+    bounds = [value for value in values if value is not None]
+    if any(low > high for low, high in pairwise(bounds)):
+        given = ", ".join(f"{setting} = {value}" for setting, value in zip(settings, values, strict=True))
+        raise OutOfRange(f"'{name}': {given}, expected {' <= '.join(settings)}.")
 
 
 def percent(share: float) -> str:

@@ -33,6 +33,11 @@ class Penalty:
     where: Tensor | None = None
     reads: frozenset[str] = frozenset()
 
+    @classmethod
+    def of_signal(cls, name: str, coefficient: float) -> Penalty:
+        """On the live value of a signal itself, on every token."""
+        return cls(coefficient, lambda policy, anchor: policy.signal(name), reads=frozenset({name}))
+
 
 @dataclass(frozen=True, eq=False)
 class Bounds:

@@ -22,7 +22,7 @@ from rlstab.files import exists, is_dir
 from rlstab.report.formatting import counted, ranges
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
-from rlstab.report.safe_read import read_bytes
+from rlstab.report.safe_read import read_bytes, read_object
 from rlstab.report.token_traces import Sample, read_tokens
 
 #: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
@@ -85,7 +85,7 @@ def _number_of(checkpoint: str) -> int:
 
 def _kind(path: Path) -> str:
     """What a file of JSON lines is: ``results`` of benches, ``tokens``, or ``rows`` of metrics."""
-    for _, data in zip(range(SNIFFED), map(_object, _read(path).split(b"\n", SNIFFED)), strict=False):
+    for _, data in zip(range(SNIFFED), map(read_object, _read(path).split(b"\n", SNIFFED)), strict=False):
         if data:
             if "curves" in data and "format" in data:
                 return "results"
@@ -100,15 +100,6 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         reason = error.strerror or error
         raise ReportError(f"{path}: cannot be read: {reason}. Give a file that you may read.") from error
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    """The object of a line; an empty one where it is damaged."""
-    try:
-        data = json.loads(line.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):  # also an integer of thousands of digits
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _values(data: Mapping[str, Any]) -> dict[str, float]:
@@ -137,7 +128,7 @@ def _json_lines(path: Path) -> RunLog:
     for number, line in enumerate(_read(path).split(b"\n"), 1):
         if not line.strip():
             continue
-        data = _object(line)
+        data = read_object(line)
         step = next((data[name] for name in STEPS if _is_step(data.get(name))), None)
         if step is None:
             damaged.append(number)

@@ -120,7 +120,7 @@ def run_file(recipe: str, name: str = "FILE") -> str:
 
 def _around(preset: str) -> dict[str, Any]:
     """The run that a preset is put into, with it in the place of the loss, the stages and what methods are shown."""
-    data = {key: value for key, value in example(AROUND, "run").data.items() if key not in ("stages", "advantage")}
+    data = {key: value for key, value in example(AROUND, "run").data.items() if key != "stages"}
     shown = ("old_logprobs", "refresh")  # null follows from what the methods read
     optimisation = {key: value for key, value in data.get("optimisation", {}).items() if key not in shown}
     tracking = {**data.get("tracking", {}), "out": f"runs/{preset}"}

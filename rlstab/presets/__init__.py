@@ -1,7 +1,5 @@
 """Named compositions: published recipes as far as the loss and the advantage go, each value with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose, within
@@ -23,22 +21,11 @@ _RECOMMENDED = Preset(
     compose(ClipHigher(low=0.2, high=0.28, dual_clip=10.0), within(S2TMask(), STARE(variant="O1")), TokenMean()),
     "grpo",
     "Our stack: JustRL, spurious tokens dropped, and STARE's boost among the remaining tokens.",
-    {
-        **clip("arXiv 2503.14476: 0.2", "arXiv 2503.14476: 0.28", JUSTRL_DUAL),
-        **S2T_SOURCES,
-        **STARE_SOURCES,
-    },
+    {**clip("arXiv 2503.14476: 0.2", "arXiv 2503.14476: 0.28", JUSTRL_DUAL), **S2T_SOURCES, **STARE_SOURCES},
 )
 
 #: Name to recipe: the family of GRPO, tokens treated otherwise, other ratios, other policies, our own, and stacks.
-PRESETS: Mapping[str, Preset] = {
-    **GRPO_FAMILY,
-    **TOKENS,
-    **RATIOS,
-    **OFF_POLICY,
-    "recommended": _RECOMMENDED,
-    **STACKS,
-}
+PRESETS: Mapping[str, Preset] = {**GRPO_FAMILY, **TOKENS, **RATIOS, **OFF_POLICY, "recommended": _RECOMMENDED, **STACKS}
 
 
 def preset(name: str) -> Preset:

@@ -1,7 +1,5 @@
 """GRPO and what only clips, averages or filters in another way."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose

@@ -1,7 +1,5 @@
 """Recipes for a policy that has left the one that sampled: staleness, or a sampler that is not the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose

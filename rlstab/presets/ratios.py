@@ -1,7 +1,5 @@
 """Recipes that replace the ratio of a token, or how far it may go."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose

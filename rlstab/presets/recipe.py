@@ -1,7 +1,5 @@
 """What a preset is, and the clip that most recipes begin with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Stacks of methods that act at different places: prompts, rollouts, tokens and, with stale responses, the baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose

@@ -1,7 +1,5 @@
 """Recipes that treat some tokens otherwise: masks, weights, and penalties on a few."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.core.compose import compose
@@ -100,16 +98,11 @@ TOKENS: Mapping[str, Preset] = {
         compose(KLCov(share=0.002, coefficient=1.0), TokenMean()),
         "grpo",
         "KL-Cov: no clip; the tokens with the largest covariance are held close to the old policy.",
-        {
-            "kl_cov.share": f"{_KL_COV}, in percent: 0.2",
-            "kl_cov.coefficient": f"{_KL_COV}: 1",
-        },
+        {"kl_cov.share": f"{_KL_COV}, in percent: 0.2", "kl_cov.coefficient": f"{_KL_COV}: 1"},
     ),
     "steer": Preset(
         compose(
-            ClipHigher(low=0.2, high=0.28, dual_clip=10.0),
-            STEER(high=1.0, low=0.8, form="exponential"),
-            TokenMean(),
+            ClipHigher(low=0.2, high=0.28, dual_clip=10.0), STEER(high=1.0, low=0.8, form="exponential"), TokenMean()
         ),
         "grpo",
         "STEER: DAPO's clip, and tokens that would change entropy the most weigh less.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -49,12 +49,6 @@ class Idle:
     why: str
     seeds: tuple[int, ...]
     runs: int
-
-    @property
-    def text(self) -> str:
-        """One sentence."""
-        where = "" if len(self.seeds) == self.runs else f" in {len(self.seeds)} of {self.runs} runs"
-        return f"{self.part} never acted{where}: {self.why}"
 
 
 def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
@@ -132,8 +126,8 @@ def _highest(run: RunRecord, name: str) -> float | None:
 #: Names one token: where it was sampled, and its place there.
 Token: TypeAlias = tuple[object, ...]
 
-#: A run and the responses that it traced.
-Traced: TypeAlias = tuple[RunRecord, Sequence[Sample]]
+#: A run and a response that it traced.
+Traced: TypeAlias = tuple[RunRecord, Sample]
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,7 @@ class Overlap:
         setting: name of the setting.
         names: of rows and columns.
         touched: tokens that each of them touched.
-        matrix: Jaccard overlap, tokens of both over tokens of either; None where neither touched one.
+        matrix: Jaccard overlap, tokens of both over tokens of either.
         compared: what was, in words.
     """
 
@@ -153,7 +147,7 @@ class Overlap:
     setting: str
     names: list[str]
     touched: list[int]
-    matrix: list[list[float | None]]
+    matrix: list[list[float]]
     compared: str
 
     @property
@@ -169,85 +163,70 @@ def overlaps_of(runs: Sequence[RunRecord]) -> tuple[list[Overlap], list[str]]:
     were sampled alike: after the first optimizer step the weights differ, and with them the samples.
     """
     notes: list[str] = []
-    groups: dict[tuple[str | None, str], list[Traced]] = defaultdict(list)
+    groups: dict[tuple[str | None, str], dict[str, list[Traced]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         file = Path(run.path) / "tokens.jsonl"
         if file.is_file():
             try:
-                groups[run.bench, run.setting].append((run, read_tokens(file).samples))
+                groups[run.bench, run.setting][run.method] += [(run, sample) for sample in read_tokens(file).samples]
             except ReportError as error:
                 notes.append(f"{run.title}: its token traces cannot be read: {error}")
     overlaps = []
-    for (bench, setting), traced in groups.items():
-        for method in dict.fromkeys(run.method for run, _ in traced):
-            mine = [(run, samples) for run, samples in traced if run.method == method]
-            inside = within_runs(mine)
-            rollouts = {(run.seed, sample.rollout) for run, samples in mine for sample in samples}
-            text = f"all traced tokens of {method}: {counted(len(mine), 'run')}, {counted(len(rollouts), 'rollout')}"
-            known = {key for _, samples in mine for sample in samples for key in sample.methods}
-            overlaps.append(_overlap(bench, setting, inside, text + _idle(known, inside)))
-        between, responses = between_runs(traced)
-        known = {_between(run.method, key) for run, samples in traced for one in samples for key in one.methods}
-        text = f"between methods: {counted(responses, 'response')} of the first rollout, the same in every method"
-        overlaps.append(_overlap(bench, setting, between, text + _idle(known, between)))
+    for (bench, setting), by_method in groups.items():
+        for method, traced in by_method.items():
+            several = len({run.path for run, _ in traced}), len({(run.seed, sample.rollout) for run, sample in traced})
+            what = ", ".join(map(counted, several, ("run", "rollout")))
+            overlaps.append(_overlap(bench, setting, traced, traced, _within, f"all traced tokens of {method}: {what}"))
+        traced = [pair for pairs in by_method.values() for pair in pairs]
+        alike = sampled_alike(traced)
+        responses = counted(len({(run.seed, sample.response) for run, sample in alike}), "response")
+        what = f"between methods: {responses} of the first rollout, the same in every method"
+        overlaps.append(_overlap(bench, setting, alike, traced, _between, what))
     return [overlap for overlap in overlaps if len(overlap.names) > 1], notes
 
 
-def _idle(known: set[str], touched: Mapping[str, set[Token]]) -> str:
-    """Who has no row because it touched nothing there: by its own name alone where it did so in every objective."""
-    acted = {name.rpartition(": ")[2] for name in touched}
-    parts = {name: name.rpartition(": ")[2] for name in known - touched.keys()}
-    absent = sorted({name if part in acted else part for name, part in parts.items()})
-    return f"; {', '.join(absent)} touched none of these tokens" if absent else ""
+def _within(run: RunRecord, sample: Sample, key: str) -> tuple[str, Token]:
+    """What a method of one objective is called, and its response in one optimizer step."""
+    return key, (run.seed, sample.rollout, sample.optimizer_step, sample.response)
 
 
-def _between(method: str, key: str) -> str:
-    return method if method == key else f"{method}: {key}"
+def _between(run: RunRecord, sample: Sample, key: str) -> tuple[str, Token]:
+    """What a method of one of several objectives is called, and its response."""
+    return run.method if run.method == key else f"{run.method}: {key}", (run.seed, sample.response)
 
 
-def within_runs(traced: Iterable[Traced]) -> dict[str, set[Token]]:
-    """Tokens touched by each method of one objective that touched any, over optimizer steps and runs."""
-    touched: dict[str, set[Token]] = defaultdict(set)
-    for run, samples in traced:
-        for sample in samples:
-            token = (run.seed, sample.rollout, sample.optimizer_step, sample.response)
-            for key, places in _touched(sample).items():
-                touched[key] |= {(*token, place) for place in places}
-    return touched
-
-
-def between_runs(traced: Sequence[Traced]) -> tuple[dict[str, set[Token]], int]:
-    """Tokens touched in the first rollout by each method of each objective, and how many responses were compared.
-
-    A response takes part if every compared method has it for this seed with the same token ids.
-    """
+def sampled_alike(traced: Sequence[Traced]) -> list[Traced]:
+    """Responses of the first rollout that every method has for their seed with the same token ids."""
     methods = {run.method for run, _ in traced}
-    first = [(run, sample) for run, samples in traced for sample in samples if sample.rollout == 1]
+    first = [(run, sample) for run, sample in traced if sample.rollout == 1]
     ids: dict[tuple[int, str], dict[str, tuple[int, ...]]] = defaultdict(dict)
     for run, sample in first:
         if sample.ids:
             ids[run.seed, sample.response][run.method] = tuple(sample.ids)
     alike = {key for key, own in ids.items() if len(own) == len(methods) > 1 and len(set(own.values())) == 1}
+    return [(run, sample) for run, sample in first if (run.seed, sample.response) in alike]
+
+
+def _overlap(
+    bench: str | None,
+    setting: str,
+    compared: Iterable[Traced],
+    traced: Iterable[Traced],
+    place: Callable[[RunRecord, Sample, str], tuple[str, Token]],
+    text: str,
+) -> Overlap:
+    """Of the tokens of some responses; who touched none of them, and has no row, is told."""
     touched: dict[str, set[Token]] = defaultdict(set)
-    for run, sample in first:
-        if (run.seed, sample.response) in alike:
-            for key, places in _touched(sample).items():
-                touched[_between(run.method, key)] |= {(run.seed, sample.response, place) for place in places}
-    return touched, len(alike)
-
-
-def jaccard(first: set[Token], second: set[Token]) -> float | None:
-    """Tokens of both over tokens of either; None if both are empty."""
-    either = len(first | second)
-    return len(first & second) / either if either else None
-
-
-def _touched(sample: Sample) -> dict[str, set[int]]:
-    touched = {key: set().union(*method.actions.values()) for key, method in sample.methods.items()}
-    return {key: places for key, places in touched.items() if places}
-
-
-def _overlap(bench: str | None, setting: str, touched: Mapping[str, set[Token]], compared: str) -> Overlap:
-    names = sorted(touched)
-    matrix = [[jaccard(touched[row], touched[column]) for column in names] for row in names]
-    return Overlap(bench, setting, names, [len(touched[name]) for name in names], matrix, compared)
+    for run, sample in compared:
+        for key, method in sample.methods.items():
+            name, response = place(run, sample, key)
+            touched[name] |= {(*response, token) for token in set().union(*method.actions.values())}
+    acted = {name.rpartition(": ")[2] for name, tokens in touched.items() if tokens}
+    known = {place(run, sample, key)[0] for run, sample in traced for key in sample.methods}
+    idle = {name: name.rpartition(": ")[2] for name in known if not touched.get(name)}
+    # by its own name alone where it did so in every objective
+    absent = sorted({name if part in acted else part for name, part in idle.items()})
+    names = sorted(name for name, tokens in touched.items() if tokens)
+    matrix = [[len(touched[a] & touched[b]) / len(touched[a] | touched[b]) for b in names] for a in names]
+    text += f"; {', '.join(absent)} touched none of these tokens" if absent else ""
+    return Overlap(bench, setting, names, [len(touched[name]) for name in names], matrix, text)

@@ -13,12 +13,16 @@ from rich.markup import escape
 
 from rlstab.console import Terminal
 from rlstab.errors import ReportError
-from rlstab.files import is_file, is_foreign
+from rlstab.files import is_file
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.formatting import counted
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
+from rlstab.report.output import refuse_foreign, write_text
 from rlstab.report.results_file import export_results
+
+#: How a report begins, before what names its runs: as HTML after ``<head>``, as Markdown below its title.
+MARKS = b'<meta name="rlstab-runs" content="', b"<!-- rlstab-runs "
 
 
 def make_report(
@@ -52,23 +56,28 @@ def make_report(
     comparison = compare(loaded, baseline=baseline, metrics=metrics)
     if out is None and export is None and markdown_file is None:
         out = _beside(paths)
+    source = _source(paths)
     written = []
     if export is not None:
         written.append(export_results(loaded, export))
     if markdown_file is not None:
         command = _command(paths, metrics, baseline, f"--markdown {shlex.quote(str(markdown_file))}")
-        written.append(_write(Path(markdown_file), markdown(comparison, title="Results", command=command)))
+        _refuse_other(Path(markdown_file), source, "--markdown")
+        text = markdown(comparison, title="Results", command=command, source=source)
+        written.append(write_text(Path(markdown_file), text, "--markdown"))
     if out is not None:
         from rlstab.report import figures, page  # Markdown and export do without plotly and matplotlib
 
         folder = Path(out)
-        source = _source(paths)
+        html_file, markdown_file = folder / "report.html", folder / "report.md"
         command = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
-        # before anything is written
-        _refuse_other_report(folder / "report.html", page.MARK + source.encode(), page.MARK)
-        written.append(_write(folder / "report.md", markdown(comparison, command=command), "--out"))
+        for path in (html_file, markdown_file):  # before anything is written
+            _refuse_other(path, source, "--out")
+        text = markdown(comparison, command=command, source=source)
+        written.append(write_text(markdown_file, text, "--out"))
         saved = figures.write(comparison, folder)
-        written.append(page.write(comparison, folder, command, saved, source=source))
+        text = page.page(comparison, folder, command, saved, source)
+        written.append(write_text(html_file, text, "--out"))
         written += [folder / "figures"] if saved else []
     _say(console, comparison, written)
     return comparison
@@ -90,37 +99,16 @@ def _source(paths: Sequence[str | Path]) -> str:
     return hashlib.sha256("\0".join(places).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
+def _refuse_other(path: Path, source: str, option: str) -> None:
+    refuse_foreign(path, MARKS, "a report", option)
+    refuse_foreign(path, [mark + source.encode() for mark in MARKS], "a report of these runs", option)
+
+
 def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str | None, target: str) -> str:
     parts = ["rlstab report", *(shlex.quote(str(path)) for path in paths)]
     parts += [f"--metric {shlex.quote(name)}" for name in metrics]
     parts += [f"--baseline {shlex.quote(baseline)}"] if baseline is not None else []
     return " ".join([*parts, target])
-
-
-def _refuse_other_report(path: Path, same: bytes, any_report: bytes) -> None:
-    if not _is_other(path, same, "--out"):
-        return
-    if _is_other(path, any_report, "--out"):
-        raise ReportError(f"{path} exists, is not a report, and stays as it is. Give --out another folder.")
-    raise ReportError(f"{path} is a report of other runs, and stays as it is. Give --out another folder, or remove it.")
-
-
-def _is_other(path: Path, mark: bytes, option: str) -> bool:
-    try:
-        return is_foreign(path, mark)
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read: {error.strerror}. Give {option} another place.") from error
-
-
-def _write(path: Path, text: str, option: str = "--markdown") -> Path:
-    if _is_other(path, b"rlstab report ", option):
-        raise ReportError(f"{path} exists, is not a report, and stays as it is. Give {option} another place.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give {option} another place.") from error
-    return path
 
 
 def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> None:

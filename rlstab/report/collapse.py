@@ -14,12 +14,13 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.report.runs import EMPTY, RunRecord, bin_weights, binned, setting_of
+from rlstab.report.runs import EMPTY, RunRecord, bin_weights, binned, flat, setting_of
 
 #: Entropy has collapsed below this share of its first ten rollouts: well beyond the 0.3 that plain GRPO came to.
 ENTROPY_FLOOR = 0.25
@@ -99,11 +100,8 @@ def _detector(
             ends, values = binned(run, metric)
             judgement = judge(run, ends, values) if len(values) >= least else None
             if judgement is None:
-                count = len(values)
-                why = (
-                    f"too short: {count} tens of rollouts, and it takes {MIN_BINS}" if count else f"{metric} is missing"
-                )
-                return Detection(name, None, None, None, why)
+                short = f"too short: {len(values)} tens of rollouts, and it takes {MIN_BINS}"
+                return Detection(name, None, None, None, short if len(values) else f"{metric} is missing")
             fired, when, value, text = judgement
             return Detection(name, fired, int(when[0]) if fired and len(when) else None, value, text)
 
@@ -320,7 +318,7 @@ def swept_key(runs: Sequence[RunRecord]) -> str | None:
     by_setting: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         if run.config:
-            own = {path: value for path, value in _flat(run.config).items() if path.partition(".")[0] not in IGNORED}
+            own = {path: value for path, value in flat(run.config) if path.partition(".")[0] not in IGNORED}
             if by_setting.setdefault(run.setting, own) != own:
                 return None
     if len(by_setting) < 2:
@@ -333,41 +331,25 @@ def swept_key(runs: Sequence[RunRecord]) -> str | None:
 
 
 def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
-    groups: dict[tuple[str, float], list[RunRecord]] = {}
+    # of a run that failed before it wrote its configuration, its setting's other runs know the value
+    values = {run.setting: float(setting_of(run.config, key)) for run in runs if run.config}
+    groups: dict[tuple[str, float], list[RunRecord]] = defaultdict(list)
     for run in runs:
-        value = setting_of(run.config, key)
-        if value is None:  # a run that failed before it wrote its configuration: its setting's other runs say
-            named = (setting_of(other.config, key) for other in runs if other.setting == run.setting and other.config)
-            value = next(named, None)
-        if value is None:
-            continue
-        groups.setdefault((run.method, float(value)), []).append(run)
+        if run.setting in values:
+            groups[run.method, values[run.setting]].append(run)
     points = [_point(method, value, some) for (method, value), some in sorted(groups.items())]
-    highest: dict[str, float | None] = {}
-    for method in dict.fromkeys(point.method for point in points):
-        highest[method] = None
-        for point in points:
-            if point.method == method:
-                if not point.stable:
-                    break
-                highest[method] = point.value
-    return Sweep(bench, key, sorted({point.value for point in points}), points, highest)
+    highest = {
+        method: max((point.value for point in takewhile(lambda point: point.stable, some)), default=None)
+        for method, some in groupby(points, lambda point: point.method)
+    }
+    return Sweep(bench, key, sorted(set(values.values())), points, highest)
 
 
 def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:
-    fell = [collapsed(run) for run in runs]
-    starts = [below_start(run).fired for run in runs]
+    fell, starts = [collapsed(run) for run in runs], [below_start(run).fired for run in runs]
     unknown = sum(
         not down and (run.status != "finished" or below is None)
         for run, down, below in zip(runs, fell, starts, strict=True)
     )
-    lower = starts.count(True)
-    return SweepPoint(
-        method, runs[0].setting, value, len(runs), sum(fell), lower, unknown, stable=not (any(fell) or lower or unknown)
-    )
-
-
-def _flat(data: Any, place: str = "") -> dict[str, Any]:
-    if isinstance(data, Mapping):
-        return {path: value for key, one in data.items() for path, value in _flat(one, f"{place}{key}.").items()}
-    return {place.rstrip("."): data}
+    stable = not (any(fell) or any(starts) or unknown)
+    return SweepPoint(method, runs[0].setting, value, len(runs), sum(fell), starts.count(True), unknown, stable)

@@ -6,7 +6,7 @@ A run is judged by outcomes: one number per run, each with its definition.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.activity import Idle, Overlap, idle_methods, overlaps_of
-from rlstab.report.collapse import DETECTORS, Sweep, collapsed, detect, last_tenth, sweeps_of
+from rlstab.report.collapse import Sweep, collapsed, detect, last_tenth, sweeps_of
+from rlstab.report.formatting import METRICS
 from rlstab.report.runs import Loaded, RunRecord, bin_weights, binned
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 
@@ -42,35 +43,16 @@ class Outcome:
 def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
     """Those that at least one of the runs can have, the main one first."""
     runs = list(runs)
-    evaluated = {name for run in runs for evaluation in run.evaluations for name in evaluation}
-    ks = sorted(int(name.rpartition("@")[2]) for name in evaluated if re.fullmatch(r"eval/pass@\d+", name))
-    held_out = "responses to held-out prompts, last evaluation"
-    outcomes = [
-        Outcome("eval/mean", "held-out reward", f"mean reward of sampled {held_out}"),
-        *(
-            Outcome(
-                f"eval/pass@{k}",
-                f"held-out pass@{k}",
-                f"share of held-out prompts that at least one of {k} samples solves in the last evaluation",
-            )
-            for k in ks
-        ),
-        Outcome("eval/greedy", "held-out reward, greedy", f"mean reward of greedy {held_out}"),
-        Outcome("eval/entropy", "held-out entropy", f"mean token entropy of sampled {held_out}", "nats"),
-    ]
-    outcomes = [outcome for outcome in outcomes if outcome.name in evaluated]
-    if any("reward/true" in run.metrics for run in runs):
-        text = "mean of reward/true over all rollouts, which is reward/mean before a flaky grader lost scores"
-        outcomes.append(Outcome("reward/true/area", "training reward before the flaky grader, whole run", text))
-    if any("reward/mean" in run.metrics for run in runs):
-        last = "mean of reward/mean over the last tenth of the rollouts, in whole tens"
-        best = "highest mean of reward/mean over ten rollouts; noise alone raises it"
-        outcomes += [
-            Outcome("reward/area", "training reward, whole run", "mean of reward/mean over all rollouts"),
-            Outcome("reward/best", "training reward, best", best),
-            Outcome("reward/last", "training reward, last tenth", last),
-        ]
-    return outcomes
+    measured = {name for run in runs for names in ([*run.metrics], *map(list, run.evaluations)) for name in names}
+    ks = sorted(int(name[10:]) for name in measured if re.fullmatch(r"eval/pass@\d+", name))
+    known = []
+    for outcome in METRICS["outcomes"]:
+        of, about = outcome["of"], {key: text for key, text in outcome.items() if key != "of"}
+        if of == "eval/pass@K":
+            known += [Outcome(**{key: re.sub(r"\bK\b", str(k), text) for key, text in about.items()}) for k in ks]
+        elif of in measured:
+            known.append(Outcome(**about))
+    return known
 
 
 def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
@@ -162,8 +144,8 @@ class Collapse:
     runs: int
     failed: int
     collapsed: int
-    fired: dict[str, int]
-    judged: dict[str, int]
+    fired: Counter[str]
+    judged: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -248,15 +230,8 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
     order = sorted(groups, key=lambda group: (group[0], swept.get(group, 0.0), group[1]))
     tables = [_table(groups[group], baseline, outcomes) for group in order]
     overlaps, unread = overlaps_of(loaded.runs)
-    return Comparison(
-        loaded=loaded,
-        outcomes=outcomes,
-        tables=tables,
-        idle=idle_methods(loaded.runs),
-        overlaps=overlaps,
-        sweeps=sweeps,
-        notes=[*loaded.notes, *(note for table in tables for note in table.notes), *unread],
-    )
+    notes = [*loaded.notes, *(note for table in tables for note in table.notes), *unread]
+    return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), overlaps, sweeps, notes)
 
 
 def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome]) -> Table:
@@ -291,16 +266,9 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         notes.append(
             f"{where}: differences are paired by seed; only one of method and {baseline} finished these seeds: {which}."
         )
-    return Table(
-        bench=first.bench,
-        setting=first.setting,
-        baseline=baseline,
-        methods=methods,
-        runs={method: by_method[method] for method in methods},
-        cells=cells,
-        collapses={method: _collapse(by_method[method]) for method in methods},
-        notes=notes,
-    )
+    ordered = {method: by_method[method] for method in methods}
+    collapses = {method: _collapse(own) for method, own in ordered.items()}
+    return Table(first.bench, first.setting, baseline, methods, ordered, cells, collapses, notes)
 
 
 def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:
@@ -338,6 +306,6 @@ def _collapse(runs: Sequence[RunRecord]) -> Collapse:
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
         collapsed=sum(map(collapsed, runs)),
-        fired={name: sum(one.detector == name and one.fired is True for one in detections) for name in DETECTORS},
-        judged={name: sum(one.detector == name and one.fired is not None for one in detections) for name in DETECTORS},
+        fired=Counter(detection.detector for detection in detections if detection.fired),
+        judged=Counter(detection.detector for detection in detections if detection.fired is not None),
     )

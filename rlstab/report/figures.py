@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +18,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from rlstab.errors import ReportError
 from rlstab.report.collapse import Sweep
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import LIGHT, Look, Seeds, looks_of, panels_of, seeds_of
 from rlstab.report.formatting import axis, own_title, setting
+from rlstab.report.output import writing
 from rlstab.report.runs import RunRecord
+from rlstab.report.statistics import NOT_MEASURED, Estimate
 from rlstab.visible import visible
 
-#: Text stays text in SVG, names of runs are no mathematics, and equal runs give equal files.
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "rlstab",
-    "text.parse_math": False,
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "axes.formatter.useoffset": False,
-    "axes.edgecolor": "#8a8a86",
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
 _DASHES: Any = ("-", (0, (6, 2.5)), (0, (1.5, 1.8)))
 _MARKERS = "osD^X"
 
@@ -74,20 +58,16 @@ def write(comparison: Comparison, out: Path) -> list[Saved]:
     folder = out / "figures"
     written: list[Saved] = []
     several = len(comparison.tables) > 1
-    with mpl.rc_context(STYLE):
+    with as_file(files("rlstab.report") / "figures.mplstyle") as style, mpl.rc_context(fname=style):
         for section, title, figure in _figures(comparison):
             stem = f"{section}-{_file_name(title)}".rstrip("-") if several else section
             while stem in {saved.path.stem for saved in written}:
                 stem += "-again"
             for kind in ("png", "svg"):
                 path = folder / f"{stem}.{kind}"
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
+                with writing(path, "--out"):
                     # without a date, equal runs give equal files
                     figure.savefig(path, dpi=140, metadata={"Date": None} if kind == "svg" else None)
-                except OSError as error:
-                    text = f"{path}: cannot be written: {error.strerror}. Give --out another folder."
-                    raise ReportError(text) from error
                 written.append(Saved(path, section, title if several else ""))
     return written
 
@@ -242,15 +222,12 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
         axes.axvline(0, color="#8a8a86", linewidth=0.9)
         for place, name in enumerate(others):
             paired = table.cells[name, outcome.name].paired
-            size = paired.difference if paired else None
-            if size is None or size.value is None:
+            if paired is None or paired.difference.value is None:
                 across, box = axes.get_yaxis_transform(), {"facecolor": "white", "linewidth": 0, "pad": 1.5}
                 axes.text(0.02, place, "no seed in both", transform=across, fontsize=8, va="center", bbox=box)
                 continue
-            color = methods.style(name)["color"]
-            if size.low is not None and size.high is not None:
-                axes.plot([size.low, size.high], [place, place], color=color, linewidth=1.8)
-            axes.plot(size.value, place, methods.marker(name), color=color, markersize=7, markeredgecolor="white")
+            look = {"color": methods.style(name)["color"], "marker": methods.marker(name), "markeredgecolor": "white"}
+            axes.errorbar(paired.difference.value, place, xerr=_reach(paired.difference), markersize=7, **look)
         axes.set(title=outcome.title + (f", {outcome.unit}" if outcome.unit else ""))
         axes.set_yticks(range(len(others)), list(map(_name, others)))
         axes.set_ylim(len(others) - 0.5, -0.5)
@@ -258,6 +235,13 @@ def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -
         axes.locator_params(axis="x", nbins=5)
     figure.supxlabel(f"difference from {_name(str(table.baseline))}, paired by seed, 95 % intervals")
     return figure
+
+
+def _reach(estimate: Estimate) -> Any:
+    """From the value to the ends of its interval."""
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return None
+    return [[estimate.value - estimate.low], [estimate.high - estimate.value]]
 
 
 def _sweep(comparison: Comparison, sweep: Sweep, methods: _Methods) -> Figure:
@@ -269,16 +253,13 @@ def _sweep(comparison: Comparison, sweep: Sweep, methods: _Methods) -> Figure:
         color, marker = methods.style(name)["color"], methods.marker(name)
         line = []
         for point in [point for point in sweep.points if point.method == name]:
-            if outcome is None:
-                break
-            size = tables[sweep.bench, point.setting].cells[name, outcome.name].summary
+            cells = tables[sweep.bench, point.setting].cells
+            size = cells[name, outcome.name].summary if outcome else NOT_MEASURED
             if size.value is None:
                 continue
             line.append((point.value, size.value))
-            if size.low is not None and size.high is not None:
-                axes.plot([point.value] * 2, [size.low, size.high], color=color, linewidth=1)
-            face = color if point.stable else "white"
-            axes.plot(point.value, size.value, marker, color=color, markerfacecolor=face, markersize=6, zorder=3)
+            look = {"color": color, "marker": marker, "markerfacecolor": color if point.stable else "white"}
+            axes.errorbar(point.value, size.value, yerr=_reach(size), elinewidth=1, markersize=6, zorder=3, **look)
             if point.value == sweep.highest[name]:
                 axes.plot(point.value, size.value, "o", color=color, markerfacecolor="none", markersize=13)
         if line:

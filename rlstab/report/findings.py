@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     few = [name for name in few if name not in none]
     parts = []
     if clear := [*verdicts.get("higher", ()), *verdicts.get("lower", ())]:
-        parts.append(listed(f"{name} is {_difference(paired[name], outcome)}" for name in clear))
+        parts.append(listed(f"{name} is {paired[name].verdict} by {_size(paired[name], outcome)}" for name in clear))
     if alike:
         parts += [f"{listed(alike)} show{'s' * (len(alike) == 1)} no visible difference", *_nearly(paired, outcome)]
     if same := verdicts.get("identical"):
@@ -124,10 +124,6 @@ def _nearly(paired: dict[str, Paired], outcome: Outcome) -> list[str]:
     return [f"before the correction for several comparisons, {listed(told)}"] if told else []
 
 
-def _difference(pair: Paired, outcome: Outcome) -> str:
-    return f"{pair.verdict} by {_size(pair, outcome)}"
-
-
 def _size(pair: Paired, outcome: Outcome) -> str:
     """The difference without its sign, which the verdict tells, and its interval turned with it."""
     value, low, high = pair.difference.value, pair.difference.low, pair.difference.high
@@ -139,7 +135,7 @@ def _size(pair: Paired, outcome: Outcome) -> str:
 def _many(tables: Sequence[Table], outcome: Outcome) -> str:
     pairs = [(name, pair, table) for table in tables for name, pair in _paired(table, outcome).items()]
     clear = [
-        f"{name} is {_difference(pair, outcome)} at {table.setting}"
+        f"{name} is {pair.verdict} by {_size(pair, outcome)} at {table.setting}"
         for name, pair, table in pairs
         if pair.verdict in ("higher", "lower")
     ]
@@ -184,27 +180,20 @@ def _capital(text: str) -> str:
 
 def _collapses(comparison: Comparison) -> str:
     several = len({table.bench for table in comparison.tables}) > 1
-    counts = [
-        (f"{name} ({table.bench or 'no bench'})" if several else name, collapse)
-        for table in comparison.tables
-        for name, collapse in table.collapses.items()
-    ]
-    runs = sum(collapse.runs for _, collapse in counts)
-    fell = _told((name, collapse.collapsed, collapse.runs) for name, collapse in counts)
-    # a run that failed over NaN or Inf counts as collapsed as well
-    failed = _told((name, collapse.failed, collapse.runs) for name, collapse in counts)
-    none = f"None of the {runs} runs collapsed." if runs > 1 else "The run did not collapse."
-    first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {fell}." if fell else none
-    return f"{first} Failed: {failed}." if failed else first
+    runs, fell, failed = Counter[str](), Counter[str](), Counter[str]()
+    for table in comparison.tables:
+        for method, collapse in table.collapses.items():
+            name = f"{method} ({table.bench or 'no bench'})" if several else method
+            runs[name] += collapse.runs
+            fell[name] += collapse.collapsed
+            failed[name] += collapse.failed  # a run that failed over NaN or Inf counts as collapsed as well
 
+    def told(counts: Counter[str]) -> str:
+        return listed(f"{count} of {counted(runs[name], 'run')} of {name}" for name, count in counts.items() if count)
 
-def _told(counts: Iterable[tuple[str, int, int]]) -> str:
-    totals: dict[str, list[int]] = {}
-    for name, k, n in counts:
-        total = totals.setdefault(name, [0, 0])
-        total[0], total[1] = total[0] + k, total[1] + n
-    some = [f"{k} of {counted(n, 'run')} of {name}" for name, (k, n) in totals.items() if k]
-    return listed(some) if some else ""
+    none = f"None of the {runs.total()} runs collapsed." if runs.total() > 1 else "The run did not collapse."
+    first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {told(fell)}." if fell.total() else none
+    return f"{first} Failed: {told(failed)}." if failed.total() else first
 
 
 def _idle_methods(comparison: Comparison) -> list[str]:

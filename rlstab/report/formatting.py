@@ -77,6 +77,7 @@ def paragraphs(text: str) -> list[str]:
 METRICS: dict[str, Any] = yaml.safe_load(
     (resources.files("rlstab.report") / "metrics.yaml").read_text(encoding="utf-8")
 )
+_FIRST = {name: place for place, name in enumerate(METRICS["first"])}
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,9 @@ def own_title(metric: str, method: str = "") -> str:
 
 def in_order(metrics: set[str]) -> list[str]:
     """Those a reader looks for first come first; ``pass@4`` before ``pass@16``."""
-    first = METRICS["first"]
 
     def place(name: str) -> tuple[int, int, str]:
-        stem, at, _ = name.partition("@")
-        number = name.rpartition("@")[2]
-        return (
-            first.index(stem + at) if stem + at in first else len(first),
-            int(number) if number.isdecimal() else 0,
-            name,
-        )
+        stem, at, number = name.partition("@")
+        return _FIRST.get(stem + at, len(_FIRST)), int(number) if number.isdecimal() else 0, name
 
     return sorted(metrics, key=place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,23 +17,24 @@ import numpy as np
 from rlstab.config.document import Document
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
-from rlstab.report.formatting import counted, setting
+from rlstab.report.formatting import METRICS, counted, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
     EMPTY,
+    JOINED,
     MOST_ROLLOUTS,
     Curve,
     LeftOut,
     Loaded,
     RunRecord,
-    Status,
+    flat,
     highest,
     objective_names,
     rounded,
     running_total,
     setting_of,
 )
-from rlstab.report.safe_read import first_line, plain, read_bytes, read_json, read_text, readable
+from rlstab.report.safe_read import first_line, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
@@ -43,15 +44,6 @@ DEPTH = 6
 
 #: No bench names more: beyond it its file is damaged.
 MOST_RUNS = 100_000
-
-#: Entries of run.json that should be the same in runs that are compared.
-MUST_AGREE = {
-    "rlstab": "Versions of rlstab",
-    "torch": "Versions of torch",
-    "transformers": "Versions of transformers",
-    "device": "Devices",
-    "machine": "Machines",
-}
 
 
 @dataclass
@@ -126,7 +118,7 @@ def _walk(
     if is_run(folder):
         yield read_folder(folder, bench)
         return
-    own = read_json(folder / "bench.json")[0]
+    own = read_mapping(folder / "bench.json")[0]
     if own:
         named = _named(folder)
         if missing := sum(not is_run(run) for run in named):
@@ -156,22 +148,17 @@ def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunReco
     Runs that only have one name are several runs, and their names are made different.
     """
     kept: dict[tuple[object, ...], RunRecord] = {}
-    copies: dict[str, list[tuple[RunRecord, RunRecord]]] = defaultdict(list)
+    copies: dict[str, list[str]] = defaultdict(list)
     for run, source in sorted(runs, key=lambda pair: _natural(pair[0])):
         id = (run.bench, run.seed, str(run.about["run_id"])) if "run_id" in run.about else (run.path,)
         first = kept.setdefault(id, run)
         if first.path != run.path:
-            copies[source].append((run, first))
+            copies[source].append(f"{run.title} in {run.path} is also in {first.path}")
     unique = sorted(told_apart(list(kept.values())), key=lambda run: (run.bench or "", *_name(run)[1:]))
-    return unique, [_copies(source, pairs) for source, pairs in copies.items()]
-
-
-def _copies(source: str, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> LeftOut:
-    run, first = pairs[0]
-    if len(pairs) == 1:
-        return LeftOut(run.path, f"this run ({run.title}) is also in {first.path}; the first by path is kept")
-    why = f"{len(pairs)} runs are also elsewhere, such as {run.title} in {first.path}; the first by path are kept"
-    return LeftOut(source, why)
+    return unique, [
+        LeftOut(source, f"{counted(len(some), 'run')} read twice: {some[0]}; the first by path is kept")
+        for source, some in copies.items()
+    ]
 
 
 def _natural(run: RunRecord) -> list[str | int]:
@@ -189,7 +176,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             last = (run.error or "no reason was recorded").strip().splitlines()[-1]
             notes.append(f"{run.title}: failed after {run.rollouts} rollouts: {last}")
         notes += [f"{run.title}: {remark}." for remark in run.remarks]
-    for what, plural in MUST_AGREE.items():
+    for what, plural in METRICS["must_agree"].items():
         counts = Counter(str(run.about[what]) for run in runs if what in run.about)
         if len(counts) > 1:
             values = ", ".join(f"{value} ({counted(count, 'run')})" for value, count in sorted(counts.items()))
@@ -202,7 +189,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds one run: by its own files, or by what a bench wrote about a run that never began."""
-    return any((folder / name).is_file() for name in FILES) or "seed" in (read_json(folder / "bench.json")[0] or {})
+    return any((folder / name).is_file() for name in FILES) or "seed" in (read_mapping(folder / "bench.json")[0] or {})
 
 
 def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunRecord | LeftOut:
@@ -215,8 +202,8 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     bench = bench or {}
     remarks: list[str] = []
     config = _config(folder / "config.yaml", remarks)
-    about = _json(folder / "run.json", remarks)
-    place = _json(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
+    about = _mapping(folder / "run.json", remarks)
+    place = _mapping(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
     records = _records(folder / "metrics.jsonl", remarks)
     method = place["method"] if isinstance(place.get("method"), str) else "+".join(objective_names(config))
     if not method:
@@ -224,17 +211,13 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     failed = place.get("status") == "failed"
     if not records and not failed:
         return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
-    metrics, evaluations, seconds = _split(records)
-    took = metrics.pop("seconds/rollout", EMPTY)
+    metrics, evaluations = _split(records)
+    seconds = metrics.pop("seconds/rollout", EMPTY)
     rollouts = max((int(curve[0][-1]) for curve in metrics.values()), default=0)
-    spent = {
-        "seconds": running_total(took, rollouts),
-        "tokens": running_total(metrics.get("response/tokens", EMPTY), rollouts),
-    }
+    spent = {"seconds": seconds, "tokens": metrics.get("response/tokens", EMPTY)}
+    totals = {unit: running_total(curve, rollouts) for unit, curve in spent.items()}
     planned = setting_of(config, "optimisation.rollouts")
-    status: Status = "failed" if failed else "finished"
-    if not failed and (not isinstance(planned, int) or rollouts < planned):
-        status = "unfinished"
+    done = isinstance(planned, int) and rollouts >= planned
     seed = next((value for value in (place.get("seed"), config.get("seed")) if isinstance(value, int)), None)
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
@@ -243,7 +226,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         setting=_text(place.get("setting")) or "default",
         method=method,
         seed=seed or 0,
-        status=status,
+        status="failed" if failed else "finished" if done else "unfinished",
         error=_text(place.get("error")),
         path=str(folder),
         config=config,
@@ -253,13 +236,8 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         seconds=_number(place.get("seconds")),
         evaluations=evaluations,
         metrics=metrics,
-        largest={
-            name: highest(curve, rollouts)
-            for name, curve in metrics.items()
-            if name.rpartition("/")[2].startswith("largest")
-        },
-        spent={unit: curve for unit, curve in spent.items() if curve is not None},
-        seconds_by_phase=seconds,
+        largest={name: highest(curve, rollouts) for name, curve in metrics.items() if "/largest" in name},
+        spent={unit: total for unit, total in totals.items() if total is not None},
         baseline=_text(bench.get("baseline")),
         bench_command=_text(bench.get("command")),
         bench_about=_text(bench.get("about")) or "",
@@ -267,54 +245,36 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     )
 
 
-def _json(path: Path, remarks: list[str]) -> dict[str, Any]:
-    data, why = read_json(path)
-    if data is None:
-        remarks.append(why)
+def _mapping(path: Path, remarks: list[str], parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
+    data, why = read_mapping(path, parse)
+    remarks += [why] if data is None else []
     return data or {}
 
 
 def _config(path: Path, remarks: list[str]) -> dict[str, Any]:
-    try:
-        # without aliases that contain themselves or unfold without end
-        data = plain(Document.parse(read_text(path), path.name).data)
-    except FileNotFoundError:
-        remarks.append(f"{path.name} is missing")
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        remarks.append(f"{path.name} cannot be read: {first_line(error)}")
-        return {}
-    if not isinstance(data, dict):
-        remarks.append(f"{path.name} is not a mapping")
-        return {}
+    data = _mapping(path, remarks, lambda text: Document.parse(text, path.name).data)
     objective = data.get("objective", [])
-    if not isinstance(objective, list) or not all(isinstance(item, Mapping) for item in objective):
-        remarks.append(f"objective in {path.name} is not a list of methods")
-        return {}
-    return data
+    if isinstance(objective, list) and all(isinstance(item, Mapping) for item in objective):
+        return data
+    remarks.append(f"objective in {path.name} is not a list of methods")
+    return {}
 
 
 def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
     """Records by rollout. A run that was continued may have written one twice; the later one counts."""
     try:
-        text = read_bytes(path).decode("utf-8", errors="replace")
+        *lines, rest = read_bytes(path).split(b"\n")
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         remarks.append(f"{path.name} is missing" if missing else f"{path.name} cannot be read: {first_line(error)}")
         return {}
-    *lines, rest = text.split("\n")
     if rest.strip():
         remarks.append(f"the last line of {path.name} is cut off")
     records: dict[int, dict[str, Any]] = defaultdict(dict)
     damaged = 0
-    for line in lines:
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        rollout = record.get("rollout") if isinstance(record, dict) else None
+    for line in filter(bytes.strip, lines):
+        record = read_object(line)
+        rollout = record.get("rollout")
         if isinstance(rollout, int) and not isinstance(rollout, bool) and 0 <= rollout <= MOST_ROLLOUTS:
             records[rollout] |= {readable(name): value for name, value in record.items()}
         else:
@@ -324,33 +284,22 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
     return dict(sorted(records.items()))
 
 
-def _split(
-    records: Mapping[int, Mapping[str, Any]],
-) -> tuple[dict[str, Curve], list[dict[str, float]], dict[str, float]]:
-    """Curves (the seconds of each rollout among them), evaluations, and mean seconds by phase."""
+def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], list[dict[str, float]]]:
+    """Curves, the seconds of each rollout among them, and evaluations."""
     # a count is written only where there was something to count
     counts = {name: 0 for record in records.values() for name in record if name.startswith("optimizer_steps/")}
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    seconds: dict[str, list[float]] = defaultdict(list)
     evaluations: list[dict[str, float]] = []
     for rollout, record in records.items():
         values = {name: _number(value) for name, value in {**counts, **record}.items() if name != "rollout"}
         numbers = {name: value for name, value in values.items() if value is not None}
-        evaluation = {name: rounded(value) for name, value in numbers.items() if name.startswith("eval/")}
-        if evaluation:
+        if evaluation := {name: rounded(value) for name, value in numbers.items() if name.startswith("eval/")}:
             evaluations.append({"rollout": rollout, **evaluation})
         for name, value in numbers.items():
-            if name.startswith("seconds/"):
-                seconds[name].append(value)
             if rollout and (name == "seconds/rollout" or not name.startswith(("eval/", "seconds/"))):
                 points[name].append((rollout, value))
-    phases = {name: rounded(math.fsum(values) / len(values)) for name, values in seconds.items()}
-    return {name: _curve(pairs) for name, pairs in points.items()}, evaluations, phases
-
-
-def _curve(points: Sequence[tuple[int, float]]) -> Curve:
-    rollouts, values = zip(*points, strict=True)
-    return np.array(rollouts, np.int64), np.array(values, np.float64)
+    curves = {name: tuple(zip(*pairs, strict=True)) for name, pairs in points.items()}
+    return {name: (np.array(x, np.int64), np.array(y, np.float64)) for name, (x, y) in curves.items()}, evaluations
 
 
 def _number(value: Any) -> float | None:
@@ -391,7 +340,7 @@ def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
     for places in _groups(named, alone, lambda run: (run.setting, run.method)).values():
         _name_by_settings(named, places)
     for places in _clashing(named, range(len(named))):
-        for place, tail in zip(places, _tails([named[place].path for place in places]), strict=True):
+        for place, tail in zip(places, _ends([named[place].path for place in places]), strict=True):
             named[place] = replace(named[place], setting=_joined(named[place].setting, tail))
     return named
 
@@ -415,7 +364,7 @@ def _name_benches(named: list[RunRecord], places: Sequence[int]) -> None:
     roots = {place: _root(named[place].path) for place in places}
     distinct = list(dict.fromkeys(roots.values()))
     if len(distinct) > 1:
-        tails = dict(zip(distinct, _tails(distinct), strict=True))
+        tails = dict(zip(distinct, _ends(distinct), strict=True))
         for place, root in roots.items():
             named[place] = replace(named[place], bench=f"{named[place].bench} ({tails[root]})")
 
@@ -430,48 +379,19 @@ def _root(path: str) -> str:
 
 def _name_by_settings(named: list[RunRecord], places: Sequence[int]) -> None:
     """By the settings in which the runs differ, of those that all of them have."""
-    values = {place: _flat_run(named[place].config) for place in places}
+    values = {place: dict(flat(named[place].config)) for place in places}
     shared = [path for path in set.intersection(*map(set, values.values())) if not _within(path, APART)]
-    stages = [_stage_names(named[place].config) for place in places]
     differ = sorted(path for path in shared if len({repr(own[path]) for own in values.values()}) > 1)
     if "stages" in differ:  # only the stages that not all of them have tell anything
-        everywhere = set.intersection(*map(set, stages))
-        for own, names in zip(values.values(), stages, strict=True):
-            own["stages"] = " + ".join(name for name in names if name not in everywhere) or "none"
+        stages = {place: str(own["stages"]).split(JOINED) for place, own in values.items()}
+        everywhere = set.intersection(*map(set, stages.values()))
+        for place, names in stages.items():
+            values[place]["stages"] = JOINED.join(name for name in names if name not in everywhere) or "none"
     of_method = [path for path in differ if _within(path, OF_METHOD)]
-    of_run = [path for path in differ if path not in of_method]
     for place, label in _labels(values, of_method).items():
         named[place] = replace(named[place], method=f"{named[place].method} ({label})")
-    for place, label in _labels(values, of_run).items():
+    for place, label in _labels(values, [path for path in differ if path not in of_method]).items():
         named[place] = replace(named[place], setting=_joined(named[place].setting, label))
-
-
-def _stage_names(config: Mapping[str, Any]) -> list[str]:
-    stages = config.get("stages")
-    if not isinstance(stages, list):
-        return []
-    return [str(stage["name"]) for stage in stages if isinstance(stage, Mapping) and "name" in stage]
-
-
-def _flat_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted path; stages by their names, which may stand at any place in the list."""
-    rest = {key: value for key, value in config.items() if key != "stages"}
-    if names := _stage_names(config):
-        stages = (stage for stage in config["stages"] if isinstance(stage, Mapping))
-        rest |= {"stages": " + ".join(names)} | {f"stages.{stage.get('name')}": stage for stage in stages}
-    return dict(_flat(rest))
-
-
-def _flat(data: Any, place: str = "") -> Iterable[tuple[str, Any]]:
-    """Values by dotted path; a method in a list is called by its number in it."""
-    if isinstance(data, Mapping) and data:
-        for key, value in data.items():
-            yield from _flat(value, f"{place}{key}.")
-    elif isinstance(data, list) and any(isinstance(item, Mapping) for item in data):
-        for index, item in enumerate(data):
-            yield from _flat(item, f"{place}{index}.")
-    else:
-        yield place.rstrip("."), str(data) if isinstance(data, list | dict) else data
 
 
 def _labels(values: Mapping[int, Mapping[str, Any]], paths: Sequence[str]) -> dict[int, str]:
@@ -506,11 +426,8 @@ def _within(path: str, parts: Sequence[str]) -> bool:
     return any(path == part or path.startswith(f"{part}.") for part in parts)
 
 
-def _tails(paths: Sequence[str]) -> list[str]:
-    """The shortest ends, in whole names, that tell paths apart."""
-    parts = [Path(path).parts for path in paths]
-    for count in range(1, max(map(len, parts)) + 1):
-        ends = ["/".join(names[-count:]) for names in parts]
-        if len(set(ends)) == len(ends):
-            return ends
-    return list(map(str, paths))
+def _ends(paths: Sequence[str]) -> list[str]:
+    """What tells paths apart: those below the last folder that holds them all."""
+    whole = [Path(path).absolute() for path in paths]
+    common = os.path.commonpath(whole)
+    return [str(path.relative_to(common)) for path in whole]

@@ -131,7 +131,7 @@
       if (state.seeds && found.seeds.length > 1)
         found.seeds.forEach((one, index) => traces.push({ x: found.own[index], y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
       if (!kept.length) continue;
-      traces.push({ x: found.x, y: mean.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.mark] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
+      traces.push({ x: found.x, y: mean.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.marker] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
       said.push(`${method.name} ends at ${number(mean.mean[kept.at(-1)])}`);
     }
     if (!traces.length && sparse) return { traces, said, why: "Never recorded in half of the runs at once, so there is no mean. Tick “single seeds” to see the runs." };
@@ -162,7 +162,7 @@
       const last = points.map((i) => i === end);
       traces.push({
         x: points.map((i) => x[i]), y: points.map((i) => y[i]), mode: "lines+markers", line, name, customdata: points.map((i) => up.x[i]),
-        marker: { color: line.color, symbol: SYMBOLS[method.mark], size: last.map((one) => (one ? 11 : 4)), opacity: last.map((one) => (one ? 1 : 0.7)), line: { color: variable("--paper"), width: last.map((one) => (one ? 1.5 : 0)) } },
+        marker: { color: line.color, symbol: SYMBOLS[method.marker], size: last.map((one) => (one ? 11 : 4)), opacity: last.map((one) => (one ? 1 : 0.7)), line: { color: variable("--paper"), width: last.map((one) => (one ? 1.5 : 0)) } },
         hovertemplate: "rollout %{customdata}<br>entropy %{x:.3~g} nats<br>reward %{y:.3~g}", meta: { method: method.key, part: "mean" },
       });
       said.push(`${method.name} ends at entropy ${number(x[end])}, reward ${number(y[end])}`);
@@ -184,7 +184,7 @@
         x, y, mode: "lines+markers", line, name,
         customdata: values.map(([, low, high], i) => [plain(one.labels[one.values.indexOf(points.x[i])]), low === null ? "no interval" : `[${number(low)}, ${number(high)}]`, plain(points.collapsed[i])]),
         error_y: { type: "data", symmetric: false, array: values.map(([value, , high]) => (high === null ? 0 : high - value)), arrayminus: values.map(([value, low]) => (low === null ? 0 : value - low)), thickness: 1.2, width: 0, color: line.color },
-        marker: { size: 7, symbol: points.stable.map((good) => (good ? SYMBOLS[method.mark] : `${SYMBOLS[method.mark]}-open`)), line: { width: 1.6, color: line.color } },
+        marker: { size: 7, symbol: points.stable.map((good) => (good ? SYMBOLS[method.marker] : `${SYMBOLS[method.marker]}-open`)), line: { width: 1.6, color: line.color } },
         hovertemplate: "%{customdata[0]}: %{y:.3~g} %{customdata[1]}<br>collapsed %{customdata[2]}", meta: { method: method.key, part: "mean" },
       });
       const top = points.x.indexOf(points.highest);

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import difflib
-import hashlib
 import itertools
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 from plotly.offline import get_plotlyjs
 
-from rlstab.errors import ReportError
 from rlstab.report.collapse import DEFINITIONS, TITLES, Sweep
-from rlstab.report.comparison import Cell, Comparison, Outcome, Table
+from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
     LIGHT,
@@ -36,15 +34,14 @@ from rlstab.report.curves import (
 )
 from rlstab.report.figures import Saved
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, counted, decimals, listed, own_title, places, setting
+from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
+from rlstab.report.output import digest, safe_json
 from rlstab.report.runs import WIDTH, RunRecord
 from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
+from rlstab.report.tables import about_runs, idle_groups, rows_of
 from rlstab.visible import visible
-
-#: How a page of ours begins, before its title.
-MARK = b'<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n<meta name="rlstab-runs" content="'
 
 #: Settings whose figures the page holds as images: with all of them, a page of many settings would double.
 MOST_STILLS = 12
@@ -52,33 +49,22 @@ MOST_STILLS = 12
 LEARNING = 4
 #: Units of :attr:`RunRecord.spent` as axes.
 SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
-#: Characters that could end a script element, open a comment in it, or end a line in older scripts.
-_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def write(
-    comparison: Comparison, out: Path, command: str = "", figures: Sequence[Saved] = (), *, source: str = ""
-) -> Path:
-    """Write ``out/report.html`` and return its path.
+def page(
+    comparison: Comparison, folder: Path, command: str = "", figures: Sequence[Saved] = (), source: str = ""
+) -> str:
+    """The HTML of a report.
 
     Args:
         comparison: what it shows.
-        out: folder.
+        folder: where it will lie: its links go from there.
         command: what makes it again.
         figures: shown to a reader without JavaScript.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
-
-    Raises:
-        ReportError: it cannot be written.
     """
-    path = out / "report.html"
-    context = contents(comparison, command, out) | {"stills": _stills(comparison, figures), "source": source}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(context, data(comparison)), encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --out another folder.") from error
-    return path
+    context = contents(comparison, command, folder) | {"stills": _stills(comparison, figures), "source": source}
+    return render(context, data(comparison))
 
 
 def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
@@ -89,7 +75,7 @@ def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
         numbers: what ``page.js`` draws.
     """
     folder = resources.files("rlstab.report")
-    style, script, plain = (
+    style, script, without_script = (
         (folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "without_script.css")
     )
     plotly = get_plotlyjs()
@@ -109,22 +95,11 @@ def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
         **context,
         policy=Markup(policy),
         style=Markup(f"{colours}\n{style}"),
-        without_script=Markup(plain),
+        without_script=Markup(without_script),
         script=Markup(script),
         plotly=Markup(plotly),
-        data=Markup(safe_json(numbers)),
+        data=Markup(safe_json(plain(numbers))),
     )
-
-
-def digest(text: str) -> str:
-    """What a content policy calls a script or a style."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def safe_json(numbers: Any) -> str:
-    """JSON for the inside of a ``<script>`` element: nothing in it can end the element. NaN and Inf become null."""
-    text = json.dumps(plain(numbers), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return text.translate(_UNSAFE)
 
 
 def _visible(value: Any) -> Any:
@@ -190,7 +165,7 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "runs": runs,
         "several": len({run.bench for run in runs}) > 1,
         "most_sampled": MOST_SAMPLED,
-        "idle": _idle(comparison, key_of),
+        "idle": [(key_of[idle.bench, idle.setting], idle, methods) for idle, methods in idle_groups(comparison)],
         "sweeps": comparison.sweeps,
         "overlaps": [(key_of[overlap.bench, overlap.setting], overlap) for overlap in comparison.overlaps],
         "by_setting": tables,
@@ -198,7 +173,7 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "definitions": DEFINITIONS,
         "left_out": comparison.loaded.left_out,
         "notes": comparison.notes,
-        "about": _about(runs),
+        "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
         "configs": {key: [_config(table, name) for name in table.methods] for key, table in tables.items()},
@@ -265,33 +240,6 @@ def _same(table: Table) -> str:
     return f"{listed(names)} {verb} exactly the values of {table.baseline}, so their curves coincide." if names else ""
 
 
-def _idle(comparison: Comparison, key_of: Mapping[Any, str]) -> list[dict[str, str]]:
-    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for idle in comparison.idle:
-        some = "" if len(idle.seeds) == idle.runs else f" ({len(idle.seeds)} of {idle.runs} runs)"
-        groups[key_of[idle.bench, idle.setting], idle.part, idle.why].append(idle.method + some)
-    return [
-        {"setting": key, "part": part, "methods": listed(methods), "why": why}
-        for (key, part, why), methods in groups.items()
-    ]
-
-
-def _about(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Versions, machines and time over all runs; several values are all named."""
-    titles = {"python": "Python", "cpu": "processor", "processes": "processes per run", "threads": "threads per run"}
-    about = {}
-    for key in ("rlstab", "torch", "transformers", "python", "machine", "cpu", "device", "processes", "threads"):
-        if values := dict.fromkeys(str(run.about[key]) for run in runs if key in run.about):
-            about[titles.get(key, key)] = ", ".join(values)
-    for title, spent in (
-        ("wall-clock time", [run.seconds for run in runs if run.seconds is not None]),
-        ("processor time", [run.cpu_seconds for run in runs if run.cpu_seconds is not None]),
-    ):
-        if spent:
-            about[title] = f"{sum(spent) / 60:.1f} minutes, the sum over {counted(len(spent), 'run')}"
-    return about
-
-
 # -- configurations ----------------------------------------------------------------------------------------------------
 
 
@@ -319,9 +267,9 @@ def _config(table: Table, name: str) -> dict[str, Any]:
 def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
     here, there = _yaml(config).splitlines(), _yaml(baseline).splitlines()
-    for tag, i, j, k, m in difflib.SequenceMatcher(None, there, here, autojunk=False).get_opcodes():
-        yield from (("gone", line) for line in there[i:j] if tag != "equal")
-        yield from (("same" if tag == "equal" else "new", line) for line in here[k:m])
+    kinds = {" ": "same", "+": "new", "-": "gone"}
+    marked = list(difflib.unified_diff(there, here, n=len(there)))[3:] or [f" {line}" for line in here]
+    yield from ((kinds[line[0]], line[1:]) for line in marked)
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
@@ -342,52 +290,23 @@ CHARACTER, GAP = 6.2, 3.0
 
 def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, Any]:
     """One outcome in one setting, which is named unless it is ``alone``."""
-    cells = {method: table.cells[method, outcome.name] for method in table.methods}
-    value_places = places(list(_numbers(cell.summary for cell in cells.values())))
-    differences = [cell.paired.difference for cell in cells.values() if cell.paired]
-    difference_places = places(list(_numbers(differences)))
-    scale = Scale([0.0, *_numbers(differences)])
+    rows = rows_of(table, outcome)
+    differences = [row.estimate for row in rows if row.estimate]
+    bounds = [bound for entry in differences for bound in (entry.value, entry.low, entry.high) if bound is not None]
+    scale = Scale([0.0, *bounds])
+    remarks: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.remark:
+            remarks[row.remark].append(row.method)
     where = f"{table.title}. " if table.title and not alone else ""
-    rows = []
-    for method, cell in cells.items():
-        row: dict[str, Any] = {"method": method, "seeds": len(cell.values)}
-        row |= {"value": _texts(cell.summary, value_places), "collapse": table.collapses[method]}
-        row |= {"difference": None, "forest": None, "wins": None, "verdict": ""}
-        if cell.paired:
-            row["difference"] = _texts(cell.paired.difference, difference_places, signed=True)
-            row |= {"forest": scale.drawn(cell.paired.difference), "wins": _texts(cell.paired.wins, 2)}
-            row["verdict"] = cell.paired.verdict
-        elif method == table.baseline:
-            row["verdict"] = "the baseline"
-        rows.append(row)
     return {
         "outcome": outcome.name,
         "baseline": table.baseline,
         "caption": f"{where}{outcome.title}: {outcome.text}{f', in {outcome.unit}' if outcome.unit else ''}.",
         "axis": scale.ticks() if differences else None,
-        "rows": rows,
-        "remarks": _remarks(cells),
+        "rows": [(row, scale.drawn(row.estimate), table.collapses[row.method]) for row in rows],
+        "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],
     }
-
-
-def _texts(estimate: Estimate, digits: int, signed: bool = False) -> dict[str, str | None]:
-    bounds = (estimate.low, estimate.high) if estimate.low is not None and estimate.high is not None else None
-    low, high = (decimals(bound, digits, signed) for bound in bounds) if bounds else (None, None)
-    return {"value": decimals(estimate.value, digits, signed), "low": low, "high": high}
-
-
-def _numbers(estimates: Iterable[Estimate]) -> Iterable[float]:
-    return (number for one in estimates for number in (one.value, one.low, one.high) if number is not None)
-
-
-def _remarks(cells: Mapping[str, Cell]) -> list[str]:
-    remarks: dict[str, list[str]] = defaultdict(list)
-    for method, cell in cells.items():
-        if cell.paired and cell.paired.remark:
-            remarks[cell.paired.remark].append(method)
-        elif cell.summary.low is None:
-            remarks[cell.summary.how].append(method)
-    return [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()]
 
 
 class Scale:
@@ -402,9 +321,9 @@ class Scale:
         share = (value - self.low) / span if span > 0 else 0.5
         return round(MARGIN + share * (FOREST - 2 * MARGIN), 1)
 
-    def drawn(self, estimate: Estimate) -> dict[str, float | None] | None:
+    def drawn(self, estimate: Estimate | None) -> dict[str, float | None] | None:
         """Point and interval of one row."""
-        if estimate.value is None:
+        if estimate is None or estimate.value is None:
             return None
         low, high = (None if bound is None else self.at(bound) for bound in (estimate.low, estimate.high))
         return {"zero": self.at(0.0), "value": self.at(estimate.value), "low": low, "high": high}
@@ -437,21 +356,14 @@ def data(comparison: Comparison) -> dict[str, Any]:
     used = [*panels.choices, *(name for names in panels.own.values() for name in names), *curves.values()]
     return {
         "methods": [
-            {
-                "key": keys[name],
-                "name": name,
-                "baseline": look.colour == 0,
-                "colour": look.colour,
-                "dash": look.dash,
-                "mark": look.marker,
-            }
+            {"key": keys[name], "name": name, "baseline": look.colour == 0, **asdict(look)}
             for name, look in looks.items()
         ],
         "settings": [{"key": key, "name": name} for key, name in _setting_names(tables).items()],
         "outcomes": {
             outcome.name: {"title": outcome.title, "curve": curves[outcome.name]} for outcome in comparison.outcomes
         },
-        "metrics": {name: {"title": axis(name).title, "zero": axis(name).zero} for name in used},
+        "metrics": {name: asdict(axis(name)) for name in used},
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
         **curve_data(groups),
     }

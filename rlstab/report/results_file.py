@@ -6,42 +6,22 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
-from rlstab.errors import ReportError
-from rlstab.files import is_foreign
 from rlstab.report.formatting import ranges
-from rlstab.report.runs import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunRecord, Status, binned, rounded
+from rlstab.report.output import refuse_foreign, write_text
+from rlstab.report.runs import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunFacts, RunRecord, binned, rounded
 from rlstab.report.safe_read import plain, read_bytes
 
 FORMAT = 2
-
-
-class _Shared(BaseModel):
-    """What a line says of a run as :class:`RunRecord` does; keys that this version does not know are ignored."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-    bench: str | None
-    setting: str
-    method: str
-    seed: int
-    status: Status
-    error: str | None
-    baseline: str | None
-    bench_command: str | None
-    bench_about: str
-    config: dict[str, Any]
-    about: dict[str, Any]
-    command: str | None
-    seconds: float | None
-    cpu_seconds: float | None
-    seconds_by_phase: dict[str, float]
 
 
 class _Curves(BaseModel):
@@ -61,8 +41,9 @@ class _Curves(BaseModel):
         return self
 
 
-class _Line(_Shared):
-    """One run."""
+@dataclass(config=ConfigDict(strict=True, extra="ignore"), frozen=True, kw_only=True)
+class _Line(RunFacts):
+    """One run; keys that this version does not know are ignored."""
 
     format: Literal[2]
     evaluations: list[dict[str, int | float | None]]
@@ -72,28 +53,25 @@ class _Line(_Shared):
     left_out: list[str]
 
 
+_LINE = TypeAdapter(_Line)
+_FACTS = tuple(fact.name for fact in fields(RunFacts))
+
+
 def export_results(loaded: Loaded, path: str | Path) -> Path:
     """Write the runs as a results file, which :func:`rlstab.report.load.load_runs` reads to equal statistics.
 
     Raises:
         ReportError: the file cannot be written.
     """
-    path = Path(path)
     text = "".join(json.dumps(_line(run), allow_nan=False) + "\n" for run in loaded.runs)
-    try:
-        if is_foreign(path, b'{"format": '):
-            raise ReportError(f"{path} exists, is not a results file, and stays as it is. Give --export another file.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --export another file.") from error
-    return path
+    refuse_foreign(Path(path), [b'{"format": '], "a results file", "--export")
+    return write_text(Path(path), text, "--export")
 
 
 def _line(run: RunRecord) -> dict[str, Any]:
     curves = {name: binned(run, name) for name in sorted(run.metrics)}
     rollouts = sorted({int(rollout) for ends, _ in curves.values() for rollout in ends})
-    shared = {name: getattr(run, name) for name in _Shared.model_fields} | {"about": _without_places(run.about)}
+    shared = {name: getattr(run, name) for name in _FACTS} | {"about": _without_places(run.about)}
     return {
         "format": FORMAT,
         **plain(shared),
@@ -133,7 +111,7 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                records.append(_record(_Line.model_validate_json(line), f"{path}:{number}"))
+                records.append(_record(_LINE.validate_json(line), f"{path}:{number}"))
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(map(str, first["loc"]))
@@ -149,7 +127,7 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
 def _record(line: _Line, place: str) -> RunRecord:
     rollouts = np.array(line.curves.rollout, dtype=np.int64)
     return RunRecord(
-        **{name: getattr(line, name) for name in _Shared.model_fields},
+        **{name: getattr(line, name) for name in _FACTS},
         path=place,
         evaluations=[{key: value for key, value in record.items() if value is not None} for record in line.evaluations],
         metrics={name: _curve(rollouts, values) for name, values in line.curves.__pydantic_extra__.items()},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -22,6 +22,9 @@ WIDTH = 10
 #: No run is so long: a rollout beyond it is damage, and would not fit into an array either.
 MOST_ROLLOUTS = 10**9
 
+#: Between the names of several parts.
+JOINED = " + "
+
 #: Rollouts (int64) and values (float64), of equal length.
 Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -30,9 +33,9 @@ Status: TypeAlias = Literal["finished", "unfinished", "failed"]
 EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
 
 
-@dataclass(frozen=True, eq=False)
-class RunRecord:
-    """One run.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunFacts:
+    """What a run is and how it ended; the line of a results file says it in the same words.
 
     Attributes:
         bench: name of its bench; None for a run made by ``rlstab train``.
@@ -41,24 +44,14 @@ class RunRecord:
         seed: pairs runs across methods.
         status: ``finished``, ``unfinished`` (fewer rollouts than ``optimisation.rollouts``) or ``failed``.
         error: last lines of what a failed run raised.
-        path: of its folder, or ``FILE:LINE`` of a results file.
         config: the resolved run; empty if its file is missing or damaged.
         about: ``run.json``: hashes, versions, machine; empty likewise.
         command: makes the run again.
         cpu_seconds: of its process.
         seconds: wall time.
-        evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
-        metrics: curves by name, without ``eval/*`` and ``seconds/*``.
-        bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
-        largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
-        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
-            of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
-            sampled. A unit that some rollout did not record is left out.
-        seconds_by_phase: mean wall seconds per rollout.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
         bench_about: what the bench asks and what to know beside its figures, or empty.
-        remarks: what of this run could not be read, and why.
     """
 
     bench: str | None
@@ -67,27 +60,39 @@ class RunRecord:
     seed: int
     status: Status
     error: str | None
-    path: str
     config: Mapping[str, Any]
     about: Mapping[str, Any]
     command: str | None
     cpu_seconds: float | None
     seconds: float | None
+    baseline: str | None = None
+    bench_command: str | None = None
+    bench_about: str = ""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunRecord(RunFacts):
+    """One run.
+
+    Attributes:
+        path: of its folder, or ``FILE:LINE`` of a results file.
+        evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
+        metrics: curves by name, without ``eval/*`` and ``seconds/*``.
+        bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
+        largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
+        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
+            of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
+            sampled. A unit that some rollout did not record is left out.
+        remarks: what of this run could not be read, and why.
+    """
+
+    path: str
     evaluations: list[dict[str, float]]
     metrics: dict[str, Curve]
     bin_width: int = 1
     largest: dict[str, Curve] = field(default_factory=dict)
     spent: dict[str, Curve] = field(default_factory=dict)
-    seconds_by_phase: dict[str, float] = field(default_factory=dict)
-    baseline: str | None = None
-    bench_command: str | None = None
-    bench_about: str = ""
     remarks: tuple[str, ...] = ()
-
-    @property
-    def objective(self) -> list[str]:
-        """Names of the methods; one that occurs several times is numbered, as in its metrics."""
-        return objective_names(self.config)
 
     @property
     def rollouts(self) -> int:
@@ -161,6 +166,20 @@ def setting_of(config: Mapping[str, Any], path: str) -> Any:
             return None
         value = value[key]
     return value
+
+
+def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted path. A list of named parts is their names, and below it each part by its name."""
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from flat(value, f"{place}{key}.")
+    elif isinstance(data, list) and data and all(isinstance(item, Mapping) and "name" in item for item in data):
+        names = objective_names({"objective": data})
+        yield place.rstrip("."), JOINED.join(names)
+        for name, item in zip(names, data, strict=True):
+            yield from flat(item, f"{place}{name}.")
+    else:
+        yield place.rstrip("."), str(data) if isinstance(data, list | dict) else data
 
 
 def rounded(value: float) -> float:

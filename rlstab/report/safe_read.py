@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,24 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode("utf-8")
 
 
-def read_json(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """The mapping in a JSON file, or None with the reason."""
+def read_mapping(path: Path, parse: Callable[[str], Any] = json.loads) -> tuple[dict[str, Any] | None, str]:
+    """The mapping in a file of JSON, or of what ``parse`` reads, or None with the reason."""
     try:
-        data = plain(json.loads(read_text(path)))
+        data = plain(parse(read_text(path)))
     except FileNotFoundError:
         return None, f"{path.name} is missing"
     except (OSError, ValueError, RecursionError) as error:
         return None, f"{path.name} cannot be read: {first_line(error)}"
     return (data, "") if isinstance(data, dict) else (None, f"{path.name} is not a mapping")
+
+
+def read_object(line: bytes) -> dict[str, Any]:
+    """The object in a line of JSON; an empty one where it is damaged."""
+    try:
+        data = json.loads(line.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):  # also an integer of thousands of digits
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def first_line(error: Exception) -> str:

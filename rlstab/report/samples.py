@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict
 
 from rlstab.report.runs import RunRecord
+from rlstab.report.safe_read import read_object
 
 #: Responses of one rollout, and runs with samples on a page.
 MOST, MOST_SAMPLED = 2, 60
@@ -103,8 +103,8 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
 def _responses(part: bytes) -> Iterator[Response]:
     for line in part.split(b"\n"):
         try:
-            response = Response.model_validate(json.loads(line.decode("utf-8", errors="replace")))
-        except (ValueError, RecursionError):
+            response = Response.model_validate(read_object(line))
+        except ValueError:
             continue
         yield response.model_copy(update={"prompt": _cut(response.prompt), "text": _cut(response.text)})
 

@@ -58,6 +58,9 @@ class Estimate:
     how: str
 
 
+NOT_MEASURED = Estimate(None, None, None, "not measured")
+
+
 @dataclass(frozen=True)
 class Paired:
     """A method against the baseline, seed by seed.
@@ -91,7 +94,7 @@ def interquartile_mean(values: Any, axis: int = -1) -> Any:
 def summary(values: Values) -> Estimate:
     """Interquartile mean over seeds with its bootstrap interval."""
     if not values:
-        return Estimate(None, None, None, "not measured")
+        return NOT_MEASURED
     return _bootstrapped(np.array([values[seed] for seed in sorted(values)]), interquartile_mean)
 
 
@@ -99,25 +102,16 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
     """Each method against the baseline, by seed, with verdicts that hold for all of them together."""
     seeds = {name: tuple(sorted(values.keys() & baseline.keys())) for name, values in methods.items()}
     differences = {
-        name: np.array([values[seed] - baseline[seed] for seed in seeds[name]], dtype=np.float64)
-        for name, values in methods.items()
+        name: np.array([methods[name][seed] - baseline[seed] for seed in own]) for name, own in seeds.items()
     }
     means = {name: _student(values) for name, values in differences.items()}
     together = holm({name: p for name, (_, p) in means.items() if p is not None})
     paired = {}
     for name, values in methods.items():
         difference, p = means[name]
-        verdict, remark = _judged(difference, differences[name], together.get(name))
-        paired[name] = Paired(
-            difference=difference,
-            wins=_won(differences[name]),
-            seeds=seeds[name],
-            unpaired=tuple(sorted(values.keys() ^ baseline.keys())),
-            p=p,
-            p_adjusted=together.get(name),
-            verdict=verdict,
-            remark=remark,
-        )
+        adjusted, unpaired = together.get(name), tuple(sorted(values.keys() ^ baseline.keys()))
+        verdict, remark = _judged(difference, differences[name], adjusted)
+        paired[name] = Paired(difference, _won(differences[name]), seeds[name], unpaired, p, adjusted, verdict, remark)
     return paired
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rlstab.errors import ReportError
@@ -16,7 +18,8 @@ from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts
 
 #: A value of a token, far from overflow; None where it was not finite, or was not given.
-Number = Annotated[float, Field(ge=-1e30, le=1e30)] | None
+_Value = Annotated[float, Field(ge=-1e30, le=1e30)]
+Number = _Value | None
 #: What tokenizers take for the number of a token.
 _Id = Annotated[int, Field(ge=0, lt=2**32)]
 #: Values by token.
@@ -40,8 +43,27 @@ class Method:
     gate: Mapping[int, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Sample:
+class _Columns(BaseModel):
+    """What samples and the lines of ``tokens.jsonl`` share."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+    rollout: int
+    optimizer_step: int | None = None
+    prompt: str = ""
+    reward: float | None = None
+    tokens: Annotated[list[str], Field(min_length=1)]
+    ids: list[int] = []
+    entropies: Numbers = []
+    ratio: Numbers = []
+    weight: Numbers = []
+    kept: list[bool] = []
+    bonus: Numbers = []
+    unclipped: list[bool] = []
+    clipped: list[bool] = []
+    gate: Numbers = []
+
+
+class Sample(_Columns):
     """One response in one optimizer step. Lists have one entry per token; an empty one was not in the file.
 
     Attributes:
@@ -59,25 +81,11 @@ class Sample:
         methods: by key.
     """
 
-    rollout: int
-    optimizer_step: int | None
     response: str
-    group: str | None
-    prompt: str
-    reward: float | None
-    tokens: list[str]
-    ids: list[int]
-    surprisal: Numbers
-    entropies: Numbers
-    advantages: Numbers
-    ratio: Numbers
-    weight: Numbers
-    kept: list[bool]
-    clipped: list[bool]
-    methods: Mapping[str, Method]
-    bonus: Numbers = field(default_factory=list)
-    unclipped: list[bool] = field(default_factory=list)
-    gate: Numbers = field(default_factory=list)
+    group: str | None = None
+    surprisal: Numbers = []
+    advantages: Numbers = []
+    methods: Mapping[str, Method] = {}
 
     def influence(self) -> list[float]:
         """By token, how far the methods moved its pull: ``|w g k c (A + b) r - A r|``.
@@ -86,13 +94,18 @@ class Sample:
         the ratio, A the advantage; what is not known is taken for the identity. Penalties pull on their own and are not
         in it.
         """
-        pulls = []
-        for place in range(len(self.tokens)):
-            advantage, bonus = _at(self.advantages, place, 0.0), _at(self.bonus, place, 0.0)
-            ratio, weight = _at(self.ratio, place, 1.0), _at(self.weight, place, 1.0) * _at(self.gate, place, 1.0)
-            stopped = (bool(self.kept) and not self.kept[place]) or (bool(self.clipped) and self.clipped[place])
-            pulls.append(abs((0.0 if stopped else weight * (advantage + bonus) * ratio) - advantage * ratio))
-        return pulls
+
+        def column(values: Sequence[float | None], identity: float) -> NDArray[np.float64]:
+            known = [identity if value is None else value for value in values]
+            return np.array(known or [identity] * len(self.tokens), dtype=np.float64)
+
+        advantage, ratio = column(self.advantages, 0.0), column(self.ratio, 1.0)
+        factor = column(self.weight, 1.0) * column(self.gate, 1.0) * column(self.kept, 1.0)
+        factor *= 1.0 - column(self.clipped, 0.0)
+        influence: list[float] = np.abs(
+            factor * (advantage + column(self.bonus, 0.0)) * ratio - advantage * ratio
+        ).tolist()
+        return influence
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,7 @@ def read_tokens(path: str | Path, tokenizer: str | Path | None = None) -> Tokens
     for file in _files(path):
         for number, line in _lines(file):
             try:
-                samples.append(_sample(line, decode))
+                samples.append(_ANY.validate_json(line).sample(decode))
             except ValidationError:
                 damaged.setdefault(file.name if file == path else str(file.relative_to(path)), []).append(number)
     if not samples:
@@ -190,41 +203,19 @@ def _decoder(path: Path) -> Callable[[list[int]], str]:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
-#: Columns that a line of ours and a sample share.
-_COLUMNS = ("ids", "entropies", "ratio", "weight", "kept", "bonus", "unclipped", "clipped", "gate")
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-
-class _OwnLine(_Line):
+class _OwnLine(_Columns):
     """A line of ``tokens.jsonl``."""
 
-    rollout: int
-    optimizer_step: int | None = None
     sequence_id: int
     group_id: int | None = None
-    prompt: str = ""
-    reward: float | None = None
     advantage: Number = None
-    tokens: Annotated[list[str], Field(min_length=1)]
-    ids: list[int] = []
     logprobs: Numbers = []
-    entropies: Numbers = []
-    ratio: Numbers = []
-    weight: Numbers = []
-    kept: list[bool] = []
-    bonus: Numbers = []
-    unclipped: list[bool] = []
-    clipped: list[bool] = []
-    gate: Numbers = []
-    methods: dict[str, dict[str, list[int] | list[tuple[int, Annotated[float, Field(ge=-1e30, le=1e30)]]]]] = {}
+    methods: dict[str, dict[str, list[int] | list[tuple[int, _Value]]]] = {}
     names: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _fit(self) -> _OwnLine:
-        _same_length(len(self.tokens), *(getattr(self, name) for name in (*_COLUMNS, "logprobs")))
+        _same_length(len(self.tokens), *(value for _, value in self if isinstance(value, list)))
         for method in self.methods.values():
             for entry in (entry for entries in method.values() for entry in entries):
                 place = entry if isinstance(entry, int) else entry[0]
@@ -233,18 +224,13 @@ class _OwnLine(_Line):
         return self
 
     def sample(self, decode: Callable[[list[int]], str] | None) -> Sample:
-        return Sample(
-            rollout=self.rollout,
-            optimizer_step=self.optimizer_step,
+        return Sample.model_construct(  # checked above
+            **{name: _known(getattr(self, name)) for name in _Columns.model_fields},
             response=str(self.sequence_id),
             group=None if self.group_id is None else str(self.group_id),
-            prompt=self.prompt,
-            reward=self.reward,
-            tokens=self.tokens,
             surprisal=_negated(self.logprobs),
             advantages=_known([self.advantage] * len(self.tokens)),
             methods={key: self._method(key, entries) for key, entries in self.methods.items()},
-            **{name: _known(getattr(self, name)) for name in _COLUMNS},
         )
 
     def _method(self, key: str, entries: Mapping[str, list[Any]]) -> Method:
@@ -255,7 +241,7 @@ class _OwnLine(_Line):
         )
 
 
-class _PrimeLine(_Line):
+class _PrimeLine(BaseModel):
     """A line of prime-rl's ``token_exports/step_N/rank_R.jsonl`` (schema_version 1).
 
     Read: ``step``, ``rank``, ``export_sequence_idx``, ``env_name``, ``token_ids``, ``loss_mask``, ``advantages``,
@@ -269,6 +255,7 @@ class _PrimeLine(_Line):
     ``ce``. The export has no reward and no text.
     """
 
+    model_config = _Columns.model_config
     step: int
     rank: int = 0
     export_sequence_idx: int = 0
@@ -287,9 +274,7 @@ class _PrimeLine(_Line):
 
     @model_validator(mode="after")
     def _fit(self) -> _PrimeLine:
-        columns = (self.advantages, self.inference_logprobs, self.trainer_logprobs, self.entropy, self.importance_ratio)
-        weights = (self.is_masked, self.rl_weights, self.ce_weights, self.ref_kl_weights)
-        _same_length(len(self.token_ids), self.loss_mask, *columns, *weights)
+        _same_length(len(self.token_ids), self.loss_mask, *(value for _, value in self if isinstance(value, list)))
         if not any(self.loss_mask):
             raise ValueError("no token is in the loss")
         return self
@@ -306,13 +291,11 @@ class _PrimeLine(_Line):
         }
         prompt = "" if not start else f"({start} tokens)" if decode is None else decode(self.token_ids[:start])
         sampled = self.inference_logprobs if _known(self.inference_logprobs) else self.trainer_logprobs
-        return Sample(
+        return Sample.model_construct(
             rollout=self.step,
-            optimizer_step=None,
             response=f"{self.rank}-{self.export_sequence_idx}",
             group=self.env_name,
             prompt=prompt,
-            reward=None,
             tokens=[""] * count if decode is None else token_texts(decode, ids),
             ids=ids,
             surprisal=_negated(sampled[start:]),
@@ -333,25 +316,16 @@ class _PrimeLine(_Line):
 _ANY: TypeAdapter[_OwnLine | _PrimeLine] = TypeAdapter(_OwnLine | _PrimeLine)
 
 
-def _sample(line: bytes, decode: Callable[[list[int]], str] | None) -> Sample:
-    return _ANY.validate_json(line).sample(decode)
-
-
 def _same_length(length: int, *columns: Sequence[object]) -> None:
     for column in columns:
         if column and len(column) != length:
             raise ValueError(f"{len(column)} values for {length} tokens")
 
 
-def _known(values: list[Any]) -> list[Any]:
-    """Nothing where every value is missing."""
-    return values if any(value is not None for value in values) else []
+def _known(values: Any) -> Any:
+    """Nothing where every value of a list is missing."""
+    return [] if isinstance(values, list) and all(value is None for value in values) else values
 
 
 def _negated(values: Numbers) -> Numbers:
     return [None if value is None else -value + 0.0 for value in _known(values)]
-
-
-def _at(values: Numbers, place: int, identity: float) -> float:
-    value = values[place] if values else None
-    return identity if value is None else value

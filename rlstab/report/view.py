@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import heapq
 import html
-import json
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, Group
+from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 from rlstab.errors import ReportError
-from rlstab.files import is_foreign
-from rlstab.report.safe_read import read_json
+from rlstab.report.output import digest, refuse_foreign, safe_json, write_text
+from rlstab.report.safe_read import read_mapping
 from rlstab.report.token_traces import Method, Numbers, Sample, Tokens, read_tokens
 from rlstab.trace.effects import ACTIONS
 from rlstab.visible import visible
@@ -58,16 +54,8 @@ def write_view(
     traces = choose(read_tokens(source, tokenizer), rollout, PAGE_LIMIT if limit is None else limit)
     if out is None:
         out = source / "view.html" if source.is_dir() else source.with_suffix(".html")
-    out = Path(out)
-    try:
-        if is_foreign(out, MARK):
-            raise ReportError(
-                f"{out} exists, is not a page of the viewer, and stays as it is. Give --out another file."
-            )
-        out.write_text(page(traces, source), encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{out}: cannot be written: {error.strerror}. Give --out another file.") from error
-    return out
+    refuse_foreign(Path(out), [MARK], "a page of the viewer", "--out")
+    return write_text(Path(out), page(traces, _named(source), str(source)), "--out")
 
 
 def choose(traces: Tokens, rollout: int | None, limit: int) -> Tokens:
@@ -92,20 +80,26 @@ def choose(traces: Tokens, rollout: int | None, limit: int) -> Tokens:
     return Tokens(samples, notes)
 
 
-def page(traces: Tokens, source: Path) -> str:
-    """The HTML of some samples. It asks for nothing, and nothing that a file says is read as HTML or script."""
+def page(traces: Tokens, title: str, source: str = "") -> str:
+    """The HTML of some samples. It asks for nothing, and nothing in its arguments is read as HTML or script.
+
+    Args:
+        traces: at least one sample; notes stand above them.
+        title: what they are of, after "Tokens of".
+        source: from where they were read; empty shows none.
+    """
     folder = resources.files("rlstab.report")
     style, script = ((folder / f"view.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; base-uri 'none'; "
         f"form-action 'none'"
     )
     return Template((folder / "view.html").read_text(encoding="utf-8")).substitute(
         policy=policy,
-        title=html.escape(visible(f"Tokens of {_named(source)}", spaces=False)),
+        title=html.escape(_plain(f"Tokens of {title}")),
         style=style,
         script=script,
-        data=_inert(_data(traces, source)),
+        data=safe_json(_data(traces, source)),
     )
 
 
@@ -126,22 +120,12 @@ def everywhere(samples: Sequence[Sample]) -> set[tuple[str, str]]:
 def _named(source: Path) -> str:
     """A run of a bench is named by what the bench calls it: of the folder, ``seed-0`` alone says nothing."""
     folder = source if source.is_dir() else source.parent
-    place = read_json(folder / "bench.json")[0] or {}
+    place = read_mapping(folder / "bench.json")[0] or {}
     parts = [str(place[key]) for key in ("bench", "setting", "method") if place.get(key)]
     return ", ".join([*parts, f"seed {place['seed']}"]) if parts and "seed" in place else source.resolve().name
 
 
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _inert(data: Any) -> str:
-    """JSON that is safe in a script element: no text in it ends the element or opens a comment."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
-
-
-def _data(traces: Tokens, source: Path) -> dict[str, Any]:
+def _data(traces: Tokens, source: str) -> dict[str, Any]:
     names: dict[str, str] = {}
     acts: dict[str, set[str]] = defaultdict(set)
     always = everywhere(traces.samples)
@@ -150,7 +134,7 @@ def _data(traces: Tokens, source: Path) -> dict[str, Any]:
             names[key] = method.name
             acts[key] |= {action for action in method.actions if (key, action) not in always}
     return {
-        "source": _plain(str(source)),
+        "source": _plain(source),
         "notes": list(map(_plain, traces.notes)),
         "actions": ACTIONS,
         "methods": {visible(key): _plain(name) for key, name in sorted(names.items())},
@@ -166,17 +150,9 @@ def _plain(text: str) -> str:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
-    influence = sample.influence()
-    columns: dict[str, Numbers] = {
-        "surprisal": sample.surprisal,
-        "entropy": sample.entropies,
-        "advantage": sample.advantages,
-        "ratio": sample.ratio,
-        "weight": sample.weight,
-        "bonus": sample.bonus,
-        "gate": sample.gate,
-        "influence": [_short(value) for value in influence],
-    }
+    influence = [_short(value) for value in sample.influence()]
+    columns = {name: getattr(sample, name) for name in ("surprisal", "ratio", "weight", "bonus", "gate")}
+    columns |= {"entropy": sample.entropies, "advantage": sample.advantages, "influence": influence}
     return {
         "rollout": sample.rollout,
         "optimizer": sample.optimizer_step,
@@ -186,7 +162,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
         "reward": sample.reward,
         "tokens": list(map(visible, sample.tokens)),
         "ids": sample.ids,
-        "total": _short(sum(influence)),
+        "total": _short(sum(sample.influence())),
         "methods": {visible(key): _method(method) for key, method in sample.methods.items()},
         **{name: _column(values) for name, values in columns.items()},
     }
@@ -210,9 +186,13 @@ def _short(value: float) -> float:
 
 #: Under a token, by what was done to it.
 ACTION_MARKS = {"dropped": "x", "boosted": "^", "damped": "v", "clipped": "#", "regularised": "~", "unclipped": "o"}
-#: Background from a surprisal on, nats: the probabilities are 0.5, 0.1, 0.01 and 0.002. Text is black on it.
-SHADES = ((-math.log(0.5), "#c9e3d2"), (-math.log(0.1), "#8ac5c8"), (-math.log(0.01), "#539bc2"), (6.2146, "#e08a4c"))
-LABELS = ("0.5", "0.1", "0.01", "0.002")
+#: By probability, the surprisal in nats from which a token has this background. Text is black on it.
+SHADES = {
+    "0.5": (0.693, "#c9e3d2"),
+    "0.1": (2.303, "#8ac5c8"),
+    "0.01": (4.605, "#539bc2"),
+    "0.002": (6.215, "#e08a4c"),
+}
 #: Longer responses are cut here: for them there is the page.
 MOST_TOKENS = 600
 
@@ -223,40 +203,29 @@ def show(traces: Tokens, console: Console) -> None:
     Texts are printed as data: neither markup nor control characters in them have an effect.
     """
     always = everywhere(traces.samples)
-    console.print(_legend())
+    shades = [(f" {label} ", _shade(colour)) for label, (_, colour) in SHADES.items()]
+    marks = [(f" {mark} ", "bold") for mark in ACTION_MARKS.values()]
+    legend = [*shades, *(part for pair in zip(marks, ACTION_MARKS, strict=True) for part in pair)]
+    console.print(Text.assemble("p at most ", *legend))
     for note in traces.notes:
         console.print(Text(_plain(note), style="yellow"))
     for key, action in sorted(always):
         console.print(Text(f"{_title(traces.samples[0], key)}: every token is {action}; not marked", style="dim"))
     for sample in sorted(traces.samples, key=lambda sample: -sum(sample.influence())):
-        console.print()
-        console.print(_shown(sample, always, console.width))
+        console.print(Text(""), *_shown(sample, always, console.width), sep="\n")
 
 
-def _legend() -> Text:
-    legend = Text("p at most ")
-    for (_, colour), label in zip(SHADES, LABELS, strict=True):
-        legend.append(f" {label} ", _shade(colour)).append(" ")
-    legend.append(" ")
-    for action, mark in ACTION_MARKS.items():
-        legend.append(f" {mark}", "bold").append(f" {action}")
-    return legend
-
-
-def _shown(sample: Sample, always: set[tuple[str, str]], width: int) -> Group:
+def _shown(sample: Sample, always: set[tuple[str, str]], width: int) -> Iterator[Text]:
     done: dict[int, list[str]] = defaultdict(list)
-    counts: Counter[str] = Counter()
+    acted = []
     for key, method in sorted(sample.methods.items()):
         for action, places in method.actions.items():
             if (key, action) not in always:
-                counts[f"{_title(sample, key)} {action}"] += len(places)
+                acted.append(f"{_title(sample, key)} {action} {len(places)}")
                 for place in places:
-                    if action not in done[place]:
-                        done[place].append(action)
-    head = Text(f"rollout {sample.rollout}", "bold")
-    if sample.optimizer_step is not None:
-        head.append(f", optimizer step {sample.optimizer_step}")
-    head.append(f"  response {visible(sample.response)}", "not bold")
+                    done[place] += [action] if action not in done[place] else []
+    step = "" if sample.optimizer_step is None else f", optimizer step {sample.optimizer_step}"
+    head = Text.assemble((f"rollout {sample.rollout}{step}", "bold"), f"  response {visible(sample.response)}")
     advantages = set(sample.advantages)
     for name, value, sign in (
         ("reward", sample.reward, ""),
@@ -264,50 +233,43 @@ def _shown(sample: Sample, always: set[tuple[str, str]], width: int) -> Group:
         ("influence", sum(sample.influence()), ""),
     ):
         if value is not None:
-            head.append(f"  {name} {value:{sign}.3g}", "not bold")
-    lines: list[Text] = [head]
+            head.append(f"  {name} {value:{sign}.3g}")
+    yield head
     if sample.prompt:
-        lines.append(Text("\n".join(_plain(sample.prompt.strip()).splitlines()[-4:]), "dim"))
-    lines += _text(sample, done, width)
-    acted = ", ".join(f"{name} {count}" for name, count in counts.items())
-    lines.append(Text(acted or "no method touched a token", "dim italic"))
-    return Group(*lines)
+        yield Text("\n".join(_plain(sample.prompt.strip()).splitlines()[-4:]), "dim")
+    yield from _lines(sample, done, width)
+    yield Text(", ".join(acted) or "no method touched a token", "dim italic")
 
 
-def _text(sample: Sample, done: dict[int, list[str]], width: int) -> Iterator[Text]:
+def _lines(sample: Sample, done: Mapping[int, list[str]], width: int) -> Iterator[Text]:
     """Lines of tokens, each followed by as many lines of marks as its tokens need."""
-    row: list[tuple[str, int]] = []
-    used, broken = 0, False
+    rows: list[list[tuple[str, int]]] = [[]]
+    used = 0
     for place, token in enumerate(sample.tokens[:MOST_TOKENS]):
         shown = visible(token) if token else f"⟨{sample.ids[place] if sample.ids else 'no text'}⟩"
-        if row and (broken or used + cell_len(shown) > width):
-            yield from _row(sample, done, row)
-            row, used = [], 0
-        row.append((shown, place))
-        used, broken = used + cell_len(shown), "\n" in token
-    yield from _row(sample, done, row)
+        if rows[-1] and ("\n" in sample.tokens[place - 1] or used + cell_len(shown) > width):
+            rows.append([])
+            used = 0
+        rows[-1].append((shown, place))
+        used += cell_len(shown)
+    for row in rows:
+        yield Text.assemble(*((shown, _style(sample, place, done)) for shown, place in row), overflow="fold")
+        for level in range(max(len(done.get(place, [])) for _, place in row)):
+            marks = (
+                "".join(ACTION_MARKS[action] for action in done.get(place, [])[level : level + 1]).ljust(
+                    cell_len(shown)
+                )
+                for shown, place in row
+            )
+            yield Text("".join(marks).rstrip(), "bold", overflow="fold")
     if len(sample.tokens) > MOST_TOKENS:
         yield Text(f"... {len(sample.tokens) - MOST_TOKENS} more tokens", "dim")
 
 
-def _row(sample: Sample, done: dict[int, list[str]], row: list[tuple[str, int]]) -> Iterator[Text]:
-    text = Text(overflow="fold")
-    for shown, place in row:
-        text.append(shown, _style(sample, place, done.get(place, [])))
-    yield text
-    for level in range(max(len(done.get(place, [])) for _, place in row)):
-        marks = Text(style="bold", overflow="fold")
-        for shown, place in row:
-            actions = done.get(place, [])
-            marks.append((ACTION_MARKS[actions[level]] if level < len(actions) else " ").ljust(cell_len(shown)))
-        marks.rstrip()
-        yield marks
-
-
-def _style(sample: Sample, place: int, actions: list[str]) -> Style:
+def _style(sample: Sample, place: int, done: Mapping[int, list[str]]) -> Style:
     surprisal = sample.surprisal[place] if sample.surprisal else None
-    colours = [colour for edge, colour in SHADES if surprisal is not None and surprisal >= edge]
-    return (_shade(colours[-1]) if colours else Style()) + Style(strike="dropped" in actions)
+    colours = [colour for edge, colour in SHADES.values() if surprisal is not None and surprisal >= edge]
+    return (_shade(colours[-1]) if colours else Style()) + Style(strike="dropped" in done.get(place, []))
 
 
 def _shade(colour: str) -> Style:

@@ -1,7 +1,5 @@
 """What acts outside the loss, one stage per file; each is imported only when it is asked for."""
 
-from __future__ import annotations
-
 from rlstab.core.registry import Registry
 from rlstab.stages.stage import Stage
 

@@ -5,8 +5,6 @@ float64. A group whose rewards are all equal, or that has one member, gets exact
 (verl leaves a lone answer its reward; in verl and TRL the rounding of a mean of equal rewards is divided by epsilon.)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Blockwise advantages: a reward and a baseline for each block of a response."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -107,7 +105,7 @@ class Blockwise(AdvantageEstimator):
     about = About(
         expects={
             "block_mean": "it averages over the tokens of a block, so that a long block does not drown a short one."
-        },
+        }
     )
 
     shrink: Annotated[float, Range(ge=0)] = 0.0

@@ -1,7 +1,5 @@
 """The advantage of Beta normalization policy optimization."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated

@@ -1,7 +1,5 @@
 """DEEP-GRPO: sample again from a promising place of an answer that failed."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

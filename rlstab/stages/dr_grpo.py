@@ -1,7 +1,5 @@
 """The group-relative advantage of Dr. GRPO."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from rlstab.core.method import State

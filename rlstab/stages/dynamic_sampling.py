@@ -1,7 +1,5 @@
 """Dynamic sampling: learn only from groups in which something differs (DAPO)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Prompts that are neither too easy nor too hard, by what is known of each (Goldilocks, without its teacher)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

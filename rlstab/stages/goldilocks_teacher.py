@@ -1,7 +1,5 @@
 """Prompts that are neither too easy nor too hard, by a teacher that reads them (Goldilocks)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import count, islice
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The group-relative advantage of GRPO."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from torch import Tensor

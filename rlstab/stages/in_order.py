@@ -1,7 +1,5 @@
 """Prompts one after another."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

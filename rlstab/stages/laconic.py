@@ -1,7 +1,5 @@
 """LACONIC: a price on tokens beyond a budget, which rises while answers are too long on average."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated
@@ -9,9 +7,8 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.settings import Range, check_order
 from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
 
@@ -116,11 +113,7 @@ class Laconic(RewardShaper):
     cut: Annotated[float, Range(ge=0)] = 0.1
 
     def __post_init__(self) -> None:
-        if self.floor > self.ceiling:
-            raise OutOfRange(
-                f"'{self.name}': floor = {self.floor}, ceiling = {self.ceiling}, expected floor <= ceiling. Raise "
-                f"ceiling or lower floor."
-            )
+        check_order(self, self.name, "floor", "ceiling")
 
     def in_words(self) -> str:
         return (
@@ -150,10 +143,7 @@ class Laconic(RewardShaper):
         return 0.0 - price - self.cut * (~responses.ended).double()
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        return {
-            "multiplier": Mean.scalar(state["multiplier"]),
-            "penalty": Mean.of(-self.shape(responses, stat, state)),
-        }
+        return {"multiplier": Mean.scalar(state["multiplier"]), "penalty": Mean.of(-self.shape(responses, stat, state))}
 
 
 def _lengths(responses: ResponseBatch) -> Tensor:

@@ -1,7 +1,5 @@
 """The advantage of maximum likelihood reinforcement learning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -86,9 +84,7 @@ class MaxRL(AdvantageEstimator):
     """
 
     name = "max_rl"
-    about = About(
-        addresses={"exploration"},
-    )
+    about = About(addresses={"exploration"})
     excludes: ClassVar[Mapping[str, str]] = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
 
     def in_words(self) -> str:

@@ -1,7 +1,5 @@
 """The optimal reward baseline of OPO, with length for the squared gradient norm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -85,9 +83,7 @@ class OPO(AdvantageEstimator):
     """
 
     name = "opo"
-    about = About(
-        addresses={"length"},
-    )
+    about = About(addresses={"length"})
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the answers to the prompt, each weighed by its length."

@@ -1,7 +1,5 @@
 """OPOB: the off-policy optimal baseline of VCPO, from measured gradient norms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

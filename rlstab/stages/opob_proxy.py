@@ -1,7 +1,5 @@
 """The off-policy optimal baseline, with a stand-in for the gradient norm that costs no backward."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

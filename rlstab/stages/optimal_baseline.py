@@ -5,8 +5,6 @@ gradient of its log-prob. For a b that does not depend on these responses its va
 b = sum w_i^2 n_i^2 R_i / sum w_i^2 n_i^2, where n_i is the norm of g_i (arXiv 2602.17616).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

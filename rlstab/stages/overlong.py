@@ -1,7 +1,5 @@
 """The soft overlong punishment: answers that come near the limit lose reward (DAPO)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

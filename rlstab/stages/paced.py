@@ -1,7 +1,5 @@
 """Prompts whose pass rate is nearest to a half (PACED-RL, its scheduler alone)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

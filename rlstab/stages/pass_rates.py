@@ -5,8 +5,6 @@ uniform prior, its pass rate p has the density Beta(1 + right, 1 + wrong). What 
 answered again, for the policy has moved on, and by the prompts that it is shown most of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The advantage of REINFORCE++: whitened over every token of the rollout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated
@@ -107,7 +105,7 @@ class ReinforcePP(AdvantageEstimator):
         exceptions={
             "even group": "it compares with the whole rollout, so equal answers to a prompt have "
             "something to compare with."
-        },
+        }
     )
 
     baseline: bool = False

@@ -1,7 +1,5 @@
 """The leave-one-out advantage."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from rlstab.core.method import State

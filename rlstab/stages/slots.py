@@ -4,8 +4,6 @@ All of it is a function of the offer, so a refill finds what its rollout took be
 a rollout has taken the whole pool, which only refills can make it do, the pool begins again: its next turn.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

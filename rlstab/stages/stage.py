@@ -13,8 +13,6 @@ ranks: what concerns other groups comes from the settled statistics. Randomness 
 (:func:`rlstab.core.random.uniform`), and states are equal bit for bit on all ranks.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

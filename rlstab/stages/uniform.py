@@ -1,7 +1,5 @@
 """Prompts at random from a finite pool."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from rich.console import Console
@@ -14,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.core.batch import BASICS, SIGNALS
-from rlstab.core.compose import walk
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective, no_fit_warnings
 from rlstab.errors import OutOfRange, ProcessError, UnknownName, did_you_mean
@@ -79,11 +77,11 @@ class Report:
         for result in self.results:
             says = f"{result.says}\n{result.detail}" if result.detail else result.says
             table.add_row(result.law, result.outcome, escape(says))
-        screen = Console(file=io.StringIO(), width=110, color_system=None)
-        screen.print(table)
-        screen.print("every law holds" if self.ok else f"broken: {', '.join(sorted(self.failed))}")
-        assert isinstance(screen.file, io.StringIO)
-        return screen.file.getvalue()
+        screen = Console(width=110, color_system=None)
+        with screen.capture() as text:
+            screen.print(table)
+            screen.print("every law holds" if self.ok else f"broken: {', '.join(sorted(self.failed))}")
+        return text.get()
 
 
 def check_objective(
@@ -106,16 +104,9 @@ def check_objective(
 
     Raises:
         ProcessError: the process of the law *process* died or did not answer.
-        UnknownName: there is no such law, or no oracle for the law *oracle*.
+        UnknownName: there is no such law.
     """
-    known = [*LAWS, *_oracle_law(oracle)]
-    if laws is not None and "oracle" in laws and oracle is None:
-        raise UnknownName("check_objective: there is no oracle for the law 'oracle'. Give the oracle, too.")
-    checked = _chosen("check_objective", known, laws and {RUNS.name, *laws})
-    report = _checked(_MethodCheck(method, examples), checked)
-    if oracle is None and laws is None:
-        return Report(report.method, [*report.results, _NO_ORACLE])
-    return report
+    return _MethodCheck(method, examples, oracle).report("check_objective", laws and {RUNS.name, *laws})
 
 
 def check_stage(
@@ -140,7 +131,7 @@ def check_stage(
         ProcessError: the process of the law *process* died or did not answer.
         UnknownName: there is no such law.
     """
-    return _checked(_StageCheck(stage, examples), _chosen("check_stage", STAGE_LAWS, laws))
+    return _StageCheck(stage, examples).report("check_stage", laws)
 
 
 def parametrize_laws(
@@ -167,53 +158,35 @@ def parametrize_laws(
     require("testing", "parametrize_laws", "pytest")
     import pytest
 
-    def test_of(check: _Check, law: Law) -> Callable[[], None]:
-        def test() -> None:
-            if law is not RUNS and law in LAWS and check.result(RUNS).outcome == "failed":
-                pytest.skip(_skipped(law).detail)
-            result = check.result(law)
-            if result.outcome == "failed":
-                raise BrokenLaw(f"{check.method!r} breaks the law '{law.name}' ({law.says}): {result.detail}")
-
-        return test
+    def test(check: _Check, law: Law) -> None:
+        result = check.result(law)
+        if result.outcome == "skipped":
+            pytest.skip(result.detail)
+        if result.outcome == "failed":
+            raise BrokenLaw(f"{check.method!r} breaks the law '{law.name}' ({law.says}): {result.detail}")
 
     cases = []
     for number, method in enumerate(methods):
-        of_stages = isinstance(method, Stage)
-        check = _StageCheck(method, examples) if isinstance(method, Stage) else _MethodCheck(method, examples)
-        for law in STAGE_LAWS if of_stages else [*LAWS, *_oracle_law((oracles or {}).get(method.name))]:
-            cases.append(pytest.param(test_of(check, law), id=f"{method.name}{number or ''}-{law.name}"))
+        kind: Any = _StageCheck if isinstance(method, Stage) else _MethodCheck
+        check: _Check = kind(method, examples, (oracles or {}).get(method.name))
+        for law in check.laws:
+            cases.append(pytest.param(partial(test, check, law), id=f"{method.name}{number or ''}-{law.name}"))
     return pytest.mark.parametrize("check", cases)
 
 
-_NO_ORACLE = Result(
-    "oracle",
-    "the loss of an independent scalar loop",
-    "silent",
-    "not checked: no oracle was given. Only one can say what is meant, such as on which side of a threshold a token "
-    "exactly on it is",
-)
-
-
-def _oracle_law(oracle: Oracle | None) -> list[Law]:
-    if oracle is None:
-        return []
-
+def _oracle_law(oracle: Oracle | None) -> Law:
     def agrees(method: TokenObjective, trial: Trial) -> None:
+        if oracle is None:
+            raise NotApplicable(
+                "not checked: no oracle was given. Only one can say what is meant, such as on which side of a "
+                "threshold a token exactly on it is"
+            )
         ours = trial.whole(method)
         theirs = oracle(trial.first.tokens())
         if not abs(ours.loss - theirs) <= tolerances.ORACLE * ours.scale:
             raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
 
-    return [Law("oracle", "the loss of an independent scalar loop", agrees, all_edges=True)]
-
-
-def _chosen(where: str, laws: Sequence[Law], names: Collection[str] | None) -> list[Law]:
-    known = [law.name for law in laws]
-    for name in names or ():
-        if name not in known:
-            raise UnknownName(f"{where}: there is no law '{name}' to check. {did_you_mean(name, known)}")
-    return [law for law in laws if names is None or law.name in names]
+    return Law("oracle", "the loss of an independent scalar loop", agrees, all_edges=oracle is not None)
 
 
 # -- what is checked, and on what --------------------------------------------------------------------------------------
@@ -222,14 +195,28 @@ def _chosen(where: str, laws: Sequence[Law], names: Collection[str] | None) -> l
 class _Check:
     """A method or stage under the laws; what several laws look at is drawn once."""
 
-    def __init__(self, method: Method[Any], examples: int) -> None:
-        self.method, self.examples = method, max(1, examples)
+    def __init__(self, method: Method[Any], examples: int, laws: Sequence[Law]) -> None:
+        self.method, self.examples, self.laws = method, max(1, examples), laws
         self.pickled = fresh_process.PickledMethod.of(method)
-        self.trial = cache(self.draw)
+        self.trial, self.result = cache(self.draw), cache(self.check)
+
+    def report(self, caller: str, names: Collection[str] | None) -> Report:
+        """Check the laws of these names, or all."""
+        known = [law.name for law in self.laws]
+        for name in names or ():
+            if name not in known:
+                raise UnknownName(f"{caller}: there is no law '{name}' to check. {did_you_mean(name, known)}")
+        chosen = [law for law in self.laws if names is None or law.name in names]
+        if any(law.name == "process" for law in chosen):
+            with suppress(fresh_process.Unreachable):
+                for which in range(fresh_process.SERVERS):  # by the time that they are asked, they are there
+                    fresh_process.start(which)
+        return Report(repr(self.method), [self.result(law) for law in chosen])
 
     def excepted(self, law: Law) -> str:
-        """Why it declares that it breaks a law; empty where it does not."""
-        return self.method.about.exceptions.get(law.name, "")
+        """Why methods inside declare that they break a law; empty where none does."""
+        reasons = {part.name: part.about.exceptions.get(law.name) for part in fresh_process.methods_of(self.method)}
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
 
     def trials(self, law: Law) -> Iterator[Any]:
         """What a law is checked on, small trials first."""
@@ -247,11 +234,13 @@ class _Check:
         """Whether ``OutOfRange`` is no fault on this trial."""
         return False
 
-    def result(self, law: Law) -> Result:
-        """Check one law."""
-        reason = self.excepted(law)
-        if reason:
-            return Result(law.name, law.says, "excepted", reason)
+    def check(self, law: Law) -> Result:
+        """Check one law; where the first of methods is broken, the others are not checked."""
+        said = partial(Result, law.name, law.says)
+        if law is not RUNS and RUNS in self.laws and self.result(RUNS).outcome == "failed":
+            return said("skipped", f"not checked: '{RUNS.name}' is broken, mend that first")
+        if reason := self.excepted(law):
+            return said("excepted", reason)
         silent = ["it is checked from 4 examples on"] if law.once and self.examples < 4 else []
         checked = len(silent)
         for trial in self.trials(law):
@@ -264,29 +253,19 @@ class _Check:
             except ProcessError:
                 raise
             except BrokenLaw as error:
-                return Result(law.name, law.says, "failed", f"{error} Seen on {trial}.")
+                return said("failed", f"{error} Seen on {trial}.")
             except Exception as error:  # a user's method may raise anything; that breaks the law that met it
                 if not (isinstance(error, OutOfRange) and self.may_refuse(trial)):
-                    said = f"it raised {type(error).__name__}: {error} Seen on {trial}."
-                    return Result(law.name, law.says, "failed", said)
-        if len(silent) == checked:
-            return Result(law.name, law.says, "silent", silent[0])
-        return Result(law.name, law.says, "passed", "")
+                    return said("failed", f"it raised {type(error).__name__}: {error} Seen on {trial}.")
+        return said("silent", silent[0]) if len(silent) == checked else said("passed", "")
 
 
 class _MethodCheck(_Check):
     method: TokenObjective
 
-    def __init__(self, method: TokenObjective, examples: int) -> None:
-        super().__init__(method, examples)
+    def __init__(self, method: TokenObjective, examples: int, oracle: Oracle | None) -> None:
+        super().__init__(method, examples, [*LAWS, _oracle_law(oracle)])
         self.extra, self.edges = sorted(method.needs - SIGNALS.keys() - BASICS), edges_of(method)
-
-    def excepted(self, law: Law) -> str:
-        return "; ".join(
-            f"{leaf.name}: {leaf.method.about.exceptions[law.name]}"
-            for leaf in walk(self.method, observed=True)
-            if law.name in leaf.method.about.exceptions
-        )
 
     def trials(self, law: Law) -> Iterator[Any]:
         yield from super().trials(law)
@@ -299,10 +278,10 @@ class _MethodCheck(_Check):
             return self._trial(large_step(self.extra), number)
         extreme, edges = draws == "extreme", self.edges if draws == "sharp" else ()
         if number >= self.examples - 2:  # the last two are the richest
-            first, second = (rich_step(number + one, self.extra, edges, extreme=extreme) for one in (0, 1))
+            first, second = (rich_step(number + later, self.extra, edges, extreme=extreme) for later in (0, 1))
         else:
             size = 1 + number // 2
-            first, second = (draw_step(number + one, self.extra, size=size, extreme=extreme) for one in (0, 10**6))
+            first, second = (draw_step(number + later, self.extra, size=size, extreme=extreme) for later in (0, 10**6))
             if not extreme:
                 first, second = sharpened(first, number, edges, some=True), sharpened(second, number, edges, some=True)
         return self._trial(first, number, second)
@@ -314,6 +293,9 @@ class _MethodCheck(_Check):
 class _StageCheck(_Check):
     method: Stage
 
+    def __init__(self, stage: Stage, examples: int, _: Oracle | None = None) -> None:
+        super().__init__(stage, examples, STAGE_LAWS)
+
     def draw(self, draws: str, number: int) -> StageTrial:
         needs = sorted(self.method.needs - EVIDENCE.keys())
         run = draw_run(number, needs, 2 + number // 2, extreme=draws == "extreme", large=draws == "large")
@@ -321,20 +303,3 @@ class _StageCheck(_Check):
 
     def may_refuse(self, trial: StageTrial) -> bool:
         return any(may_refuse(self.method, rollout) for rollout in trial.rollouts)
-
-
-def _checked(check: _Check, laws: Sequence[Law]) -> Report:
-    """Every law in order; the others are skipped where the first of methods is broken."""
-    if any(law.name == "process" for law in laws):
-        with suppress(fresh_process.Unreachable):
-            for which in range(fresh_process.SERVERS):  # by the time that they are asked, they are there
-                fresh_process.start(which)
-    results: list[Result] = []
-    for law in laws:
-        stops = bool(results) and results[0].law == RUNS.name and results[0].outcome == "failed"
-        results.append(_skipped(law) if stops else check.result(law))
-    return Report(repr(check.method), results)
-
-
-def _skipped(law: Law) -> Result:
-    return Result(law.name, law.says, "skipped", f"not checked: '{RUNS.name}' is broken, mend that first")

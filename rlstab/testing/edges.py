@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import BASICS, SIGNALS
-from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
+from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
 #: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
@@ -43,33 +43,32 @@ _PAIRS = (
 
 def numbers_of(method: TokenObjective) -> tuple[float, ...]:
     """Numbers that a method may compare with: its settings and the literals of its code, at most 24."""
-    found: dict[float, None] = {}
-    for leaf in walk(method, observed=True):
-        for setting in settings_of(type(leaf.method)):
-            found.update(dict.fromkeys(_plain_numbers(getattr(leaf.method, setting.name))))
-    for leaf in walk(method, observed=True):
-        for owner in type(leaf.method).__mro__:
-            if not owner.__module__.startswith("rlstab.core"):
-                members = [getattr(one, "__func__", getattr(one, "fget", one)) for one in vars(owner).values()]
-                functions = [one for one in members if hasattr(one, "__code__")]
-                found.update(dict.fromkeys(number for one in functions for number in _literals(one)))
-    return tuple(found)[:24]
+    methods: list[TokenObjective] = methods_of(method)
+    numbers: list[float] = []
+    for part in methods:
+        for setting in settings_of(type(part)):
+            numbers += _plain_numbers(getattr(part, setting.name))
+    for owner in (owner for part in methods for owner in type(part).__mro__):
+        if not owner.__module__.startswith("rlstab.core"):
+            for member in vars(owner).values():
+                numbers += _literals(getattr(member, "__func__", getattr(member, "fget", member)))
+    return tuple(dict.fromkeys(numbers))[:24]
 
 
 def _literals(function: Any) -> Iterator[float]:
     """Numbers in the code of a function, in functions inside of it or of its module, and in globals that it names."""
-    pending: list[CodeType] = [function.__code__]
+    pending: list[CodeType] = [function.__code__] if hasattr(function, "__code__") else []
     seen: set[CodeType] = set()
     while pending:
         code = pending.pop()
         if code in seen:
             continue
         seen.add(code)
-        for one in code.co_consts:
-            if isinstance(one, CodeType):
-                pending.append(one)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                pending.append(constant)
             else:
-                yield from _plain_numbers(one)
+                yield from _plain_numbers(constant)
         for name in code.co_names:
             value = function.__globals__.get(name)
             if getattr(value, "__module__", None) == function.__module__ and hasattr(value, "__code__"):
@@ -78,28 +77,29 @@ def _literals(function: Any) -> Iterator[float]:
 
 
 def _plain_numbers(value: object) -> Iterator[float]:
-    for one in value if isinstance(value, tuple) else (value,):
-        if isinstance(one, int | float) and not isinstance(one, bool) and (one == 0 or 1e-6 <= abs(one) <= 1e3):
-            yield float(one)
+    for number in value if isinstance(value, tuple) else (value,):
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if plain and (number == 0 or 1e-6 <= abs(number) <= 1e3):
+            yield float(number)
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A quantity of a token that can be put on a number to the bit: ``one - other``, or ``one`` alone."""
+    """A quantity of a token that can be put on a number to the bit: ``name - less``, or ``name`` alone."""
 
-    one: str
-    other: str | None
+    name: str
+    less: str | None
     value: float
 
     def put(self, columns: Columns, place: int) -> None:
         """Put it there."""
-        if self.other is None:
-            columns[self.one][place] = self.value
+        if self.less is None:
+            columns[self.name][place] = self.value
         elif self.value == 0:
-            columns[self.one][place] = columns[self.other][place]
+            columns[self.name][place] = columns[self.less][place]
         else:  # where one of the two is 0, their difference is not rounded
             gap = self.value
-            columns[self.one][place], columns[self.other][place] = (0.0, -gap) if gap > 0 else (gap, 0.0)
+            columns[self.name][place], columns[self.less][place] = (0.0, -gap) if gap > 0 else (gap, 0.0)
 
 
 def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
@@ -113,15 +113,15 @@ def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> I
     plain = [name for name in ("entropies", *sorted(own)) if name in needs]
     plain += [f"live {name}" for name in sorted(live_needs)]
     for number in dict.fromkeys([*numbers, *ROUND]):
-        gaps = {number, -number} | {_log(one) for one in (number, 1 + number, 1 - number) if 1e-3 <= one <= 1e3}
-        for one, other in _PAIRS:
-            if {one, other} <= read:
-                yield from (Edge(one, other, gap) for gap in sorted(gaps) if abs(gap) < 20)
-        yield from (Edge("advantages", None, one) for one in {number, -number})
+        gaps = {number, -number} | {_log(ratio) for ratio in (number, 1 + number, 1 - number) if 1e-3 <= ratio <= 1e3}
+        for pair in _PAIRS:
+            if read.issuperset(pair):
+                yield from (Edge(*pair, gap) for gap in sorted(gaps) if abs(gap) < 20)
+        yield from (Edge("advantages", None, value) for value in {number, -number})
         yield from (Edge(name, None, number) for name in plain if number >= 0 or name in own)
         logs = {-abs(number)} | ({_log(number)} if 0 < number <= 1 else set())
         for name in ("logprobs", "old_logprobs", *sorted({"max_logprobs", "log_kept_mass"} & needs)):
-            yield from (Edge(name, None, one) for one in sorted(logs) if -80 < one <= 0)
+            yield from (Edge(name, None, value) for value in sorted(logs) if -80 < value <= 0)
         if "sum_p_sq" in needs and 0 < number <= 1:
             yield Edge("sum_p_sq", None, number)
 
@@ -165,9 +165,8 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     draw = random.Random(seed)
     if some:
         edges = draw.sample(edges, min(len(edges), 100))
-    values = {name: list(map(float, one)) for name, one in step.evidence.items()}
-    live = {name: list(map(float, one)) for name, one in step.live.items()}
-    columns = {**values, **{f"live {name}": one for name, one in live.items()}, "live": live["logprobs"]}
+    values, live = ({name: column.tolist() for name, column in of.items()} for of in (step.evidence, step.live))
+    columns = {**values, **{f"live {name}": column for name, column in live.items()}, "live": live["logprobs"]}
     rows: dict[int, list[int]] = {}
     for place, row in enumerate(step.sequence.tolist()):
         rows.setdefault(row, []).append(place)
@@ -181,25 +180,26 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     if edges and not every:
         for places in rows.values():
             if draw.random() < 0.2:
-                one = draw.choice(edges)
+                edge = draw.choice(edges)
                 for place in places:
-                    one.put(columns, place)
+                    edge.put(columns, place)
     if every:  # the ratio of the first token of each response
         for places in rows.values():
             Edge(*_PAIRS[0], 0.0).put(columns, places[0])
     pulling = [place for place in range(len(step)) if values["advantages"][place] != 0]
-    for place, one in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
+    for place, edge in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
         if every:
-            one.put(columns, place)
+            edge.put(columns, place)
         elif draw.random() < 0.4:
             beside = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
-            replace(one, value=one.value * beside).put(columns, place)
+            replace(edge, value=edge.value * beside).put(columns, place)
     likeliest = zip(values["max_logprobs"], values["logprobs"], strict=True)
     values["max_logprobs"] = [max(pair) for pair in likeliest]
 
     def back(columns: Columns, live: str = "") -> dict[str, Tensor]:
         return {
-            name: in_domain(f"{live}{name}", torch.tensor(one, dtype=torch.float64)) for name, one in columns.items()
+            name: in_domain(f"{live}{name}", torch.tensor(column, dtype=torch.float64))
+            for name, column in columns.items()
         }
 
     labels = draw.sample(range(5, 500), int(step.group_ids.max()) + 1)  # the number of a group is no place in a list
@@ -211,7 +211,7 @@ def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], sh
     """Most tokens become copies of a few, in whatever they are compared by; some miss that by a ten-thousandth."""
     count = len(columns["live"])
     models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
-    kept = {name: [one[model] for model in models] for name, one in columns.items()}
+    kept = {name: [column[model] for model in models] for name, column in columns.items()}
     few = [draw.choice([-1.0, -0.5, 0.5, 1.0]) for _ in range(2)]
     for places in rows.values():
         if draw.random() < 0.7:
@@ -222,17 +222,17 @@ def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], sh
         if draw.random() < share:
             model, also_live, near = draw.randrange(len(models)), draw.random() < 0.5, draw.random() < 0.2
             factor = 1 + 1e-4 * draw.choice([-1, 1]) if near else 1.0
-            for name, one in columns.items():
+            for name, column in columns.items():
                 if name not in _OF_THE_ROW and (also_live or not name.startswith("live")):
-                    one[place] = kept[name][model] * factor
+                    column[place] = kept[name][model] * factor
 
 
 def _log(number: float) -> float:
     """The logarithm, or a neighbour of it whose exponential is ``number`` to the bit, by Python and by torch."""
     middle = math.log(number)
-    for one in (middle, math.nextafter(middle, 1e9), math.nextafter(middle, -1e9)):
-        if math.exp(one) == number and bool((torch.full((9,), one, dtype=torch.float64).exp() == number).all()):
-            return one
+    for log in (middle, math.nextafter(middle, 1e9), math.nextafter(middle, -1e9)):
+        if math.exp(log) == number and bool((torch.full((9,), log, dtype=torch.float64).exp() == number).all()):
+            return log
     return middle
 
 

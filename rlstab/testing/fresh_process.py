@@ -11,7 +11,6 @@ import ast
 import atexit
 import datetime
 import importlib
-import importlib.util
 import os
 import pickle
 import platform
@@ -26,7 +25,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import Connection
+from importlib.machinery import SourceFileLoader
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,11 @@ class Unreachable(Exception):
     """A method cannot run in another process; the text says why and what to do."""
 
 
+def methods_of(method: Method[Any]) -> list[Any]:
+    """The methods inside of an objective, those that are only observed too; a stage is alone."""
+    return [leaf.method for leaf in walk(method, observed=True)] if isinstance(method, TokenObjective) else [method]
+
+
 @dataclass(frozen=True)
 class PickledMethod:
     """A method or stage as it was before any law saw it, for another process to run.
@@ -80,8 +85,7 @@ class PickledMethod:
     @classmethod
     def of(cls, method: Method[Any]) -> PickledMethod:
         """Take a method as it is now."""
-        inside = [leaf.method for leaf in walk(method, observed=True)] if isinstance(method, TokenObjective) else []
-        names = {type(one).__module__ for one in (method, *inside)}
+        names = {type(part).__module__ for part in (method, *methods_of(method))}
         files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in sorted(names)}
         try:
             return cls(pickle.dumps(method), files)
@@ -117,26 +121,24 @@ class PickledMethod:
 class _Server:
     def __init__(self, which: int) -> None:
         self.owner = os.getpid()
-        here, there = os.pipe(), os.pipe()
-        seed = [one for one in ("1", "2", "3") if one != os.environ.get("PYTHONHASHSEED")][which]
+        self.line, there = Pipe()
+        seed = [text for text in ("1", "2", "3") if text != os.environ.get("PYTHONHASHSEED")][which]
         code = f"import sys; sys.path[:0] = {sys.path!r}; from rlstab.testing import fresh_process; "
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}fresh_process.serve({there[0]}, {here[1]})"],
+            [sys.executable, "-c", f"{code}fresh_process.serve({there.fileno()})"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **_RANK, **_THREADS, "PYTHONHASHSEED": seed, "TZ": _ZONES[which]},
-            pass_fds=(there[0], here[1]),
+            pass_fds=[there.fileno()],
         )
-        os.close(there[0])
-        os.close(here[1])
-        self.answers, self.questions = Connection(here[0], writable=False), Connection(there[1], readable=False)
+        there.close()
 
     def ask(self, job: object) -> tuple[str, Any]:
         try:
-            self.questions.send_bytes(pickle.dumps(job))
-            if self.answers.poll(TIMEOUT):
-                return pickle.loads(self.answers.recv_bytes())  # type: ignore[no-any-return]  # what serve sent
+            self.line.send(job)
+            if self.line.poll(TIMEOUT):
+                return self.line.recv()  # type: ignore[no-any-return]  # what serve sent
             what = f"did not answer within {TIMEOUT:g} s. Look for what hangs there"
         except (EOFError, OSError):
             what = "died. Its output says why"
@@ -149,8 +151,7 @@ class _Server:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)  # a fork of it that hangs, too
             self.process.wait()
-        self.answers.close()
-        self.questions.close()
+        self.line.close()
 
 
 @cache
@@ -171,29 +172,29 @@ def start(which: int) -> _Server:
 # -- the other side ----------------------------------------------------------------------------------------------------
 
 
-def serve(questions: int, answers: int) -> None:
+def serve(descriptor: int) -> None:
     """Answer until the other end is closed, each time in a fork; what a method prints goes nowhere."""
     torch.set_num_threads(1)
-    asked, told = Connection(questions, writable=False), Connection(answers, readable=False)
+    line = Connection(descriptor)
     _pretend()
     with suppress(EOFError):
         while True:
-            path, modules, pickled, job = pickle.loads(asked.recv_bytes())
+            path, modules, pickled, job = line.recv()
             sys.path[:] = path
             try:
                 for name, file in modules.items():
                     _import(name, file)
             except Exception as error:
-                told.send_bytes(pickle.dumps(("unreachable", _text(error))))
+                line.send(("unreachable", _text(error)))
                 continue
             child = os.fork()
             if child == 0:
-                _answer(told, pickled, job)
+                _answer(line, pickled, job)
             if os.waitpid(child, 0)[1] != 0:
-                told.send_bytes(pickle.dumps(("raised", "nothing: it died, or did not end")))
+                line.send(("raised", "nothing: it died, or did not end"))
 
 
-def _answer(told: Connection, pickled: bytes, job: bytes) -> None:
+def _answer(line: Connection, pickled: bytes, job: bytes) -> None:
     """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
     signal.alarm(ALARM)
     kind = "unreachable"
@@ -210,7 +211,7 @@ def _answer(told: Connection, pickled: bytes, job: bytes) -> None:
         answer = pickle.dumps(("broken", str(error)))
     except Exception as error:
         answer = pickle.dumps((kind, _text(error)))
-    told.send_bytes(answer)
+    line.send_bytes(answer)
     os._exit(0)
 
 
@@ -257,23 +258,19 @@ def _pretend() -> None:
 
 def _import(name: str, file: str) -> None:
     """The module of a class: by its name, or from its file where the name leads nowhere or elsewhere."""
-    known = sys.modules.get(name)
-    if known is not None and name != "__main__" and (not file or getattr(known, "__file__", None) == file):
-        return
     if name == "__main__":
-        if getattr(known, "defined_in", None) != file:
+        if getattr(sys.modules[name], "defined_in", None) != file:
             sys.modules[name] = _definitions(file)
         return
-    with suppress(ImportError):
-        if known is None and getattr(importlib.import_module(name), "__file__", None) == file:
+    try:
+        if getattr(importlib.import_module(name), "__file__", None) in (file, None):
             return
-    if not file:
-        raise ImportError(f"no module named {name}")
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    except ImportError:
+        if not file:
+            raise
+    sys.modules[name] = module = types.ModuleType(name)
+    module.__file__ = file
+    SourceFileLoader(name, file).exec_module(module)
 
 
 def _definitions(file: str) -> types.ModuleType:
@@ -284,12 +281,12 @@ def _definitions(file: str) -> types.ModuleType:
     vars(module).update(__file__=file, defined_in=file)
     tree = ast.parse(Path(file).read_text(encoding="utf-8"), file)
     kept = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
-    tree.body = [
-        one
-        for one in tree.body
-        if isinstance(one, kept)
-        or (isinstance(one, ast.Assign | ast.AnnAssign) and not any(isinstance(x, ast.Call) for x in ast.walk(one)))
-    ]
+
+    def plain(node: ast.stmt) -> bool:
+        calls = any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+        return isinstance(node, kept) or (isinstance(node, ast.Assign | ast.AnnAssign) and not calls)
+
+    tree.body = list(filter(plain, tree.body))
     sys.modules["__main__"] = module  # dataclasses look it up
     exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
     return module

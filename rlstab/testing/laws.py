@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -22,7 +22,7 @@ from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.compose import compose, observe, walk, within
 from rlstab.core.loss import held_ratio, loss_of_part
-from rlstab.core.method import measure_all
+from rlstab.core.method import Method, measure_all
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -37,13 +37,13 @@ from rlstab.testing.compare import (
     close,
     leaves_of,
     near,
+    reloaded,
     same_state,
     same_summary,
-    through_json,
 )
 from rlstab.testing.edges import stretched
-from rlstab.testing.fresh_process import PickledMethod, Unreachable
-from rlstab.testing.run import StepOutcome, joined, run_chain, run_ranks, run_whole
+from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of
+from rlstab.testing.run import Outcome, StepOutcome, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, make_step
 from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared, Wide
 
@@ -51,6 +51,9 @@ from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared, Wide
 #: the values on thresholds; ``extreme`` ones go as far as numbers can go.
 Draws: TypeAlias = Literal["sharp", "smooth", "extreme"]
 Check = TypeVar("Check", bound=Callable[..., None])
+#: Runs a method or stage, and says that two outcomes are the same within a tolerance.
+Run: TypeAlias = Callable[..., Any]
+Same: TypeAlias = Callable[[str, Any, Any, float], None]
 
 
 class NotApplicable(Exception):
@@ -153,9 +156,95 @@ class Dropping(TokenObjective):
         return Terms(keep=self.chosen(batch))
 
 
-def methods_of(objective: TokenObjective) -> list[TokenObjective]:
-    """The methods inside, those that are only observed too."""
-    return [leaf.method for leaf in walk(objective, observed=True)]
+def dealt(rng: random.Random, items: Iterable[int], parts: int, world: int, spared: int) -> list[list[list[int]]]:
+    """Sequences or groups dealt out to parts, and these to ranks; of several ranks so many are spared."""
+    cut: list[list[int]] = [[] for _ in range(parts)]
+    for item in items:
+        rng.choice(cut).append(item)
+    ranks: list[list[list[int]]] = [[] for _ in range(world)]
+    for part in cut:
+        rng.choice(ranks[spared:] or ranks).append(part)
+    rng.shuffle(ranks)
+    return ranks
+
+
+def check_finite(outcome: Outcome, given: Iterable[tuple[str, Any]], where: str = "") -> None:
+    """What an outcome has, and its metrics and state, are numbers.
+
+    Raises:
+        BrokenLaw: names the first that is not.
+    """
+    metrics = ((f"the metric '{name}'", mean.value) for name, mean in outcome.report.items() if float(mean.count))
+    for name, value in (*given, *metrics, *leaves_of(outcome.state)):
+        values = torch.as_tensor(value).detach() if isinstance(value, int | float | Tensor) else torch.zeros(0)
+        if not bool(values.isfinite().all()):
+            raise BrokenLaw(
+                f"{name} is {float(values[~values.isfinite()].flatten()[0])}{where}. Clamp a log before `exp`, and "
+                f"give an empty set a value of its own."
+            )
+
+
+def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any], same: Same) -> None:
+    """A chain of optimizer steps or rollouts gives in a fresh process what it gives here.
+
+    Raises:
+        BrokenLaw: it does not.
+        NotApplicable: no other process can run the method.
+    """
+    here = run(method, chain)
+    try:
+        there = trial.pickled.run(run, chain, trial.seed)
+    except Unreachable as reason:
+        raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
+    for number, (mine, theirs) in enumerate(zip(here, there, strict=True), start=1):
+        try:
+            same(f"number {number} here, and as the first that another process sees", mine, theirs, 0.0)
+        except BrokenLaw as error:
+            raise BrokenLaw(
+                f"{error} Something outlives a call, or belongs to the process: a variable of the module or class, a "
+                f"cache, hash() of a text, os.getpid(), a rank, a clock. What lasts belongs into the state, and "
+                f"randomness follows identity: batch.uniform(seed)."
+            ) from error
+
+
+def check_long_run(method: Method[Any], chain: Sequence[Any], whole: Run, parts: Run, same: Same) -> State:
+    """Each step or rollout gives the same whole and in parts; the state stays of its kind, and each is a new one.
+
+    Returns:
+        The last state.
+    """
+    if not method.init_state():
+        raise NotApplicable("it has no state")
+    state = initial = method.init_state()
+    for number, given in enumerate(chain, start=1):
+        with untouched_state(state):
+            outcome, joint = whole(method, given, state), parts(method, given, state)
+        same(f"number {number} of a long run, whole and in parts over 2 ranks", outcome, joint, tolerances.REORDERED)
+        check_state(outcome.state, initial)
+        state = outcome.state
+    return state
+
+
+@contextmanager
+def untouched_state(state: State) -> Iterator[None]:
+    """Inside, nothing changes the state."""
+    before = copy.deepcopy(dict(state))
+    yield
+    try:
+        same_state("the state before and after", before, state, 0.0)
+    except BrokenLaw:
+        raise BrokenLaw("it changed the state that it was given in place; `advance` returns a new one.") from None
+
+
+@contextmanager
+def untouched(state: State, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[ReadOnly]:
+    """Inside, nothing writes to these tensors or the state, and nothing uses or sets what the process shares."""
+    shared, guard = Shared(), ReadOnly()
+    guard.guard(tensors)
+    guard.guard((place, value) for place, value in leaves_of(state) if isinstance(value, Tensor))
+    with untouched_state(state), guard, NumpyReadOnly(guard):
+        yield guard
+    shared.check()
 
 
 def _outcome(plan: Plan, leaves: Mapping[str, Tensor], policy: PolicyOutputs | None = None) -> StepOutcome:
@@ -163,7 +252,7 @@ def _outcome(plan: Plan, leaves: Mapping[str, Tensor], policy: PolicyOutputs | N
     out = plan.loss(0, policy or PolicyOutputs(**leaves))
     out.loss.backward()
     gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-    return StepOutcome(out.loss.item(), gradients, dict(out.report), plan.state, plan.lr_scale)
+    return StepOutcome(out.loss.item(), gradients, plan.lr_scale, report=dict(out.report), state=plan.state)
 
 
 def _policy_gradient(plan: Plan, step: Step) -> Tensor:
@@ -189,17 +278,14 @@ def pure(method: TokenObjective, trial: Trial) -> None:
     """Nothing of others is written to, nothing that the process shares is used or set; the same call gives the same."""
     objective = compose(method, Dropping(), Doubling())
     state = objective.init_state()
-    shared = Shared()
-    for leaf in methods_of(method):
-        replace(leaf)  # made once more
     for step in (trial.first, stretched(trial.first)):
-        batch, leaves, before = step.batch(), step.leaves(), copy.deepcopy(dict(state))
+        batch, leaves = step.batch(), step.leaves()
         known = _attributes(batch)
-        guard = ReadOnly()
-        guard.guard((f"'{name}' of the batch", values) for name, values in _tensors(batch))
-        guard.guard((f"the live '{name}'", values) for name, values in leaves.items())
-        guard.guard((place, value) for place, value in leaves_of(state) if isinstance(value, Tensor))
-        with guard, NumpyReadOnly(guard):
+        tensors = [(f"'{name}' of the batch", values) for name, values in _tensors(batch)]
+        tensors += [(f"the live '{name}'", values) for name, values in leaves.items()]
+        with untouched(state, tensors) as guard:
+            for leaf in methods_of(method):
+                replace(leaf)  # made once more
             plan = make_plan(objective, [batch], state)
             part = plan.part(0)
             decided = [("the advantages", part.advantages), *leaves_of(part.terms, "the terms")]
@@ -209,12 +295,7 @@ def pure(method: TokenObjective, trial: Trial) -> None:
             raise BrokenLaw(
                 "it put something on the batch, which belongs to others. What lasts belongs into the state."
             )
-        try:
-            same_state("the state before and after", before, state, 0.0)
-        except BrokenLaw:
-            raise BrokenLaw("it changed the state that it was given in place; `advance` returns a new one.") from None
         state = plan.state
-    shared.check()
     close("called twice with the same", trial.whole(method), run_whole(method, trial.first), 0.0)
 
 
@@ -224,7 +305,7 @@ def _attributes(batch: TokenBatch) -> set[str]:
 
 
 def _tensors(batch: TokenBatch) -> list[tuple[str, Tensor]]:
-    named = [(one.name, getattr(batch, one.name)) for one in fields(batch)]
+    named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
     return [(name, value) for name, value in named if isinstance(value, Tensor)] + sorted(batch.extra.items())
 
 
@@ -233,27 +314,7 @@ def process(method: TokenObjective, trial: Trial) -> None:
     """Another process that has seen nothing of the method gives the same, whatever was seen here."""
     chain = (trial.second, trial.first.laid_out(trial.seed))  # the other laws begin with the first
     run_whole(method, trial.first.rolled())  # other numbers of the same shapes: what a cache by shape would keep
-    here = run_chain(method, chain)
-    try:
-        there = trial.pickled.run(run_chain, chain, trial.seed)
-    except Unreachable as reason:
-        raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
-    for number, (one, other) in enumerate(zip(here, there, strict=True), start=1):
-        with explained():
-            close(f"step {number} here, and as the first that another process sees", one, other, 0.0)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Say what may be wrong where a fresh process gives something else."""
-    try:
-        yield
-    except BrokenLaw as error:
-        raise BrokenLaw(
-            f"{error} Something outlives a call, or belongs to the process: a variable of the module or class, a "
-            f"cache, hash() of a text, os.getpid(), a rank, a clock. What lasts belongs into the state, and randomness "
-            f"follows identity: batch.uniform(seed)."
-        ) from error
+    check_process(method, trial, run_chain, chain, close)
 
 
 @law()
@@ -286,8 +347,8 @@ def _check_policies(method: TokenObjective, step: Step) -> None:
     for name in sorted(BASICS - method.needs):
         batch = replace(step.batch(), live_ratio=True)
         other = replace(batch, **{name: getattr(batch, name).flip(0) - 0.5})
-        one, two = (_outcome(make_plan(method, [given]), step.leaves()) for given in (batch, other))
-        close(f"with another '{name}', which its `needs` does not name", one, two, 0.0)
+        mine, theirs = (_outcome(make_plan(method, [given]), step.leaves()) for given in (batch, other))
+        close(f"with another '{name}', which its `needs` does not name", mine, theirs, 0.0)
 
 
 @law()
@@ -297,7 +358,7 @@ def serialises(method: TokenObjective, trial: Trial) -> None:
     check_repr(repr(method), method, classes, {"compose": compose, "within": within, "observe": observe})
     first = trial.whole(method)
     check_state(first.state, method.init_state())
-    resumed = run_whole(method, trial.second, through_json(first.state))
+    resumed = run_whole(method, trial.second, reloaded(first.state))
     close("resumed", run_whole(method, trial.second, first.state), resumed, 0.0)
 
 
@@ -308,22 +369,16 @@ LONG, LONGER = 30, 320
 @law(once=True)
 def later_steps(method: TokenObjective, trial: Trial) -> None:
     """Thirty optimizer steps with state: each the same in parts; the state stays of its kind and finite."""
-    if not method.init_state():
-        raise NotApplicable("it has no state")
     extra = sorted(method.needs - SIGNALS.keys() - BASICS)
     steps = [make_step("mixed", (2, 1, 3), 1, 900 + number, extra) for number in range(LONG)]
-    state = initial = method.init_state()
-    for number, step in enumerate(steps, start=1):
-        before = copy.deepcopy(dict(state))
-        whole = run_whole(method, step, state)
-        ranked = joined(run_ranks(method, step.laid_out(number), [[[0], [2]], [[1]]], state))
-        close(f"step {number} of a long run, whole and in parts over 2 ranks", whole, ranked, tolerances.REORDERED)
-        same_state(f"step {number} of a long run, the state that was given to it before and after", before, state, 0.0)
-        check_state(whole.state, initial)
-        state = whole.state
+
+    def parts(method: TokenObjective, step: Step, state: State) -> StepOutcome:
+        return joined(run_ranks(method, step.laid_out(steps.index(step)), [[[0], [2]], [[1]]], state))
+
+    state = check_long_run(method, steps, run_whole, parts, close)
     for number in range(LONGER):
         state = measure_all(method, [steps[number % LONG].batch()], state, LocalComm())[1]
-    check_state(state, initial)
+    check_state(state, method.init_state())
 
 
 # -- agreement ---------------------------------------------------------------------------------------------------------
@@ -338,17 +393,11 @@ def split(method: TokenObjective, trial: Trial) -> None:
     for number, step in enumerate((trial.first, trial.second)):
         rows = list(range(len(step.sequence_ids)))
         rng.shuffle(rows)
-        parts: list[list[int]] = [[] for _ in range(rng.randint(1, 12))]
-        for row in rows:
-            rng.choice(parts).append(row)
-        ranks: list[list[list[int]]] = [[] for _ in range(world)]
-        for part in parts:  # in the second optimizer step one of several ranks has none
-            rng.choice(ranks[number:] or ranks).append(part)
-        rng.shuffle(ranks)
+        ranks = dealt(rng, rows, rng.randint(1, 12), world, spared=number)
         whole = run_whole(method, step, whole.state) if whole else trial.whole(method)
         outcomes = run_ranks(method, trial.laid_out(step), ranks, ranked.state if ranked else None)
         ranked = joined(outcomes)
-        where = f"step {number + 1} in {len(parts)} parts over {world} ranks"
+        where = f"step {number + 1} in {sum(map(len, ranks))} parts over {world} ranks"
         close(where, whole, ranked, tolerances.REORDERED)
         for rank, outcome in enumerate(outcomes):
             same_state(f"{where}, rank 0 and rank {rank}: the state", ranked.state, outcome.state, 0.0)
@@ -359,9 +408,9 @@ def split(method: TokenObjective, trial: Trial) -> None:
 def permutation(method: TokenObjective, trial: Trial) -> None:
     """Tokens and sequences in another order: the same loss, gradients permuted."""
     moved, order = trial.laid_out(trial.first).shuffled(trial.seed)
-    one, other = trial.whole(method), run_whole(method, moved)
-    one.gradients = {name: gradient[order] for name, gradient in one.gradients.items()}
-    close("in another order of tokens and sequences", one, other, tolerances.REORDERED)
+    whole, other = trial.whole(method), run_whole(method, moved)
+    whole.gradients = {name: gradient[order] for name, gradient in whole.gradients.items()}
+    close("in another order of tokens and sequences", whole, other, tolerances.REORDERED)
 
 
 @law("order-free")
@@ -380,17 +429,17 @@ def replication(method: TokenObjective, trial: Trial) -> None:
     double_step = trial.first.twice()
     if _thresholds(method, trial.first) != _thresholds(method, double_step):
         raise NotApplicable("the order statistics of these optimizer steps are others where every value is there twice")
-    one, double = trial.whole(method), run_whole(method, double_step)
+    double = run_whole(method, double_step)
     for name, gradient in double.gradients.items():
         double.gradients[name] = gradient.view(2, -1).sum(0)
-    close("with every sequence twice", one, double, tolerances.REORDERED)
+    close("with every sequence twice", trial.whole(method), double, tolerances.REORDERED)
 
 
 def _thresholds(method: TokenObjective, step: Step) -> list[float | None]:
     """What the pools of all methods settle to."""
     with torch.no_grad():
         measured = [stats for leaf in methods_of(method) for stats in _measured(leaf, step.batch())]
-    return [one.threshold().value for stats in measured for one in stats.values() if isinstance(one, Pool)]
+    return [pool.threshold().value for stats in measured for pool in stats.values() if isinstance(pool, Pool)]
 
 
 @law(large=True)
@@ -436,11 +485,11 @@ def monoid(method: TokenObjective, trial: Trial) -> None:
     for leaf in methods_of(method):
         with torch.no_grad():
             parts = TokenBatch.empty(leaf.needs), trial.first.batch(), trial.second.batch()
-            nothing, one, two = _measured(leaf, *parts)
-        if not nothing.keys() == one.keys() == two.keys():
-            raise BrokenLaw(f"`measure` names {sorted(one)} on tokens and {sorted(nothing)} on none.")
-        for name in one:
-            a, b, empty = one[name], two[name], nothing[name]
+            nothing, first, second = _measured(leaf, *parts)
+        if not nothing.keys() == first.keys() == second.keys():
+            raise BrokenLaw(f"`measure` names {sorted(first)} on tokens and {sorted(nothing)} on none.")
+        for name in first:
+            a, b, empty = first[name], second[name], nothing[name]
             same_summary(f"{name}, merged in another order", a.merge(b), b.merge(a))
             same_summary(f"{name}, grouped otherwise", a.merge(b).merge(a), a.merge(b.merge(a)))
             same_summary(f"{name}, with an empty batch", a.merge(empty), a)
@@ -463,19 +512,8 @@ def finite(method: TokenObjective, trial: Trial) -> None:
     """Extreme log-probs, ratios and entropies, in float64 and in float32."""
     for where, step in (("", trial.first), (" in float32", trial.first.cast(torch.float32, torch.float32))):
         outcome = run_whole(method, step)
-        numbers: list[tuple[str, Any]] = [("the loss", outcome.loss), ("lr_scale", outcome.lr_scale)]
-        numbers += [(f"the metric '{name}'", one.value) for name, one in outcome.report.items() if float(one.count)]
-        numbers += [
-            (place, value) for place, value in leaves_of(outcome.state) if isinstance(value, int | float | Tensor)
-        ]
-        numbers += [(f"the gradient of '{name}'", gradient) for name, gradient in outcome.gradients.items()]
-        for name, value in numbers:
-            values = torch.as_tensor(value).detach()
-            if not bool(values.isfinite().all()):
-                raise BrokenLaw(
-                    f"{name} is {float(values[~values.isfinite()].flatten()[0])}{where}. Clamp a log before `exp`, and "
-                    f"give an empty set a value of its own."
-                )
+        gradients = ((f"the gradient of '{name}'", gradient) for name, gradient in outcome.gradients.items())
+        check_finite(outcome, [("the loss", outcome.loss), ("lr_scale", outcome.lr_scale), *gradients], where)
 
 
 @law(draws="smooth")
@@ -551,9 +589,8 @@ def zero_advantage(method: TokenObjective, trial: Trial) -> None:
 @law()
 def limits(method: TokenObjective, trial: Trial) -> None:
     """Each method is the identity at the settings of its ``no_op_at``, whatever its other settings are."""
-    limited = [
-        one.at(leaf.method) for leaf in walk(method) for one in leaf.method.about.no_op_at if one.settings is not None
-    ]
+    every = ((limit, leaf.method) for leaf in walk(method) for limit in leaf.method.about.no_op_at)
+    limited = [limit.at(inside) for limit, inside in every if limit.settings is not None]
     if not limited:
         raise NotApplicable("it declares no settings at which it is the identity")
     base = run_whole(compose(), trial.first)

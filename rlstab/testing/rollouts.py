@@ -56,7 +56,7 @@ class Rollout:
         whole = self.responses
         if len(whole) > 100:
             return f"Rollout({self.offer.rollout}, {len(whole)} responses in {whole.groups} groups)"
-        rewards = [[round(one, 3) for one in whole.rewards[whole.group == group].tolist()] for group in self.groups]
+        rewards = [whole.rewards[whole.group == group].mul(1e3).round().div(1e3).tolist() for group in self.groups]
         return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
 
     @property
@@ -78,15 +78,14 @@ class Rollout:
             chosen: the prompts that a selector chose.
         """
         whole = self.responses
-        where = (whole.group.unsqueeze(-1) == torch.tensor(list(groups), dtype=torch.int64)).any(-1)
-        picked = whole.select(where)
+        where = torch.isin(whole.group, torch.tensor(list(groups), dtype=torch.int64))
+        picked = whole.select(where)  # on fresh memory
         width = int(picked.lengths.max()) if len(picked) else 0
-        extra = {name: one[:, :width].clone() if of_tokens(name) else one.clone() for name, one in picked.extra.items()}
+        extra = {name: rows[:, :width].clone() if of_tokens(name) else rows for name, rows in picked.extra.items()}
         if chosen is not None:
             picked = replace(picked, prompt_ids=chosen[self.slots[where]])
             extra["prompt_features"] = features(picked.prompt_ids)
-        own = {name: getattr(picked, name).clone() for name in _FIELDS}
-        return replace(picked, **own, extra=extra)
+        return replace(picked, extra=extra)
 
     def whole(self, chosen: Tensor | None = None) -> ResponseBatch:
         """All groups, see :meth:`part`."""
@@ -113,7 +112,7 @@ class Rollout:
         whole = self.responses
         first, even = whole.first[whole.group], whole.group % 2 == 0
         alike = torch.where(even, first, torch.arange(len(whole)))
-        extra = {name: one[alike] for name, one in whole.extra.items()}
+        extra = {name: values[alike] for name, values in whole.extra.items()}
         return replace(self, responses=replace(whole, rewards=whole.rewards[alike], extra=extra))
 
     def padded(self, fill: float) -> Rollout:
@@ -121,18 +120,15 @@ class Rollout:
         whole = self.responses
         sampled = torch.arange(whole.limit) < whole.lengths.unsqueeze(-1)
         extra = {}
-        for name, one in whole.extra.items():
-            other = torch.full_like(one, fill % BLOCKS if name == "block_ids" else fill)
-            extra[name] = torch.where(sampled, one, other) if of_tokens(name) else one
+        for name, values in whole.extra.items():
+            other = torch.full_like(values, fill % BLOCKS if name == "block_ids" else fill)
+            extra[name] = torch.where(sampled, values, other) if of_tokens(name) else values
         return replace(self, responses=replace(whole, extra=extra))
 
     def only(self, names: Set[str]) -> Rollout:
         """The same with this evidence and no other."""
-        extra = {name: one for name, one in self.responses.extra.items() if name in names}
+        extra = {name: values for name, values in self.responses.extra.items() if name in names}
         return replace(self, responses=replace(self.responses, extra=extra))
-
-
-_FIELDS = ("rewards", "lengths", "ended", "prompt_ids", "group_ids", "sequence_ids", "given", "pivot")
 
 
 def of_tokens(name: str) -> bool:
@@ -147,7 +143,7 @@ def features(prompt_ids: Tensor) -> Tensor:
 
 def draw_run(
     number: int, needs: Sequence[str] = (), groups: int = 6, *, extreme: bool = False, large: bool = False
-) -> tuple[Rollout, Rollout, Rollout]:
+) -> list[Rollout]:
     """Three rollouts of one run in a row, the same for the same number.
 
     Args:
@@ -171,7 +167,7 @@ def draw_run(
         rollouts.append(
             make_rollout(kind, sizes, own, needs, number=place, size=size, seed=seed, extreme=largest, limit=limit)
         )
-    return rollouts[0], rollouts[1], rollouts[2]
+    return rollouts
 
 
 def make_rollout(
@@ -292,9 +288,8 @@ def _evidence(
         **{name: numbers(limit) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
     }
     blocks = torch.where(position % 5 == 4, -1, position * BLOCKS // limit)
-    found = {name: torch.where(sampled, one, 0.0).float() for name, one in tokens.items()}
     return {
-        **found,
+        **{name: torch.where(sampled, values, 0.0).float() for name, values in tokens.items()},
         "block_ids": torch.where(sampled, blocks, -1),
         "block_rewards": (numbers(BLOCKS) * 3).floor() / 2,
         "block_outcomes": (numbers(BLOCKS) * 3).long(),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -20,33 +21,42 @@ from rlstab.testing.steps import Step
 T = TypeVar("T")
 
 
+@dataclass(kw_only=True)
+class Outcome:
+    """What one optimizer step or one rollout gave.
+
+    Attributes:
+        report: merged.
+        state: for the next.
+    """
+
+    report: dict[str, Mean] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+
+    def add_report(self, report: Mapping[str, Mean]) -> None:
+        """Merge the metrics of another part."""
+        for name, mean in report.items():
+            self.report[name] = self.report[name].merge(mean) if name in self.report else mean
+
+
 @dataclass
-class StepOutcome:
+class StepOutcome(Outcome):
     """What one optimizer step gave.
 
     Attributes:
         loss: summed over parts and ranks.
         gradients: by live output, in the order of the step's tokens.
-        report: merged.
-        state: for the next optimizer step.
         lr_scale: of the optimizer step.
     """
 
     loss: float
     gradients: dict[str, Tensor]
-    report: dict[str, Mean] = field(default_factory=dict)
-    state: State = field(default_factory=dict)
     lr_scale: float = 1.0
 
     @property
     def scale(self) -> float:
         """The size of what was summed: errors are relative to it, because a loss may cancel to nothing."""
-        return 1.0 + abs(self.loss) + sum(float(one.abs().sum()) for one in self.gradients.values())
-
-    def add_report(self, report: dict[str, Mean]) -> None:
-        """Merge the metrics of another part."""
-        for name, mean in report.items():
-            self.report[name] = self.report[name].merge(mean) if name in self.report else mean
+        return 1.0 + abs(self.loss) + sum(float(gradient.abs().sum()) for gradient in self.gradients.values())
 
 
 def run_whole(objective: TokenObjective, step: Step, state: State | None = None) -> StepOutcome:
@@ -74,13 +84,13 @@ def run_parts(
     batches = [piece.batch() for piece in pieces]
     plan = make_plan(objective, batches, state, comm)
     gradients = {name: torch.zeros_like(values) for name, values in step.live.items()}
-    outcome = StepOutcome(0.0, gradients, {}, plan.state, plan.lr_scale)
+    outcome = StepOutcome(0.0, gradients, plan.lr_scale, state=plan.state)
     for part, piece, batch in zip(parts, pieces, batches, strict=True):
         leaves = piece.leaves()
         out = plan.loss(batch, PolicyOutputs(**leaves))
         out.loss.backward()
         outcome.loss += out.loss.item()
-        outcome.add_report(dict(out.report))
+        outcome.add_report(out.report)
         for name, leaf in leaves.items():
             if leaf.grad is not None:
                 gradients[name][step.places(part)] = leaf.grad
@@ -89,14 +99,10 @@ def run_parts(
 
 def joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
     """The outcomes of ranks as that of the step: losses, gradients and metrics add up, the state is that of each."""
-    first = outcomes[0]
-    total = StepOutcome(
-        sum(one.loss for one in outcomes),
-        {name: torch.stack([one.gradients[name] for one in outcomes]).sum(0) for name in first.gradients},
-        {},
-        first.state,
-        first.lr_scale,
-    )
+    gradients = {
+        name: torch.stack([outcome.gradients[name] for outcome in outcomes]).sum(0) for name in outcomes[0].gradients
+    }
+    total = replace(outcomes[0], loss=sum(outcome.loss for outcome in outcomes), gradients=gradients, report={})
     for outcome in outcomes:
         total.add_report(outcome.report)
     return total
@@ -148,22 +154,17 @@ def run_ranks(
 
 def in_threads(count: int, work: Callable[[int, Comm], T]) -> list[T]:
     """What each of ``count`` ranks finds, in rank order: one thread each, given its rank and its collectives."""
-    comms = ThreadComm.of(count)
-    errors: list[BaseException] = []
-    results: dict[int, T] = {}
 
-    def run(comm: ThreadComm) -> None:
+    def run(comm: ThreadComm) -> T:
         try:
-            results[comm.rank] = work(comm.rank, comm)
-        except BaseException as error:
-            errors.append(error)
+            return work(comm.rank, comm)
+        except BaseException:
             comm.meeting[0].abort()
+            raise
 
-    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(count) as threads:
+        results = [threads.submit(run, comm) for comm in ThreadComm.of(count)]
+    errors = [error for result in results if (error := result.exception())]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error
-    return [results[rank] for rank in range(count)]
+    return [result.result() for result in results]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -14,17 +12,25 @@ from torch import Tensor
 
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.method import Method, State, measure_all
-from rlstab.core.stats import Mean, Settled
-from rlstab.errors import MethodError
+from rlstab.core.stats import Settled
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
 from rlstab.testing import tolerances
-from rlstab.testing.compare import BrokenLaw, check_repr, check_state, leaves_of, near, same_state, through_json
-from rlstab.testing.fresh_process import PickledMethod, Unreachable
-from rlstab.testing.laws import LONG, Law, NotApplicable, add_to, explained
+from rlstab.testing.compare import BrokenLaw, check_repr, check_state, leaves_of, reloaded, same_report, same_state
+from rlstab.testing.fresh_process import PickledMethod
+from rlstab.testing.laws import (
+    LONG,
+    Law,
+    NotApplicable,
+    add_to,
+    check_finite,
+    check_long_run,
+    check_process,
+    dealt,
+    untouched,
+)
 from rlstab.testing.rollouts import Rollout, make_rollout
-from rlstab.testing.run import in_threads
-from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared
+from rlstab.testing.run import Outcome, in_threads
 
 #: The laws of stages, in the order of the report.
 STAGE_LAWS: list[Law] = []
@@ -65,29 +71,30 @@ Rows: TypeAlias = dict[str, dict[int, Tensor]]
 
 
 @dataclass
-class StageOutcome:
+class StageOutcome(Outcome):
     """What a stage gave in one rollout, on one rank or on all.
 
     Attributes:
         rows: what each response got.
         numbers: by name, what is the same on every rank.
         chosen: prompts, of a selector.
-        report: merged.
         stat: of the whole rollout.
-        state: after the rollout.
     """
 
     rows: Rows
     numbers: dict[str, int]
     chosen: Tensor | None
-    report: dict[str, Mean]
     stat: Settled
-    state: State = field(default_factory=dict)
+
+    @property
+    def given(self) -> list[tuple[str, Tensor]]:
+        """What each response got, with the name of it."""
+        return [(name, row) for name, rows in self.rows.items() for row in rows.values()]
 
 
 def run_whole(stage: Stage, rollout: Rollout, state: State) -> StageOutcome:
     """The rollout in one part."""
-    return run_parts(stage, rollout, [list(rollout.groups)], state, LocalComm())
+    return run_parts(stage, rollout, state, [list(rollout.groups)], LocalComm())
 
 
 def run_rollouts(stage: Stage, rollouts: Sequence[Rollout]) -> list[StageOutcome]:
@@ -98,20 +105,18 @@ def run_rollouts(stage: Stage, rollouts: Sequence[Rollout]) -> list[StageOutcome
     return outcomes
 
 
-def run_parts(stage: Stage, rollout: Rollout, parts: Parts, state: State, comm: Comm) -> StageOutcome:
+def run_parts(stage: Stage, rollout: Rollout, state: State, parts: Parts, comm: Comm) -> StageOutcome:
     """The rollout in parts, each a list of numbers of groups."""
     chosen = select(stage, rollout, state)
     batches = [rollout.part(part, chosen) for part in parts]
     stat, after = measure_all(stage, batches, state, comm)
     outcomes = [_outcome(stage, batch, stat, state, rollout.offer) for batch in batches or [stage._empty_part()]]
-    for outcome in outcomes:
-        outcome.chosen, outcome.state = chosen, after
-    return joined(outcomes)
+    return replace(joined(outcomes), chosen=chosen, state=after)
 
 
-def run_ranks(stage: Stage, rollout: Rollout, ranks: Sequence[Parts], state: State) -> list[StageOutcome]:
-    """What each rank found on its parts, one thread each; a rank may be empty."""
-    return in_threads(len(ranks), lambda rank, comm: run_parts(stage, rollout, ranks[rank], state, comm))
+def run_ranks(stage: Stage, rollout: Rollout, state: State, ranks: Sequence[Parts]) -> list[StageOutcome]:
+    """What each rank gave on its parts, one thread each; a rank may be empty."""
+    return in_threads(len(ranks), lambda rank, comm: run_parts(stage, rollout, state, ranks[rank], comm))
 
 
 def may_refuse(stage: Stage, rollout: Rollout) -> bool:
@@ -124,27 +129,22 @@ def may_refuse(stage: Stage, rollout: Rollout) -> bool:
 
 def select(stage: Stage, rollout: Rollout, state: State) -> Tensor | None:
     """The prompts that a selector chooses; None of other stages."""
-    if not isinstance(stage, PromptSelector):
-        return None
-    chosen = stage.select(rollout.offer, state)
-    wanted = rollout.offer.count
-    if not isinstance(chosen, Tensor) or chosen.shape != (wanted,) or chosen.dtype != torch.int64:
-        what = f"a {chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
-        raise BrokenLaw(f"select gave {what} for {wanted} prompts, expected ({wanted},) int64.")
+    return _choose(stage, rollout.offer, state) if isinstance(stage, PromptSelector) else None
+
+
+def _choose(stage: PromptSelector, offer: Offer, state: State) -> Tensor:
+    chosen = stage.select(offer, state)
+    _check_tensor("select", chosen, torch.int64, (offer.count,))
     return chosen
 
 
 def _act(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> Any:
-    """What a stage does, as it is returned; None of one that only measures."""
+    """What a stage does, as it is returned."""
     if isinstance(stage, PromptSelector):
         return stage.select(offer, state)
-    if isinstance(stage, RewardShaper):
-        return stage.shape(batch, stat, state)
-    if isinstance(stage, AdvantageEstimator):
-        return stage.advantages(batch, stat, state)
     if isinstance(stage, RolloutExpander):
         return stage.expand(batch, stat, state, offer.seed)
-    return None
+    return getattr(stage, stage._acts_by)(batch, stat, state)
 
 
 def _outcome(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> StageOutcome:
@@ -161,10 +161,10 @@ def _outcome(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, of
         values["the reward" if isinstance(stage, RewardShaper) else "the advantage"] = given
     ids, lengths = batch.sequence_ids.tolist(), batch.lengths.long().tolist()
     rows = {
-        name: {one: row.reshape(-1)[:length] for one, row, length in zip(ids, of_all, lengths, strict=True)}
+        name: {owner: row.reshape(-1)[:length] for owner, row, length in zip(ids, of_all, lengths, strict=True)}
         for name, of_all in values.items()
     }
-    return StageOutcome(rows, numbers, None, dict(stage.report(batch, stat, state)), stat, state)
+    return StageOutcome(rows, numbers, None, stat, report=dict(stage.report(batch, stat, state)))
 
 
 def joined(outcomes: Sequence[StageOutcome]) -> StageOutcome:
@@ -180,29 +180,32 @@ def joined(outcomes: Sequence[StageOutcome]) -> StageOutcome:
         for name, number in outcome.numbers.items():
             if total.numbers.setdefault(name, number) != number:
                 raise BrokenLaw(f"'{name}' is {total.numbers[name]} on one part and {number} on another.")
-        for name, mean in outcome.report.items():
-            total.report[name] = total.report[name].merge(mean) if name in total.report else mean
+        total.add_report(outcome.report)
     return total
 
 
-def same(what: str, one: StageOutcome, other: StageOutcome, tolerance: float) -> None:
+def same(what: str, given: StageOutcome, other: StageOutcome, tolerance: float) -> None:
     """Outputs, metrics and state of two runs of a rollout agree.
 
     Raises:
         BrokenLaw: says what differs.
     """
-    if one.numbers != other.numbers:
-        raise BrokenLaw(f"{what}: it gives {one.numbers} and {other.numbers}.")
-    if one.chosen is not None and other.chosen is not None and not torch.equal(one.chosen, other.chosen):
-        raise BrokenLaw(f"{what}: it chooses {one.chosen.tolist()} and {other.chosen.tolist()}.")
-    same_rows(what, one.rows, other.rows, tolerance)
-    for name in one.report.keys() | other.report.keys():
-        if name not in one.report or name not in other.report:
-            raise BrokenLaw(f"{what}: the metric '{name}' is there in one of them only.")
-        a, b = one.report[name].value, other.report[name].value
-        if not (math.isnan(a) and math.isnan(b)):
-            near(f"{what}: the metric '{name}'", a, b, tolerance * (1 + abs(a)))
-    same_state(what, one.state, other.state, tolerance)
+    if given.numbers != other.numbers:
+        raise BrokenLaw(f"{what}: it gives {given.numbers} and {other.numbers}.")
+    same_choice(what, given.chosen, other.chosen)
+    same_rows(what, given.rows, other.rows, tolerance)
+    same_report(what, given.report, other.report, tolerance)
+    same_state(what, given.state, other.state, tolerance)
+
+
+def same_choice(what: str, given: Tensor | None, other: Tensor | None) -> None:
+    """Two choices of prompts agree, where prompts were chosen.
+
+    Raises:
+        BrokenLaw: says what differs.
+    """
+    if given is not None and other is not None and not torch.equal(given, other):
+        raise BrokenLaw(f"{what}: it chooses {given.tolist()} and {other.tolist()}.")
 
 
 def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
@@ -212,14 +215,12 @@ def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
         BrokenLaw: says what differs.
     """
     for name, rows in some.items():
-        largest = max(
-            (float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()), default=0.0
-        )
+        sizes = [float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()]
+        within = tolerance * (1 + max(sizes, default=0.0))
         for place, row in rows.items():
-            one, other = torch.broadcast_tensors(row.double(), among[name][place].double())
-            alike = (one == other) | (one.isnan() & other.isnan())
-            if not bool((alike | ((one - other).abs() <= tolerance * (1 + largest))).all()):
-                raise BrokenLaw(f"{what}: {name} of a response is {one.tolist()} and {other.tolist()}.")
+            mine, theirs = torch.broadcast_tensors(row.double(), among[name][place].double())
+            if not torch.allclose(mine, theirs, rtol=0.0, atol=within, equal_nan=True):
+                raise BrokenLaw(f"{what}: {name} of a response is {mine.tolist()} and {theirs.tolist()}.")
 
 
 # -- the laws ----------------------------------------------------------------------------------------------------------
@@ -229,12 +230,7 @@ def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
 def finite(stage: Stage, trial: StageTrial) -> None:
     """Extreme rewards, and rewards that differ by a rounding."""
     for _, _, outcome in trial.run(stage):
-        numbers: list[tuple[str, Any]] = [(name, row) for name, rows in outcome.rows.items() for row in rows.values()]
-        numbers += [(f"the metric '{name}'", one.value) for name, one in outcome.report.items() if float(one.count)]
-        numbers += [(place, value) for place, value in leaves_of(outcome.state) if not isinstance(value, str)]
-        for what, value in numbers:
-            if not bool(torch.as_tensor(value).isfinite().all()):
-                raise BrokenLaw(f"{what} is not finite: {torch.as_tensor(value).tolist()}.")
+        check_finite(outcome, outcome.given)
 
 
 @law(large=True)
@@ -242,20 +238,10 @@ def pure(stage: Stage, trial: StageTrial) -> None:
     """No input changes, nothing that the process shares is used or set, the same call gives the same."""
     for rollout, state, outcome in trial.run(stage):
         batch = rollout.whole(select(stage, rollout, state))
-        remembered = copy.deepcopy(dict(state))
-        shared, guard = Shared(), ReadOnly()
-        guard.guard((f"'{name}' of the responses", values) for name, values in batch._tensors())
-        with guard, NumpyReadOnly(guard):
+        with untouched(state, [(f"'{name}' of the responses", values) for name, values in batch._tensors()]):
             replace(stage)  # made once more
             stat, _ = measure_all(stage, [batch], state, LocalComm())
             _act(stage, batch, stat, state, rollout.offer)
-        try:
-            same_state("before and after", remembered, state, 0.0)
-        except BrokenLaw as error:
-            raise BrokenLaw(
-                f"it changed the state that it was given in place ({error}); `advance` returns a new one."
-            ) from None
-        shared.check()
         same("called twice with the same", outcome, run_whole(stage, rollout, state), 0.0)
 
 
@@ -263,22 +249,14 @@ def pure(stage: Stage, trial: StageTrial) -> None:
 def process(stage: Stage, trial: StageTrial) -> None:
     """Another process that has seen nothing of the stage gives the same, whatever was seen here."""
     chain = tuple(reversed(trial.rollouts))  # the other laws begin with the first
-    here = run_rollouts(stage, chain)
-    try:
-        there = trial.pickled.run(run_rollouts, chain, trial.seed)
-    except Unreachable as reason:
-        raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
-    for number, (one, other) in enumerate(zip(here, there, strict=True), start=1):
-        with explained():
-            same(f"rollout {number} here, and as the first that another process sees", one, other, 0.0)
+    check_process(stage, trial, run_rollouts, chain, same)
 
 
 @law()
 def no_gradient(stage: Stage, trial: StageTrial) -> None:
     """Nothing that a stage gives or keeps requires grad."""
     for _, _, outcome in trial.run(stage):
-        given = [(name, row) for name, rows in outcome.rows.items() for row in rows.values()]
-        for place, value in [("the choice", outcome.chosen), *given, *leaves_of(outcome.state)]:
+        for place, value in [("the choice", outcome.chosen), *outcome.given, *leaves_of(outcome.state)]:
             if isinstance(value, Tensor) and value.requires_grad:
                 raise BrokenLaw(f"{place} requires grad; nothing outside the loss has a gradient.")
 
@@ -298,37 +276,27 @@ def split(stage: Stage, trial: StageTrial) -> None:
     rng = random.Random(trial.seed)
     world = rng.randint(1, 3)
     for number, (rollout, state, whole) in enumerate(trial.run(stage), 1):
-        parts: list[list[int]] = [[] for _ in range(rng.randint(1, 6))]
-        for group in rollout.groups:
-            rng.choice(parts).append(group)
-        ranks: list[list[list[int]]] = [[] for _ in range(world)]
-        for part in parts:  # in later rollouts one of several ranks has none
-            rng.choice(ranks[number > 1 :] or ranks).append(part)
-        rng.shuffle(ranks)
-        outcomes = run_ranks(stage, rollout, ranks, state)
-        where = f"rollout {number} in {len(parts)} parts over {world} ranks"
-        for rank, one in enumerate(outcomes):
-            if one.chosen is not None and not torch.equal(one.chosen, outcomes[0].chosen):  # type: ignore[arg-type]
-                raise BrokenLaw(f"{where}: rank 0 and rank {rank} choose different prompts.")
-            same_state(f"{where}, rank 0 and rank {rank}: the state", outcomes[0].state, one.state, 0.0)
+        ranks = dealt(rng, rollout.groups, rng.randint(1, 6), world, spared=int(number > 1))
+        outcomes = run_ranks(stage, rollout, state, ranks)
+        where = f"rollout {number} in {sum(map(len, ranks))} parts over {world} ranks"
+        for rank, outcome in enumerate(outcomes):
+            same_choice(f"{where}, rank 0 and rank {rank}", outcomes[0].chosen, outcome.chosen)
+            same_state(f"{where}, rank 0 and rank {rank}: the state", outcomes[0].state, outcome.state, 0.0)
         same(where, whole, joined(outcomes), tolerances.REORDERED)
 
 
 @law(once=True)
 def later_rollouts(stage: Stage, trial: StageTrial) -> None:
     """Thirty rollouts with state: each the same in parts; the state stays of its kind, finite and untouched."""
-    if not stage.init_state():
-        raise NotApplicable("it has no state")
-    state, needs = stage.init_state(), sorted(stage.needs - EVIDENCE.keys())
-    for number in range(LONG):
-        rollout = make_rollout("mixed", (2, 3), number, needs, number=number, size=24, seed=trial.seed)
-        remembered = copy.deepcopy(dict(state))
-        whole = run_whole(stage, rollout, state)
-        parts = joined(run_ranks(stage, rollout, [[[0]], [[1]]], state))
-        same(f"rollout {number + 1} of a long run, whole and over 2 ranks", whole, parts, tolerances.REORDERED)
-        same_state("the state that was given to it, before and after", remembered, state, 0.0)
-        check_state(whole.state, stage.init_state())
-        state = whole.state
+    needs = sorted(stage.needs - EVIDENCE.keys())
+    rollouts = [
+        make_rollout("mixed", (2, 3), number, needs, number=number, size=24, seed=trial.seed) for number in range(LONG)
+    ]
+
+    def parts(stage: Stage, rollout: Rollout, state: State) -> StageOutcome:
+        return joined(run_ranks(stage, rollout, state, [[[0]], [[1]]]))
+
+    check_long_run(stage, rollouts, run_whole, parts, same)
 
 
 @law(large=True)
@@ -342,19 +310,19 @@ def permutation(stage: Stage, trial: StageTrial) -> None:
 @law(large=True)
 def identity(stage: Stage, trial: StageTrial) -> None:
     """What a response gets depends on it, its group and settled statistics; ids only name it."""
-    measures = any(getattr(type(stage), one) is not getattr(Method, one) for one in ("measure", "measure_again"))
+    measures = any(getattr(type(stage), name) is not getattr(Method, name) for name in ("measure", "measure_again"))
     random_by_id = isinstance(stage, RolloutExpander | PromptSelector) or hasattr(stage, "seed")
     if isinstance(stage, PromptSelector) or (measures and random_by_id):
         raise NotApplicable("what it does depends on ids, or on all responses")
     for rollout, state, outcome in trial.run(stage):
         for group in () if measures else rollout.groups:
-            alone = run_parts(stage, rollout, [[group]], state, LocalComm())
+            alone = run_parts(stage, rollout, state, [[group]], LocalComm())
             same_rows("without other groups and with them", alone.rows, outcome.rows, tolerances.REORDERED)
         if not random_by_id:
             relabelled = rollout.relabelled()
             other = run_whole(stage, relabelled, state)
             names = dict(zip(rollout.ids, relabelled.ids, strict=True))
-            under = {name: {names[one]: row for one, row in rows.items()} for name, rows in outcome.rows.items()}
+            under = {name: {names[own]: row for own, row in rows.items()} for name, rows in outcome.rows.items()}
             same_rows("under other ids", under, other.rows, tolerances.REORDERED)
 
 
@@ -378,18 +346,15 @@ def selection(stage: Stage, trial: StageTrial) -> None:
     """A choice is a function of offer and state: so many prompts, all there; a refill goes on where it ended."""
     if not isinstance(stage, PromptSelector):
         raise NotApplicable("it chooses no prompts")
-    for rollout, state, outcome in trial.run(stage):
+    for rollout, state, _ in trial.run(stage):
         offer = rollout.offer
         more = replace(offer, count=offer.count + 2)
         refill = replace(offer, first=offer.first + offer.count, drawn=offer.drawn + offer.count, count=2)
-        at_once, then = (select(stage, replace(rollout, offer=one), state) for one in (more, refill))
-        assert at_once is not None
-        assert then is not None
-        assert outcome.chosen is not None
+        first, at_once, then = (_choose(stage, asked, state) for asked in (offer, more, refill))
         for chosen in (at_once, then):
             if bool((chosen < 0).any()) or (offer.size is not None and bool((chosen >= offer.size).any())):
                 raise BrokenLaw(f"it chooses {chosen.tolist()}, and the prompts are 0 to {offer.size or 'any'}.")
-        together = torch.cat([outcome.chosen, then])
+        together = torch.cat([first, then])
         if not torch.equal(at_once, together):
             raise BrokenLaw(
                 f"{more.count} prompts at once are {at_once.tolist()}, {offer.count} and a refill of 2 are "
@@ -423,7 +388,7 @@ def serialises(stage: Stage, trial: StageTrial) -> None:
     first, *later = trial.rollouts
     state = run_whole(stage, first, stage.init_state()).state
     check_state(state, stage.init_state())
-    restored: State = through_json(state)
+    restored: State = reloaded(state)
     for rollout in later:
         outcome, resumed = run_whole(stage, rollout, state), run_whole(stage, rollout, restored)
         same("resumed", outcome, resumed, 0.0)
@@ -445,10 +410,7 @@ def _check_kind(stage: Stage, batch: ResponseBatch, given: Any) -> None:
             raise BrokenLaw(f"advantages gave {given.shape[1]} columns, and a response has {longest} tokens.")
         _check_tensor("advantages", given, torch.float64, (size, given.shape[1]) if wide else (size,))
     elif isinstance(stage, RolloutExpander):
-        try:
-            given.require(stage.name, batch)
-        except MethodError as error:
-            raise BrokenLaw(str(error)) from error
+        given.require(stage.name, batch)
         if given.drop is not None and bool((batch.group_mean(given.drop) % 1 != 0).any()):
             raise BrokenLaw("drop takes a part of a group; groups are dropped whole.")
         for what, number, least in (("fresh", given.fresh, 0), ("rounds", stage.rounds, 1)):

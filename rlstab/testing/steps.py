@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,20 +74,19 @@ class Step:
         padded = "" if self.layout is None else ", padded"
         return f"Step(row lengths {lengths}, signs of the advantages {signs}{padded})"
 
-    def batch(self, *, without: Sequence[str] = ()) -> TokenBatch:
-        """The evidence as a batch on fresh memory, less some signals."""
+    def batch(self) -> TokenBatch:
+        """The evidence as a batch on fresh memory."""
         if self.layout is not None:
-            return self.padded(self.layout, without=without)[0]
-        given = {name: values.clone() for name, values in self.evidence.items() if name not in without}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
+            return self.padded(self.layout)[0]
         return TokenBatch(
-            sequence=self.sequence.clone(),
-            position=self.position.clone(),
-            sequence_ids=self.sequence_ids.clone(),
-            group_ids=self.group_ids.clone(),
-            extra=extra,
-            **given,  # type: ignore[arg-type]  # each is a field of this class
+            sequence=self.sequence.clone(), position=self.position.clone(), **self._fields(torch.Tensor.clone)
         )
+
+    def _fields(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Evidence, changed, and ids on fresh memory, as the fields of a batch."""
+        given: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
+        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
+        return {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra, **given}
 
     def leaves(self) -> dict[str, Tensor]:
         """Live outputs on fresh memory, requiring grad."""
@@ -121,13 +121,13 @@ class Step:
         """The optimizer step with every sequence twice, the copies under new ids."""
         rows = len(self.sequence_ids)
         shift = int(self.sequence_ids.max()) + 1 if rows else 0
-        return Step(
-            {name: values.repeat(2) for name, values in self.evidence.items()},
-            {name: values.repeat(2) for name, values in self.live.items()},
-            torch.cat([self.sequence, self.sequence + rows]),
-            self.position.repeat(2),
-            torch.cat([self.sequence_ids, self.sequence_ids + shift]),
-            torch.cat([self.group_ids, self.group_ids + shift]),
+        return replace(
+            self._each(lambda values: values.repeat(2)),
+            sequence=torch.cat([self.sequence, self.sequence + rows]),
+            position=self.position.repeat(2),
+            sequence_ids=torch.cat([self.sequence_ids, self.sequence_ids + shift]),
+            group_ids=torch.cat([self.group_ids, self.group_ids + shift]),
+            layout=None,
         )
 
     def given(self, **evidence: Tensor) -> Step:
@@ -141,11 +141,11 @@ class Step:
 
     def cast(self, dtype: torch.dtype, held_in: torch.dtype) -> Step:
         """All values rounded to ``dtype``, held in another."""
-        return replace(
-            self,
-            evidence={name: values.to(dtype).to(held_in) for name, values in self.evidence.items()},
-            live={name: values.to(dtype).to(held_in) for name, values in self.live.items()},
-        )
+        return self._each(lambda values: values.to(dtype).to(held_in))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Step:
+        evidence, live = ({name: change(values) for name, values in of.items()} for of in (self.evidence, self.live))
+        return replace(self, evidence=evidence, live=live)
 
     def tokens(self) -> list[list[dict[str, float]]]:
         """For oracles: the tokens of each sequence as plain numbers, live outputs as ``live_<name>``."""
@@ -155,15 +155,12 @@ class Step:
             rows[row].append({name: float(values[place]) for name, values in columns.items()})
         return rows
 
-    def padded(
-        self, seed: int, fill: float = 1e9, without: Sequence[str] = ()
-    ) -> tuple[TokenBatch, dict[str, Tensor], Tensor]:
+    def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, dict[str, Tensor], Tensor]:
         """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
 
         Args:
             seed: of how much padding there is before, between and after the tokens of a row.
             fill: what stands where there is no token.
-            without: signals to leave out.
 
         Returns:
             The batch, the live outputs as ``(S, T)`` leaves, and the ``(S, T)`` mask.
@@ -182,15 +179,7 @@ class Step:
             flat = torch.full((rows * width,), fill, dtype=values.dtype)
             return flat.index_copy(0, place, values[order]).view(rows, width)
 
-        given = {name: lay(values) for name, values in self.evidence.items() if name not in without}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
-        batch = TokenBatch.from_padded(
-            response_mask=chosen,
-            sequence_ids=self.sequence_ids.clone(),
-            group_ids=self.group_ids.clone(),
-            extra=extra,
-            **given,  # type: ignore[arg-type]  # each is a field of this class
-        )
+        batch = TokenBatch.from_padded(response_mask=chosen, **self._fields(lay))
         return batch, {name: lay(values).requires_grad_() for name, values in self.live.items()}, chosen
 
     def _numbers(self, chosen: Sequence[int]) -> Tensor:
@@ -199,14 +188,12 @@ class Step:
         return number
 
     def _take(self, tokens: Tensor, sequence: Tensor, rows: Tensor) -> Step:
-        return Step(
-            {name: values[tokens] for name, values in self.evidence.items()},
-            {name: values[tokens] for name, values in self.live.items()},
-            sequence[tokens],
-            self.position[tokens],
-            self.sequence_ids[rows],
-            self.group_ids[rows],
-            self.layout,
+        return replace(
+            self._each(lambda values: values[tokens]),
+            sequence=sequence[tokens],
+            position=self.position[tokens],
+            sequence_ids=self.sequence_ids[rows],
+            group_ids=self.group_ids[rows],
         )
 
 

@@ -7,7 +7,8 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,17 +59,13 @@ class ReadOnly(TorchDispatchMode):
             for place, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     given = kwargs.get(argument.name, args[place] if place < len(args) else None)
-                    for tensor in given if isinstance(given, list | tuple) else [given]:
-                        self._refuse(self.name_of(tensor))
+                    for name in map(self.name_of, given if isinstance(given, list | tuple) else [given]):
+                        if name is not None:
+                            raise BrokenLaw(
+                                f"it wrote to {name} in place, which belongs to others. Make a new tensor: clamp, not "
+                                f"clamp_; torch.where, not x[i] = ..."
+                            )
         return func(*args, **kwargs)
-
-    @staticmethod
-    def _refuse(name: str | None) -> None:
-        if name is not None:
-            raise BrokenLaw(
-                f"it wrote to {name} in place, which belongs to others. Make a new tensor: clamp, not clamp_; "
-                f"torch.where, not x[i] = ..."
-            )
 
 
 class NumpyReadOnly(TorchFunctionMode):
@@ -78,9 +75,7 @@ class NumpyReadOnly(TorchFunctionMode):
         super().__init__()
         self.guard = guard
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, np.ndarray) and args and self.guard.name_of(args[0]) is not None:
             result.setflags(write=False)
@@ -94,9 +89,7 @@ class Wide(TorchFunctionMode):
         BrokenLaw: names the first that does.
     """
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in ("quantile", "nanquantile"):
             raise BrokenLaw(
@@ -117,9 +110,9 @@ class Shared:
     """What a whole process shares, as it was: generators, settings, the environment, files."""
 
     def __init__(self) -> None:
-        self.generators, self.settings = _generators(), _settings()
-        _written.clear()
+        self.before = _shared()
         _watch_files()
+        _written.clear()
 
     def check(self) -> None:
         """Find what was used or set.
@@ -129,28 +122,21 @@ class Shared:
         """
         if _written:
             raise BrokenLaw(f"it wrote to the file {_written[0]}. What lasts belongs into the state.")
-        for name, now in _generators().items():
-            if now != self.generators.get(name):
+        for name, now in _shared().items():
+            if now != self.before[name]:
                 raise BrokenLaw(
-                    f"it drew from the global random number generator of {name}, or seeded it; use batch.uniform(seed)."
+                    f"it used or changed {name}, which the whole process shares. Leave it alone; random numbers come "
+                    f"from batch.uniform(seed)."
                 )
-        for name, setting in _settings().items():
-            if setting != self.settings[name]:
-                raise BrokenLaw(f"it changed {name}, which the whole process shares. Leave it alone.")
 
 
-def _generators() -> dict[str, Any]:
-    return {
-        "torch": bytes(torch.get_rng_state().numpy()),
-        "random": random.getstate(),
-        "numpy": repr(np.random.get_state(legacy=False)),  # noqa: NPY002  # that is what is watched
-    }
-
-
-def _settings() -> dict[str, Any]:
+def _shared() -> dict[str, Any]:
     """Everything that is watched, by name."""
     smallest = torch.tensor(1e-310, dtype=torch.float64)
     return {
+        "the random numbers of torch": bytes(torch.get_rng_state().numpy()),
+        "the random numbers of random": random.getstate(),
+        "the random numbers of numpy": repr(np.random.get_state(legacy=False)),  # noqa: NPY002  # what is watched
         "torch's default dtype": torch.get_default_dtype(),
         "torch's default device": torch.get_default_device(),
         "torch's gradient mode": torch.is_grad_enabled(),
@@ -171,13 +157,11 @@ def _settings() -> dict[str, Any]:
 
 #: Files that were opened to write since the last :class:`Shared` was made.
 _written: list[str] = []
-_hooks: list[Callable[..., None]] = []
 
 
+@cache
 def _watch_files() -> None:
     """Note what is opened to write, from now on; Python cannot take the hook away again."""
-    if _hooks:
-        return
 
     def note(event: str, details: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(details[0], str) and "__pycache__" not in details[0]:
@@ -185,5 +169,4 @@ def _watch_files() -> None:
             if flags & (os.O_WRONLY | os.O_RDWR) and not details[0].startswith("/dev/"):
                 _written.append(details[0])
 
-    _hooks.append(note)
     sys.addaudithook(note)

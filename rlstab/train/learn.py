@@ -450,8 +450,6 @@ def learning_rate(settings: OptimisationSettings) -> Callable[[int], float]:
     if settings.schedule is None:
         return lambda step: lr * (min(1.0, step / ramp) if ramp else 1.0)
     name, options = settings.schedule.name, settings.schedule.options
-    if name == "cosine_with_restarts" and "num_cycles" in options:
-        options["num_cycles"] = int(options["num_cycles"])
     nothing, steps = torch.optim.SGD([torch.zeros(1)], lr=lr), settings.optimizer_steps
     try:
         scheduler = get_scheduler(name, nothing, ramp, steps, scheduler_specific_kwargs=options)

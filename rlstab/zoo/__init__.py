@@ -1,7 +1,5 @@
 """The methods, one per file; each is imported only when it is asked for."""
 
-from __future__ import annotations
-
 from rlstab.core.objective import TokenObjective
 from rlstab.core.registry import Registry
 

@@ -1,15 +1,11 @@
 """Adaptive entropy coefficient: pay for entropy only below a target, at a price that a controller sets."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 
-from torch import Tensor
-
-from rlstab import Mean, Penalty, PolicyOutputs, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
-from rlstab.errors import OutOfRange
+from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, good, note
+from rlstab.core.settings import check_order
 
 
 class AdaptiveEntropy(TokenObjective):
@@ -95,14 +91,10 @@ class AdaptiveEntropy(TokenObjective):
             NoOpAt({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
         ),
         interacts=(
-            Interaction(
-                "good", "token_mean", "under {other} the bonus of {own} is the mean that its controller measures."
-            ),
-            Interaction(
-                "note",
+            good("token_mean", "under {other} the bonus of {own} is the mean that its controller measures."),
+            note(
                 "sequence_mean",
-                "under {other} the bonus of {own} is a mean over responses, while its controller measures a token "
-                "mean.",
+                "under {other} the bonus of {own} is a mean over responses; its controller measures one over tokens.",
             ),
             EVERY_TOKEN,
         ),
@@ -120,12 +112,7 @@ class AdaptiveEntropy(TokenObjective):
     high: Annotated[float, Range(ge=0)] = 0.005
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.low <= self.initial <= self.high:
-            raise OutOfRange(
-                f"'{self.name}': low = {self.low}, initial = {self.initial}, high = {self.high}, expected "
-                f"low <= initial <= high."
-            )
+        check_order(self, self.name, "low", "initial", "high")
 
     def in_words(self) -> dict[str, str]:
         return {
@@ -156,8 +143,7 @@ class AdaptiveEntropy(TokenObjective):
         report = {"coefficient": Mean.scalar(price)}
         if price == 0:
             return Terms(report=report)
-        return Terms(penalties={"": Penalty(-price, _entropy, reads=frozenset({"entropies"}))}, report=report)
-
-
-def _entropy(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-    return policy.signal("entropies")
+        return Terms(
+            penalties={"": Penalty.of_signal("entropies", -price)},
+            report=report,
+        )

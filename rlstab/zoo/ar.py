@@ -1,11 +1,9 @@
 """AR: weigh a token by its probability, so that rare ones do not drown the rest."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, conflicts, note
 
 
 class AR(TokenObjective):
@@ -80,24 +78,20 @@ class AR(TokenObjective):
         addresses={"token"},
         no_op_at=(NoOpAt({"alpha": 0.0}, "every weight is 1."),),
         interacts=(
-            Interaction(
-                "conflicts",
+            conflicts(
                 "clip_higher",
                 "{own} damps rare tokens, and with `high` above `low` {other} leaves them room to rise.",
                 where=lambda ar, clip: clip.high > clip.low,
             ),
-            Interaction("conflicts", "stare", "{own} damps rare tokens, and {other} boosts those that were rewarded."),
-            Interaction(
-                "conflicts",
+            conflicts("stare", "{own} damps rare tokens, and {other} boosts those that were rewarded."),
+            conflicts(
                 "maspo",
                 "{own} damps rare tokens, and with `alpha` above 0 {other} gives them more room to move than others.",
                 where=lambda ar, maspo: maspo.alpha > 0,
             ),
-            Interaction(
-                "note",
+            note(
                 "lp_reg",
-                "both soften what happens to rare punished tokens: {own} pushes them down less, and {other} holds "
-                "some.",
+                "both soften what happens to rare punished tokens: {own} pushes them less, and {other} holds some.",
             ),
         ),
     )

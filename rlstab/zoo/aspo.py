@@ -1,14 +1,12 @@
 """ASPO: rewarded tokens weigh by the inverse of the ratio, in a range that depends on the entropy."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, conflicts, good, note
 from rlstab.core.settings import percent
 
 
@@ -95,11 +93,15 @@ class ASPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "exploration"},
-        no_op_at=(NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),),
+        no_op_at=(ON_POLICY,),
         interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "note",
+            good("token_mean", "{own} was published on {other}."),
+            conflicts(
+                "gspo",
+                "{own} inverts the ratio of a rewarded token and stops single tokens; under {other} all have the mean "
+                "of their response, which stays near 1: {own} inverts that, and stops none.",
+            ),
+            note(
                 "top_entropy",
                 "{own} has its quantile from all tokens of a response, also from those that {other} drops.",
             ),

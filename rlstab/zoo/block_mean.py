@@ -1,12 +1,10 @@
 """Block mean: every block of a response weighs the same, however long it is (blockwise advantage estimation)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good, note
 from rlstab.core.terms import Totals
 
 #: Block numbers are below it: a float32 holds whole numbers up to 2^24.
@@ -93,9 +91,8 @@ class BlockMean(TokenObjective):
             ),
         ),
         interacts=(
-            Interaction("good", ("clip_higher", "adaptive_entropy"), "{own} was published with {other}, without `kl`."),
-            Interaction(
-                "note",
+            good(("clip_higher", "adaptive_entropy"), "{own} was published with {other}, without `kl`."),
+            note(
                 ("gspo", "gmpo", "holder_mean"),
                 "{own} gives each block its own vote, and {other} one ratio to the whole response: how hard a block "
                 "pulls also depends on how far the policy has moved in the others.",

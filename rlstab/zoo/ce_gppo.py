@@ -1,14 +1,12 @@
 """CE-GPPO: beyond the clip a token keeps a bounded pull instead of none."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlstab import Bounds, Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
 
 
 class CEGPPO(TokenObjective):
@@ -89,9 +87,9 @@ class CEGPPO(TokenObjective):
             NoOpAt(
                 {"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."
             ),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+            ON_POLICY,
         ),
-        interacts=(Interaction("good", "token_mean", "{own} was published on {other}, in the recipe of DAPO."),),
+        interacts=(good("token_mean", "{own} was published on {other}, in the recipe of DAPO."),),
     )
 
     name = "ce_gppo"

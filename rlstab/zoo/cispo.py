@@ -1,13 +1,11 @@
 """CISPO: cap the ratio and let every token pull (MiniMax-M1)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
 
 
 class CISPO(TokenObjective):
@@ -82,19 +80,8 @@ class CISPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "exploration"},
-        no_op_at=(
-            NoOpAt({"cap": 1e9, "floor": None}, "a ratio is at most e^20, so none reaches the cap."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
-        interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "note",
-                "lp_reg",
-                "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not cap.",
-                where=lambda cispo, lp_reg: lp_reg.form == "code",
-            ),
-        ),
+        no_op_at=(NoOpAt({"cap": 1e9, "floor": None}, "a ratio is at most e^20, so none reaches the cap."), ON_POLICY),
+        interacts=(good("token_mean", "{own} was published on {other}."),),
     )
 
     name = "cispo"
@@ -106,8 +93,7 @@ class CISPO(TokenObjective):
     def in_words(self) -> dict[str, str]:
         least = "" if self.floor is None else f" and at least {self.floor}"
         return {
-            "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, and all "
-            f"count."
+            "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, all count."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -1,17 +1,13 @@
 """Clip-Cov: take the gradient from a few of the tokens that drive entropy down."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
-from rlstab.core.settings import percent
-from rlstab.errors import OutOfRange
+from rlstab.core.metadata import MASK, About, NoOpAt, good, note, redundant
+from rlstab.core.settings import check_order, percent
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers with it.
 STREAM = 1 << 41
@@ -111,28 +107,22 @@ class ClipCov(TokenObjective):
             NoOpAt(None, "An optimizer step in which all advantages are equal, or all log-probs, has no candidate."),
         ),
         interacts=(
-            Interaction(
-                "good", ("clip_higher", "token_mean"), "{own} was published on {other}, the clip at 1.0 on both sides."
-            ),
-            Interaction(
-                "note",
+            good(("clip_higher", "token_mean"), "{own} was published on {other}, the clip at 1.0 on both sides."),
+            note(
                 "clip_higher",
                 "{own} may hit a token that {other} stops already, for its `clip_low` and `clip_high` are not the "
                 "bounds of {other}.",
                 where=lambda cov, clip: (cov.clip_low, cov.clip_high) != (clip.low, clip.high),
             ),
-            Interaction(
-                "redundant",
+            redundant(
                 "kl_cov",
-                "both restrain tokens whose log-prob and advantage vary together: {other} holds those of the largest "
-                "covariance, {own} silences some of those between its bounds, and one that both choose is only pulled "
-                "back.",
+                "both restrain tokens whose log-prob and advantage covary: {other} holds those of the largest "
+                "covariance, {own} silences some of those between its bounds, and one that both choose is only "
+                "pulled back.",
             ),
-            Interaction(
-                "note",
+            note(
                 MASK,
-                "a token that {other} drops still counts in the means and the share of {own}, and may be one that is "
-                "hit.",
+                "a token that {other} drops still counts in the means and the share of {own}, and may be hit.",
                 nested=False,
             ),
         ),
@@ -151,16 +141,14 @@ class ClipCov(TokenObjective):
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
     def __post_init__(self) -> None:
-        if self.low > self.high:
-            raise OutOfRange(f"'{self.name}': low = {self.low}, high = {self.high}, expected low <= high.")
+        check_order(self, self.name, "low", "high")
 
     def in_words(self) -> dict[str, str]:
         return {
             "weight": f"Give the weight 0 to {percent(self.share)} of the tokens of the optimizer step (rounded down, "
             f"at least one), drawn by seed {self.seed} among those whose log-prob and advantage have a covariance "
             f"between {self.low} and {self.high}; not one whose ratio is above 1 + {self.clip_high} where its "
-            f"advantage is positive, or below 1 - {self.clip_low} where it is negative. They still count in the "
-            f"divisor."
+            f"advantage is positive, or below 1 - {self.clip_low} where it is negative. They still count."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -168,22 +156,19 @@ class ClipCov(TokenObjective):
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
         count = max(1, int(self.share * float(stat.mean("advantage").count)))
-        return {"drawn": Pool.largest(self._drawn(batch), count, self._candidates(batch, stat))}
+        return {"drawn": Pool.largest(batch.uniform(STREAM + self.seed), count, self._candidates(batch, stat))}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         candidates = self._candidates(batch, stat)
-        hit = candidates & stat.threshold("drawn").reached(self._drawn(batch))
-        weight = torch.where(hit, 0.0, torch.ones_like(batch.logprobs))
-        return Terms(weight=weight, report={"candidates": Mean.of(candidates), "hit": Mean.of(hit)})
-
-    def _drawn(self, batch: TokenBatch) -> Tensor:
-        return batch.uniform(STREAM + self.seed)
+        hit = candidates & stat.threshold("drawn").reached(batch.uniform(STREAM + self.seed))
+        return Terms(
+            weight=(~hit).to(batch.logprobs.dtype), report={"candidates": Mean.of(candidates), "hit": Mean.of(hit)}
+        )
 
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         rewarded = batch.advantages.double() - stat.mean("advantage").value
         covariance = rewarded * (batch.logprobs.double() - stat.mean("logprob").value)
         now = PolicyOutputs(batch.logprobs.double())
-        stopped = Bounds(self.clip_low, self.clip_high).stops(
-            bounded_exp(token_log_ratio(now, now, batch)), batch.advantages
-        )
+        ratio = bounded_exp(token_log_ratio(now, now, batch))
+        stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages)
         return (covariance > self.low) & (covariance < self.high) & ~(stopped["high"] | stopped["low"])

@@ -1,11 +1,9 @@
 """Clip-higher: a trust region that leaves more room upwards (DAPO)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good, redundant
 
 
 class ClipHigher(TokenObjective):
@@ -88,12 +86,11 @@ class ClipHigher(TokenObjective):
             NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout (`stare`'s script)."),
         ),
         interacts=(
-            Interaction("good", "token_mean", "{own} and {other} are the loss of DAPO."),
-            Interaction(
-                "note",
-                "lp_reg",
-                "the tokens that {other} selects in form 'code' are exempt from the trust region of {own}.",
-                where=lambda clip, lp_reg: lp_reg.form == "code",
+            good("token_mean", "{own} and {other} are the loss of DAPO."),
+            redundant(
+                ("sapo", "maspo"),
+                "{other} was published in place of {own}, which stops a token before {other} damps it by a twentieth.",
+                where=lambda clip, soft: max(clip.low, clip.high) <= 0.3,
             ),
         ),
     )
@@ -107,9 +104,7 @@ class ClipHigher(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         dual = (
-            ""
-            if self.dual_clip is None
-            else f" Where the advantage is negative it stops above a ratio of {self.dual_clip} as well (dual clip)."
+            f" A negative advantage also stops above a ratio of {self.dual_clip} (dual clip)." if self.dual_clip else ""
         )
         return {
             "bounds": f"A token stops pulling once its ratio is above 1 + {self.high} where its advantage is positive, "

@@ -1,14 +1,12 @@
 """Constant length: sum over a response, divided by one fixed length (Dr. GRPO)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlstab import Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import MASK, About, NoOpAt, conflicts, good, note
 from rlstab.core.terms import Totals
 
 
@@ -85,18 +83,11 @@ class ConstantLength(TokenObjective):
             ),
         ),
         interacts=(
-            Interaction(
-                "good",
-                "clip_higher",
-                "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO.",
+            good(
+                "clip_higher", "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO."
             ),
-            Interaction(
-                "conflicts",
-                MASK,
-                "{own} divides by a fixed length, so the tokens that {other} drops still count in it.",
-            ),
-            Interaction(
-                "note",
+            conflicts(MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."),
+            note(
                 "kl",
                 "{own} shrinks the penalty of {other} with the loss: at a mean length of a tenth of `length` both are "
                 "ten times smaller than in a token mean.",

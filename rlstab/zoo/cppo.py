@@ -1,20 +1,17 @@
 """CPPO: a trust region that is stricter for early tokens, and tighter once the prefix has moved."""
 
-from __future__ import annotations
-
-from collections.abc import Set
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_logprobs, anchor_needs
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import MASK, ON_POLICY_OLD, About, NoOpAt, good, note, redundant
 from rlstab.estimators import probability
+from rlstab.zoo.anchored import Anchored
 
 
-class CPPO(TokenObjective):
+class CPPO(Anchored, TokenObjective):
     """Stop a token that moved too much probability for its position and for how much its prefix has moved.
 
     Problem:
@@ -105,38 +102,26 @@ class CPPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(
-            NoOpAt({"delta": 1e9}, "no response moves that many probabilities."),
-            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(NoOpAt({"delta": 1e9}, "no response moves that many probabilities."), ON_POLICY_OLD),
         interacts=(
-            Interaction(
-                "redundant",
+            redundant(
                 "dppo",
                 "{own} and {other} stop a token by the probability that it moved: at a `min_weight` of 1 and equal "
                 "bounds {own} stops all that {other} stops.",
             ),
-            Interaction(
-                "conflicts",
-                "drpo",
-                "{own} stops what {other} would pull back.",
-                where=lambda cppo, drpo: drpo.delta < 1,
-            ),
-            Interaction(
-                "note",
+            note(
                 ("sapo", "maspo"),
                 "{own} bounds the probability that moved, {other} the ratio: rare tokens are held back by {other} "
                 "alone, and of those above one half {own} stops all that {other} would damp by a twentieth.",
                 where=lambda cppo, soft: cppo.delta <= 0.15,
             ),
-            Interaction(
-                "note",
+            note(
                 MASK,
                 "a token that {other} drops still spends the budget of {own}, and may stop a later one that is left.",
                 where=lambda cppo, mask: mask.name != "truncated_mask",  # of which none is left
                 nested=False,
             ),
-            Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
+            good("constant_length", "{own} was published on {other}, with advantages that have no std."),
         ),
     )
 
@@ -149,35 +134,26 @@ class CPPO(TokenObjective):
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.9
     anchor: Literal["rollout", "old"] = "rollout"
 
-    @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
     def in_words(self) -> dict[str, str]:
-        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         return {
-            "gates": f"Stop a token whose probability has moved from {anchor}, the way of its advantage, by more than "
-            f"{self.delta}, or by more than is left of that once the tokens before it have overspent their budget: the "
-            f"{self.quantile}-quantile of the moves in the response for each, within [{self.min_budget}, "
-            f"{2 * self.min_budget}]. Moves weigh 1 at the first token, {self.min_weight} at the last. A stopped token "
-            f"still counts."
+            "gates": f"Stop a token whose probability has moved from {self.anchored_at}, the way of its advantage, by "
+            f"more than {self.delta}, or by more than is left of that once the tokens before it have overspent their "
+            f"budget: the {self.quantile}-quantile of the moves in the response for each, within [{self.min_budget}, "
+            f"{2 * self.min_budget}]. It still counts. Moves weigh 1 at the first token, {self.min_weight} at the last."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
+        compared = self.live_and_anchor(batch)
         place = batch.running_total(torch.ones_like(batch.position)) - 1
         weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
-
-        def before(values: Tensor) -> Tensor:
-            return batch.running_total(values) - values
+        earlier = batch.running_total(weight) - weight
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            other = live if anchor is None else anchor
+            live, other = compared(constants)
             moved = (probability(live) - probability(other)).abs()
             budget = batch.sequence_quantile(moved, self.quantile).clamp(self.min_budget, 2 * self.min_budget)
             spent = weight * moved
-            room = self.delta + batch.spread(budget) * before(weight) - before(spent)
+            room = self.delta + batch.spread(budget) * earlier - (batch.running_total(spent) - spent)
             inward = constants.advantages.sign() * (live - other) <= 0
             return (inward | (spent <= room.clamp(max=self.delta))).to(ratio.dtype)
 

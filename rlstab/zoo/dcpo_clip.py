@@ -1,11 +1,9 @@
 """The clip of DCPO: a trust region that is wider for rare tokens."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, good
 
 #: 1 / q is at most e to this, so that it and its products with settings are numbers.
 MAX_SURPRISAL = 700.0
@@ -86,12 +84,8 @@ class DCPOClip(TokenObjective):
 
     about = About(
         addresses={"trust region", "exploration"},
-        no_op_at=(NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),),
-        interacts=(
-            Interaction(
-                "good", "sequence_mean", "{own} was published on {other}, up to a factor, and its own advantages."
-            ),
-        ),
+        no_op_at=(ON_POLICY,),
+        interacts=(good("sequence_mean", "{own} was published on {other}, up to a factor, and its own advantages."),),
     )
 
     name = "dcpo_clip"
@@ -105,9 +99,7 @@ class DCPOClip(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         dual = (
-            ""
-            if self.dual_clip is None
-            else f" Where the advantage is negative it stops above {self.dual_clip} as well (dual clip)."
+            f" A negative advantage also stops above a ratio of {self.dual_clip} (dual clip)." if self.dual_clip else ""
         )
         return {
             "bounds": f"A token of old probability q stops pulling once its ratio has left [1/2 + sqrt(1 - 4 * "

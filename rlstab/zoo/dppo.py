@@ -1,20 +1,19 @@
 """DPPO: a trust region of the probability that moved, not of the ratio."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO, anchor_logprobs, anchor_needs
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt, good
 from rlstab.estimators import probability
+from rlstab.zoo.anchored import Anchored
 
 
-class DPPO(TokenObjective):
+class DPPO(Anchored, TokenObjective):
     """Stop a token from moving further once the policy has moved too much probability at its position.
 
     Problem:
@@ -111,9 +110,9 @@ class DPPO(TokenObjective):
                 {"divergence": "tv", "anchor": "old", "high": 1.0, "low": 1.0, "cap": 1e9},
                 "no probability moves by more than 1, and no ratio reaches the cap.",
             ),
-            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
+            ON_POLICY_OLD,
         ),
-        interacts=(Interaction("good", "constant_length", "{own} was published on {other}."),),
+        interacts=(good("constant_length", "{own} was published on {other}."),),
     )
 
     name = "dppo"
@@ -126,10 +125,6 @@ class DPPO(TokenObjective):
     anchor: Literal["rollout", "old"] = "rollout"
 
     @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
-    @property
     def excludes(self) -> Mapping[str, str]:
         own = {"ratio": "'dppo' makes its own ratio, that of the token to its anchor, and would ignore the other."}
         if self.anchor == "old":
@@ -137,20 +132,18 @@ class DPPO(TokenObjective):
         return {**own, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
 
     def in_words(self) -> dict[str, str]:
-        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]
         return {
-            "surrogate": f"A token pulls with its ratio to {anchor}, at most {self.cap}; not at all once its move away "
-            f"from {anchor} is a {kind} of more than {self.high} where its advantage is positive, or {self.low} where "
-            f"it is negative. It still counts."
+            "surrogate": f"A token pulls with its ratio to {self.anchored_at}, at most {self.cap}; not at all once its "
+            f"move away from {self.anchored_at} is a {kind} of more than {self.high} where its advantage is positive, "
+            f"or {self.low} where it is negative. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
+        compared = self.live_and_anchor(batch)
 
         def pull(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            other = live if anchor is None else anchor
+            live, other = compared(constants)
             gap, moved = live - other, self._divergence(live, other)
             beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
             stopped = beyond & (constants.advantages.sign() * gap > 0)

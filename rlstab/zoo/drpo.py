@@ -1,19 +1,16 @@
 """DRPO: a token is held back, and then pulled back, by as much probability as it moved."""
 
-from __future__ import annotations
-
-from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_logprobs, anchor_needs
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt, conflicts, good, redundant
 from rlstab.estimators import probability
+from rlstab.zoo.anchored import Anchored
 
 
-class DRPO(TokenObjective):
+class DRPO(Anchored, TokenObjective):
     """Weaken a token's gradient by the probability it has moved in its own direction, and reverse it beyond ``delta``.
 
     Problem:
@@ -89,23 +86,31 @@ class DRPO(TokenObjective):
         addresses={"trust region", "off-policy"},
         no_op_at=(
             NoOpAt({"delta": 1e18}, "no probability moves by more than 1, and 1 minus 1e-18 is 1."),
-            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
+            ON_POLICY_OLD,
         ),
         interacts=(
-            Interaction(
-                "conflicts",
+            conflicts(
+                ("cppo", "dppo"),
+                "{own} pulls a token back that has moved beyond its `delta`, and {other} stops it.",
+                where=lambda drpo, hard: drpo.delta < 1,
+            ),
+            redundant(
+                ("cppo", "dppo"),
+                "both restrain a token by the probability that it has moved: {own} damps what {other} leaves.",
+                where=lambda drpo, hard: drpo.delta >= 1,
+            ),
+            conflicts(
                 "clip_higher",
                 "{own} pulls a token back that has moved beyond its `delta`, and {other} leaves no gradient beyond its "
                 "bounds: what both act on stays where it is.",
             ),
-            Interaction(
-                "conflicts",
+            conflicts(
                 ("sapo", "maspo"),
                 "{own} pulls a token back that has moved beyond its `delta`, and under {other} this pull is damped as "
                 "well, the more the larger the ratio.",
                 where=lambda drpo, soft: drpo.delta < 1,
             ),
-            Interaction("good", "constant_length", "{own} was published on {other}, with advantages that have no std."),
+            good("constant_length", "{own} was published on {other}, with advantages that have no std."),
         ),
     )
 
@@ -115,12 +120,7 @@ class DRPO(TokenObjective):
     delta: Annotated[float, Range(gt=0)] = 12.5
     anchor: Literal["rollout", "old"] = "rollout"
 
-    @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
     def in_words(self) -> dict[str, str]:
-        anchor = {"rollout": "the rollout policy", "old": "the old policy"}[self.anchor]
         back = (
             f" Beyond m = {self.delta} it pulls back."
             if self.delta < 1
@@ -128,15 +128,14 @@ class DRPO(TokenObjective):
         )
         return {
             "gates": f"Multiply the pull of a token by 1 - m / {self.delta}, m being the probability that it has moved "
-            f"from {anchor} the way of its advantage, negative where it moved the other way.{back}"
+            f"from {self.anchored_at} the way of its advantage, negative where it moved the other way.{back}"
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
+        compared = self.live_and_anchor(batch)
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            other = live if anchor is None else anchor
+            live, other = compared(constants)
             moved = probability(live) - probability(other)
             return 1 - constants.advantages.sign() * moved / self.delta
 

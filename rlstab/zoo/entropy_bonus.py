@@ -1,13 +1,9 @@
 """Entropy bonus: pay for uncertainty on every token."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-from torch import Tensor
-
-from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
+from rlstab import Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, redundant
 
 
 class EntropyBonus(TokenObjective):
@@ -76,8 +72,7 @@ class EntropyBonus(TokenObjective):
         addresses={"exploration"},
         no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the entropy, which is still computed."),),
         interacts=(
-            Interaction(
-                "redundant",
+            redundant(
                 "adaptive_entropy",
                 "{own} and {other} pay for the same thing, and the controller does not know of the other's price.",
             ),
@@ -95,8 +90,10 @@ class EntropyBonus(TokenObjective):
         return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(penalties={"": Penalty(-self.coefficient, _entropy, reads=frozenset({"entropies"}))})
-
-
-def _entropy(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-    return policy.signal("entropies")
+        return Terms(
+            penalties={
+                "": Penalty(
+                    -self.coefficient, lambda policy, anchor: policy.signal("entropies"), reads=frozenset({"entropies"})
+                )
+            }
+        )

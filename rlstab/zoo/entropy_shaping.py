@@ -1,13 +1,9 @@
 """Entropy shaping: a larger advantage where the policy was unsure."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-import torch
-
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, note
 
 
 class EntropyShaping(TokenObjective):
@@ -83,24 +79,20 @@ class EntropyShaping(TokenObjective):
             NoOpAt(None, "An optimizer step in which every entropy is 0."),
         ),
         interacts=(
-            Interaction(
-                "note",
+            note(
                 ("entropy_bonus", "adaptive_entropy"),
                 "the entropy itself is raised by {other}. {own} only says which tokens learn more, and may lower it.",
             ),
-            Interaction(
-                "note",
+            note(
                 ("kl_cov", "clip_cov", "steer"),
                 "the size of the advantage, by which {other} would judge a token, is read without the bonus of {own}.",
             ),
-            Interaction(
-                "note",
+            note(
                 ("fipo", "gmpo", "gspo", "holder_mean", "vespo"),
                 "{own} gives the tokens of a response advantages of their own, and {other}, as published, had one for "
                 "all of them. No advantage changes its sign, so the factors of {other} stay as they are.",
             ),
-            Interaction(
-                "note",
+            note(
                 "maspo",
                 "the bound of {other} is wider under the bonus of {own}, for it reads the advantage with its size.",
                 where=lambda shaping, maspo: maspo.positive > 0 or maspo.negative > 0,
@@ -122,5 +114,5 @@ class EntropyShaping(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        bonus = torch.minimum(self.alpha * batch.signal("entropies"), batch.advantages.abs() / self.kappa)
+        bonus = (self.alpha * batch.signal("entropies")).clamp(max=batch.advantages.abs() / self.kappa)
         return Terms(bonus=bonus, report={"bonus": Mean.of(bonus)})

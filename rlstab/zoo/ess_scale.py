@@ -1,14 +1,12 @@
 """ESS scale: a smaller learning rate where few responses carry the whole importance weight (VCPO)."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good
 
 
 class ESSScale(TokenObjective):
@@ -101,12 +99,11 @@ class ESSScale(TokenObjective):
             NoOpAt(None, "An optimizer step whose effective sample size is at least `base`."),
         ),
         interacts=(
-            Interaction(
-                "good",
+            good(
                 "importance_correction",
                 "{own} was published with {other} at level 'sequence', its weights truncated at 8.",
             ),
-            Interaction("good", "mismatch", "{own} acts on the effective sample size that {other} reports."),
+            good("mismatch", "{own} acts on the effective sample size that {other} reports."),
         ),
     )
 

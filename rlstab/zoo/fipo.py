@@ -1,7 +1,5 @@
 """FIPO: a token counts for more where the policy has moved towards what followed it."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
@@ -10,7 +8,7 @@ from torch import Tensor
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
 from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
 
 
 class FIPO(TokenObjective):
@@ -96,13 +94,9 @@ class FIPO(TokenObjective):
 
     about = About(
         addresses={"token"},
-        no_op_at=(
-            NoOpAt({"low": 1.0, "high": 1.0}, "every factor is 1."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(NoOpAt({"low": 1.0, "high": 1.0}, "every factor is 1."), ON_POLICY),
         interacts=(
-            Interaction(
-                "good",
+            good(
                 ("clip_higher", "token_mean"),
                 "{own} was published on {other}, the base of DAPO (0.2, 0.28), with a dual clip of 10.",
             ),
@@ -133,9 +127,8 @@ class FIPO(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def influence(ratio: Tensor, constants: Constants) -> Tensor:
-            drift = (
-                token_log_ratio(constants.anchor, constants.anchor, batch).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-            )
+            gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
+            drift = gaps.double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
             if self.max_ratio is not None:
                 drift = torch.where(ratio > self.max_ratio, 0.0, drift)
             future = batch.running_total(drift, reverse=True, decay=0.5 ** (1 / self.half_life))

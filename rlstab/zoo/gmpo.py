@@ -1,7 +1,5 @@
 """GMPO: the geometric mean of the ratios of a response, each clipped before it is averaged."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
@@ -9,7 +7,8 @@ from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good, redundant
+from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, gradient_of, kept_mean
 
 
 class GMPO(TokenObjective):
@@ -85,34 +84,16 @@ class GMPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "token"},
-        no_op_at=(
-            NoOpAt(None, "Where every response keeps one token whose log-ratio is within the range."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(NoOpAt(None, "Where every response keeps one token whose log-ratio is within the range."), ON_POLICY),
         interacts=(
-            Interaction("good", "sequence_mean", "{own} was published on {other}."),
-            Interaction(
-                "redundant",
-                "clip_higher",
+            good("sequence_mean", "{own} was published on {other}."),
+            redundant(
+                ("clip_higher", "dcpo_clip"),
                 "{own} clips each token itself; {other} would clip the mean over the response, which stays near 1.",
             ),
-            Interaction(
-                "note",
-                "lp_reg",
-                "the tokens that {other} selects in form 'code' are clipped by {own} all the same.",
-                where=lambda gmpo, lp_reg: lp_reg.form == "code",
-            ),
-            Interaction(
-                "note",
-                MASK,
-                "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the "
-                "others.",
-            ),
+            MEAN_OF_KEPT,
         ),
-        expects={
-            "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token "
-            "mean a long one outvotes the others."
-        },
+        expects=EXPECTS,
     )
 
     name = "gmpo"
@@ -132,8 +113,7 @@ class GMPO(TokenObjective):
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
             gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
             clipped = torch.where(constants.advantages < 0, gaps.clamp(min=-self.low), gaps.clamp(max=self.high))
-            mean = batch.spread(batch.sequence_mean(clipped, constants.keep)).to(gaps.dtype)
-            own = policy.logprobs - constants.anchor.logprobs  # a zero that carries the gradient
-            return mean + torch.where(clipped == gaps, own, 0.0)
+            pulling = torch.where(clipped == gaps, gradient_of(policy, constants), 0.0)
+            return kept_mean(clipped, constants, batch) + pulling
 
         return Terms(ratio=ratio)

@@ -1,12 +1,11 @@
 """GSPO: one ratio for a response, the geometric mean of those of its tokens (Qwen)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, good, note, redundant
+from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of, kept_mean
 
 
 class GSPO(TokenObjective):
@@ -83,32 +82,22 @@ class GSPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(
-            NoOpAt(None, "Where every response keeps one token, or all its ratios are equal."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(ONE_TOKEN, ON_POLICY),
         interacts=(
-            Interaction(
-                "good", ("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 3e-4 and 4e-4."
-            ),
-            Interaction(
-                "note",
-                ("clip_higher", "cispo", "sapo", "maspo"),
-                "the ratio of {own} is a mean and stays near 1, where settings of {other} that suit single tokens "
-                "never act.",
+            good(("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 3e-4 and 4e-4."),
+            note(
+                ("clip_higher", "dcpo_clip", "cispo", "sapo", "maspo"),
+                "the ratio of {own} is a mean and stays near 1, where {other} with settings for tokens never acts.",
                 where=lambda gspo, other: other.name != "clip_higher" or other.high > 0.01,
             ),
-            Interaction(
-                "note",
-                MASK,
-                "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the "
-                "others.",
+            redundant(
+                ("cppo", "drpo", "fipo"),
+                "{other} judges a token by its own log-prob and not by the ratio of {own}: tokens of one response pull "
+                "unequally, which {own} is there to prevent, and are restrained twice.",
             ),
+            MEAN_OF_KEPT,
         ),
-        expects={
-            "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token "
-            "mean a long one outvotes the others."
-        },
+        expects=EXPECTS,
     )
 
     name = "gspo"
@@ -122,7 +111,6 @@ class GSPO(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
             gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
-            mean = batch.spread(batch.sequence_mean(gaps, constants.keep)).to(gaps.dtype)
-            return mean + (policy.logprobs - constants.anchor.logprobs)  # a zero that carries the gradient
+            return kept_mean(gaps, constants, batch) + gradient_of(policy, constants)
 
         return Terms(ratio=ratio)

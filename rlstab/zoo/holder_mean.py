@@ -1,7 +1,5 @@
 """HölderPO: one ratio for a response, a power mean of those of its tokens, whose power falls over training."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
@@ -9,7 +7,8 @@ from torch import Tensor
 
 from rlstab import Constants, Mean, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, good
+from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of
 
 
 class HolderMean(TokenObjective):
@@ -91,23 +90,12 @@ class HolderMean(TokenObjective):
 
     about = About(
         addresses={"trust region", "token"},
-        no_op_at=(
-            NoOpAt(None, "Where every response keeps one token, or all its ratios are equal."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(ONE_TOKEN, ON_POLICY),
         interacts=(
-            Interaction("good", ("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 0.2."),
-            Interaction(
-                "note",
-                MASK,
-                "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the "
-                "others.",
-            ),
+            good(("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 0.2."),
+            MEAN_OF_KEPT,
         ),
-        expects={
-            "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token "
-            "mean a long one outvotes the others."
-        },
+        expects=EXPECTS,
     )
 
     name = "holder_mean"
@@ -137,7 +125,7 @@ class HolderMean(TokenObjective):
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
             gaps = token_log_ratio(constants.anchor, constants.anchor, batch)
             mean, share = _power_mean(batch, gaps.double(), constants.keep, power)
-            return mean.to(gaps.dtype) + share.to(gaps.dtype) * (policy.logprobs - constants.anchor.logprobs)
+            return mean.to(gaps.dtype) + share.to(gaps.dtype) * gradient_of(policy, constants)
 
         return Terms(ratio=ratio, report={"power": Mean.scalar(power)})
 

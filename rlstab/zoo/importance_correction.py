@@ -1,7 +1,5 @@
 """Importance correction: reweigh or reject what the sampler drew otherwise than the trainer would (TIS, IcePop)."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
@@ -10,8 +8,8 @@ from torch import Tensor
 
 from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.errors import OutOfRange
+from rlstab.core.metadata import About, NoOpAt, good, note, redundant
+from rlstab.core.settings import check_order
 
 
 class ImportanceCorrection(TokenObjective):
@@ -138,19 +136,22 @@ class ImportanceCorrection(TokenObjective):
             NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
         ),
         interacts=(
-            Interaction(
-                "good",
+            good(
                 "clip_higher",
                 "{own} corrects what lies between sampler and old policy, {other} bounds what comes after.",
             ),
-            Interaction(
-                "note",
+            note(
                 ("cppo", "drpo", "m2po"),
                 "the weight of {own}, where it is not truncated, turns the ratio into the one to the sampler, as in "
                 "the published loss of {other}. The mismatch counts once: no other such ratio comes from {other}.",
                 where=lambda own, other: (
                     (own.level, own.normalize, getattr(other, "anchor", "rollout")) == ("token", False, "rollout")
                 ),
+            ),
+            redundant(
+                "cppo",
+                "{own} restrains a response by its mismatch with the sampler, and {other} its tokens by the same.",
+                where=lambda own, cppo: own.level != "token" and cppo.anchor == "rollout",
             ),
         ),
     )
@@ -168,10 +169,8 @@ class ImportanceCorrection(TokenObjective):
     denominator: Literal["all", "kept"] = "all"
 
     def __post_init__(self) -> None:
-        for low, high in (("min_weight", "max_weight"), ("keep_low", "keep_high")):
-            one, other = getattr(self, low), getattr(self, high)
-            if one is not None and other is not None and one > other:
-                raise OutOfRange(f"'{self.name}': {low} = {one} and {high} = {other}, expected {low} <= {high}.")
+        check_order(self, self.name, "min_weight", "max_weight")
+        check_order(self, self.name, "keep_low", "keep_high")
 
     @property
     def writes(self) -> frozenset[str]:
@@ -228,11 +227,9 @@ class ImportanceCorrection(TokenObjective):
         gap = batch.old_logprobs.double() - batch.signal("rollout_logprobs").double()
         over = {"sequence": batch.sequence_total, "geometric": batch.sequence_mean}.get(self.level)
         shift = gap if over is None else batch.spread(over(gap))
-        keep = torch.ones_like(shift, dtype=torch.bool)
-        if self.keep_low is not None:
-            keep = keep & (shift >= math.log(self.keep_low))
-        if self.keep_high is not None:
-            keep = keep & (shift <= math.log(self.keep_high))
+        low = -math.inf if self.keep_low is None else math.log(self.keep_low)
+        high = math.inf if self.keep_high is None else math.log(self.keep_high)
+        keep = (low <= shift) & (shift <= high)
         if self.veto is not None:
             keep = keep & (batch.spread(batch.sequence_total(gap < math.log(self.veto))) == 0)
         ratio = shift.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

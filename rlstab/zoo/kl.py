@@ -1,14 +1,12 @@
 """KL to a reference policy, by five estimators."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import EVERY_TOKEN, About, Interaction, NoOpAt
+from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, conflicts, good
 from rlstab.estimators import k1, k2, k3
 
 
@@ -102,9 +100,8 @@ class KLPenalty(TokenObjective):
         addresses={"reference"},
         no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),),
         interacts=(
-            Interaction("good", "clip_higher", "{own} was first published with {other}, in GRPO."),
-            Interaction(
-                "conflicts",
+            good("clip_higher", "{own} was first published with {other}, in GRPO."),
+            conflicts(
                 ("entropy_bonus", "adaptive_entropy"),
                 "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the "
                 "bonus carries the policy less far.",
@@ -122,12 +119,8 @@ class KLPenalty(TokenObjective):
     cap: Annotated[float | None, Range(gt=0)] = 10.0
 
     def in_words(self) -> dict[str, str]:
-        capped = {
-            "k3": "at most {}",
-            "k3_straight_through": "its value at most {}",
-            "k3_unbiased": "the value of its k3 at most {}",
-        }.get(self.estimator)
-        cap = f", {capped.format(self.cap)}" if capped and self.cap is not None else ""
+        capped = self.estimator.startswith("k3") and self.cap is not None
+        cap = f", {'' if self.estimator == 'k3' else 'the value of its k3 '}at most {self.cap}" if capped else ""
         ratio = ", times the token's ratio" if self.estimator == "k3_unbiased" else ""
         return {
             "penalties": f"Add {self.coefficient} times the KL divergence from the reference policy, on every token, "

@@ -1,14 +1,12 @@
 """KL-Cov: hold the tokens that drive entropy down the most."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import MASK, ON_POLICY, About, NoOpAt, conflicts, good, note
 from rlstab.core.settings import percent
 
 
@@ -97,20 +95,15 @@ class KLCov(TokenObjective):
 
     about = About(
         addresses={"exploration"},
-        no_op_at=(
-            NoOpAt({"coefficient": 0.0}, "only the penalty acts, and its coefficient is 0."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(NoOpAt({"coefficient": 0.0}, "only the penalty acts, and its coefficient is 0."), ON_POLICY),
         interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "conflicts",
-                "clip_higher",
+            good("token_mean", "{own} was published on {other}."),
+            conflicts(
+                ("clip_higher", "dcpo_clip"),
                 "{own} was published without a clip. {other} also stops tokens that {own} leaves free, and one that "
                 "{own} holds is only pulled back where {other} stops it.",
             ),
-            Interaction(
-                "note",
+            note(
                 MASK,
                 "a token that {other} drops keeps the penalty of {own}, and counts in its means and its share.",
                 nested=False,

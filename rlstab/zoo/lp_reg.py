@@ -1,7 +1,5 @@
 """Lp-Reg: protect plausible rare tokens when they are about to be punished."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import places
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good, note
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import percent
 from rlstab.estimators import k3
@@ -141,9 +139,18 @@ class LpReg(TokenObjective):
             NoOpAt(None, "In form 'code' an optimizer step with fewer than 2 / `share` punished tokens selects none."),
         ),
         interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "note",
+            good("token_mean", "{own} was published on {other}."),
+            note(
+                ("clip_higher", "cispo", "sapo", "maspo", "vespo"),
+                "the tokens that {own} selects in form 'code' pull with their ratio: {other} does not affect them.",
+                where=lambda lp_reg, region: lp_reg.form == "code",
+            ),
+            note(
+                "gmpo",
+                "the tokens that {own} selects in form 'code' are clipped by {other} all the same.",
+                where=lambda lp_reg, gmpo: lp_reg.form == "code",
+            ),
+            note(
                 "top_entropy",
                 "a token that {other} drops keeps the penalty of {own}: penalties ignore masks.",
                 nested=False,

@@ -1,13 +1,11 @@
 """M2PO: drop the few tokens that are furthest from the policy that sampled, until the rest fits a budget."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good, note, redundant
 
 
 class M2PO(TokenObjective):
@@ -104,11 +102,12 @@ class M2PO(TokenObjective):
             NoOpAt(None, "An optimizer step in which the mean is within the budget keeps everything."),
         ),
         interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "note",
-                "clip_higher",
-                "{own} was published in the place of {other}, which also stops tokens that {own} keeps.",
+            good("token_mean", "{own} was published on {other}."),
+            redundant(
+                "dppo", "{own} and {other} both stop tokens that moved away from the sampler, each by its own bound."
+            ),
+            note(
+                "clip_higher", "{own} was published in the place of {other}, which also stops tokens that {own} keeps."
             ),
         ),
     )

@@ -1,15 +1,13 @@
 """MASPO: a soft bound that is wider for rare tokens and for advantages that can be trusted."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.errors import OutOfRange
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
+from rlstab.core.settings import check_order
 
 
 class MASPO(TokenObjective):
@@ -95,24 +93,9 @@ class MASPO(TokenObjective):
                 {"sigma": 1e19, "max_sigma": 1e19, "min_scale": 0.1, "max_scale": 10.0, "cap": None},
                 "against such a width no ratio is far from 1.",
             ),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
+            ON_POLICY,
         ),
-        interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "redundant",
-                "clip_higher",
-                "{own} was published in the place of {other}, which stops a token that moves away before {own} damps "
-                "it by a twentieth.",
-                where=lambda maspo, clip: max(clip.low, clip.high) <= 0.3,
-            ),
-            Interaction(
-                "note",
-                "lp_reg",
-                "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
-                where=lambda maspo, lp_reg: lp_reg.form == "code",
-            ),
-        ),
+        interacts=(good("token_mean", "{own} was published on {other}."),),
     )
 
     name = "maspo"
@@ -129,11 +112,8 @@ class MASPO(TokenObjective):
     cap: Annotated[float | None, Range(ge=1)] = None
 
     def __post_init__(self) -> None:
-        if self.sigma > self.max_sigma or self.min_scale > self.max_scale:
-            raise OutOfRange(
-                f"'{self.name}': sigma = {self.sigma} and min_scale = {self.min_scale}, expected sigma <= max_sigma = "
-                f"{self.max_sigma} and min_scale <= max_scale = {self.max_scale}."
-            )
+        check_order(self, self.name, "sigma", "max_sigma")
+        check_order(self, self.name, "min_scale", "max_scale")
 
     def in_words(self) -> dict[str, str]:
         cap = "" if self.cap is None else f" A punished token with a ratio above {self.cap} pulls with that."

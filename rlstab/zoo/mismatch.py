@@ -1,7 +1,5 @@
 """Mismatch: how far two of the three policies of a run are from each other, on the tokens that were sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from typing import Literal
 
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from rlstab import Mean, Pool, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good
 from rlstab.errors import OutOfRange
 from rlstab.estimators import k1, k3
 
@@ -105,7 +103,7 @@ class Mismatch(TokenObjective):
     about = About(
         addresses={"off-policy"},
         no_op_at=(NoOpAt({}, "It only reports."),),
-        interacts=(Interaction("good", "importance_correction", "{own} measures what {other} is there to correct."),),
+        interacts=(good("importance_correction", "{own} measures what {other} is there to correct."),),
     )
 
     name = "mismatch"
@@ -152,6 +150,5 @@ class Mismatch(TokenObjective):
 
     def _gap(self, batch: TokenBatch) -> Tensor:
         """``(n,)`` float64 log-ratio of the two policies."""
-        one: Tensor = getattr(batch, self.of)
-        other: Tensor = getattr(batch, self.to)
-        return one.double() - other.double()
+        gap: Tensor = getattr(batch, self.of).double() - getattr(batch, self.to).double()
+        return gap

@@ -1,19 +1,15 @@
 """Off-policy mask: wrong responses that the policy has moved away from no longer pull (DeepSeek-V3.2)."""
 
-from __future__ import annotations
-
-from collections.abc import Set
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import anchor_logprobs, anchor_needs
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good
+from rlstab.zoo.anchored import Anchored
 
 
-class OffPolicyMask(TokenObjective):
+class OffPolicyMask(Anchored, TokenObjective):
     """Remove punished responses from the gradient once the live policy has moved away from them.
 
     Problem:
@@ -97,14 +93,8 @@ class OffPolicyMask(TokenObjective):
             NoOpAt(None, "An optimizer step without punished tokens stops none."),
         ),
         interacts=(
-            Interaction(
-                "good", "clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."
-            ),
-            Interaction(
-                "good",
-                "importance_correction",
-                "{own} stops responses that are off, {other} weighs those that are left.",
-            ),
+            good("clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."),
+            good("importance_correction", "{own} stops responses that are off, {other} weighs those that are left."),
         ),
     )
 
@@ -114,25 +104,19 @@ class OffPolicyMask(TokenObjective):
     max_gap: Annotated[float, Range(ge=0)] = 0.5
     anchor: Literal["rollout", "old"] = "rollout"
 
-    @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
     def in_words(self) -> dict[str, str]:
-        whose = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "gates": f"Stop a token when its advantage is negative and its response is, on average over its tokens, "
-            f"more than {self.max_gap} nats less likely to the live policy than to {whose}. It still counts."
+            f"more than {self.max_gap} nats less likely to the live policy than to {self.anchored_at}. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
+        compared = self.live_and_anchor(batch)
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            other = live if anchor is None else anchor
+            live, other = compared(constants)
             gap = other.double() - live.double()
             far = batch.spread(batch.sequence_mean(gap) > self.max_gap)
-            return torch.where(far & (constants.advantages < 0), 0.0, torch.ones_like(ratio))
+            return (~(far & (constants.advantages < 0))).to(ratio.dtype)
 
         return Terms(gates={"": Gate(gate, whole_sequences=True)})

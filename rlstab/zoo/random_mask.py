@@ -1,14 +1,10 @@
 """Random mask: the control of a method that drops tokens, as many of them and no matter which."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
-
-from torch import Tensor
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, redundant
 from rlstab.core.settings import percent
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
@@ -95,8 +91,7 @@ class RandomMask(TokenObjective):
             NoOpAt(None, "With sign 'positive', an optimizer step without rewarded tokens keeps everything."),
         ),
         interacts=(
-            Interaction(
-                "redundant",
+            redundant(
                 ("s2t", "top_entropy"),
                 "a token dropped by {other} is dropped whatever {own} draws, so {own} is a control only in its place.",
             ),
@@ -112,16 +107,13 @@ class RandomMask(TokenObjective):
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
     def in_words(self) -> dict[str, str]:
-        whose = "each token whose advantage is positive" if self.sign == "positive" else "each token"
+        whose = "a token whose advantage is positive" if self.sign == "positive" else "a token"
         return {
-            "keep": f"Drop {whose} with a chance of {percent(self.share)}, drawn by seed {self.seed}. It leaves the "
-            f"divisor too."
+            "keep": f"Drop {whose} with chance {percent(self.share)}, drawn by seed {self.seed}. It leaves the divisor."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        dropped = self._dropped(batch)
+        dropped = less(batch.uniform(STREAM + self.seed), self.share)
+        if self.sign == "positive":
+            dropped = dropped & batch.rewarded
         return Terms(keep=~dropped, report={"dropped": Mean.of(dropped)})
-
-    def _dropped(self, batch: TokenBatch) -> Tensor:
-        drawn = less(batch.uniform(STREAM + self.seed), self.share)
-        return drawn & batch.rewarded if self.sign == "positive" else drawn

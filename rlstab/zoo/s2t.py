@@ -1,7 +1,5 @@
 """S2T: drop the spurious tokens of correct responses (STAPO)."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import below
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, conflicts, good, note, redundant
 
 
 class S2TMask(TokenObjective):
@@ -108,42 +106,30 @@ class S2TMask(TokenObjective):
             ),
             NoOpAt(
                 None,
-                "An optimizer step without candidates keeps everything. So does, by default, one with a single "
-                "candidate.",
+                "An optimizer step without candidates keeps everything. By default, so does one with a single one.",
             ),
         ),
         interacts=(
-            Interaction(
-                "good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."
-            ),
-            Interaction(
-                "conflicts",
+            good(("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."),
+            conflicts(
                 "stare",
                 "{own} and {other} act in opposite directions on the same tokens, rare ones that were rewarded: {own} "
                 "drops them, {other} pulls harder at them. {own} wins, and {other}'s share still counts the tokens "
                 "that {own} drops. `within(S2TMask(), STARE())` takes the share among the live ones.",
                 nested=False,
             ),
-            Interaction(
-                "redundant",
+            redundant(
                 "top_entropy",
-                "with population 'all' and a quantile of at most 1 - share, {other} drops every token that {own} would "
-                "drop.",
+                "with population 'all' and a quantile of at most 1 - share, {other} drops all that {own} would drop.",
                 where=lambda s2t, top: _leaves_none(s2t, top.share),
                 nested=False,
             ),
-            Interaction(
-                "redundant",
+            redundant(
                 "top_entropy",
-                "{other} drops every token below its own entropy threshold, so {own} decides only about those above "
-                "it.",
+                "{other} drops every token below its own entropy threshold: {own} decides only about those above it.",
                 where=lambda s2t, top: not _leaves_none(s2t, top.share),
             ),
-            Interaction(
-                "note",
-                "lp_reg",
-                "both choose rare tokens, and never the same one: {own} rewarded, {other} punished ones.",
-            ),
+            note("lp_reg", "both choose rare tokens, and never the same one: {own} rewarded, {other} punished ones."),
         ),
     )
 
@@ -174,11 +160,7 @@ class S2TMask(TokenObjective):
         threshold = stat.threshold("entropy")
         candidates = self._candidates(batch)
         spurious = candidates & threshold.below(batch.signal("entropies"))
-        report = {
-            "threshold": threshold.report(),
-            "candidates": Mean.of(candidates),
-            "dropped": Mean.of(spurious),
-        }
+        report = {"threshold": threshold.report(), "candidates": Mean.of(candidates), "dropped": Mean.of(spurious)}
         return Terms(keep=~spurious, report=report)
 
     def _candidates(self, batch: TokenBatch) -> Tensor:

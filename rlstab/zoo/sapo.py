@@ -1,14 +1,12 @@
 """SAPO: a token pulls less the further its ratio is from 1, without an edge (Qwen)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good, redundant
 
 
 class SAPO(TokenObjective):
@@ -83,24 +81,12 @@ class SAPO(TokenObjective):
 
     about = About(
         addresses={"trust region"},
-        no_op_at=(
-            NoOpAt({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(NoOpAt({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."), ON_POLICY),
         interacts=(
-            Interaction("good", "sequence_mean", "{own} was published on {other}."),
-            Interaction(
-                "redundant",
-                "clip_higher",
-                "{own} was published in the place of {other}, which stops a token that moves away before {own} damps "
-                "it by a twentieth.",
-                where=lambda sapo, clip: max(clip.low, clip.high) <= 0.3,
-            ),
-            Interaction(
-                "note",
-                "lp_reg",
-                "the tokens that {other} selects in form 'code' have no trust region: {own} does not affect them.",
-                where=lambda sapo, lp_reg: lp_reg.form == "code",
+            good("sequence_mean", "{own} was published on {other}."),
+            redundant(
+                "maspo",
+                "{own} and {other} both damp a token by how far its ratio is from 1, and their factors multiply.",
             ),
         ),
     )

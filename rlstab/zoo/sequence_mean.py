@@ -1,12 +1,10 @@
 """Sequence mean: every response of the optimizer step weighs the same."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import MASK, About, NoOpAt, good, note
 from rlstab.core.terms import Totals
 
 
@@ -77,12 +75,9 @@ class SequenceMean(TokenObjective):
             NoOpAt(None, "Equal to `token_mean`, the identity, where every response keeps the same number of tokens."),
         ),
         interacts=(
-            Interaction("good", ("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
-            Interaction(
-                "note", MASK, "under {own} the tokens of a response that {other} keeps share its whole weight."
-            ),
-            Interaction(
-                "note",
+            good(("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
+            note(MASK, "under {own} the tokens of a response that {other} keeps share its whole weight."),
+            note(
                 ("kl", "entropy_bonus", "lp_reg"),
                 "{own} averages the penalty of {other} per response, like the policy term, so a coefficient found "
                 "under a token mean does not carry over.",
@@ -95,8 +90,7 @@ class SequenceMean(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         return {
-            "aggregate": "Average over the tokens of a response, then over the responses of the optimizer step: every "
-            "response weighs the same."
+            "aggregate": "Average over the tokens of a response, then over responses: every response weighs the same."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

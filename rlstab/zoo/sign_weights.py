@@ -1,13 +1,11 @@
 """Sign weights: learn more from mistakes than from successes, or the reverse (W-REINFORCE, NSR, PSR)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, redundant
 
 
 class SignWeights(TokenObjective):
@@ -95,8 +93,7 @@ class SignWeights(TokenObjective):
             NoOpAt(None, "An optimizer step in which every advantage is 0 has no weight but 1."),
         ),
         interacts=(
-            Interaction(
-                "redundant",
+            redundant(
                 ("s2t", "stare"),
                 "with `positive` 0, {own} takes the gradient from every token that {other} would act on, punished ones "
                 "aside.",

@@ -1,16 +1,13 @@
 """STARE: boost the few rare tokens that move entropy most, while entropy is below a target."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
 import torch
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
-from rlstab.core.settings import percent
-from rlstab.errors import OutOfRange
+from rlstab.core.metadata import About, NoOpAt, conflicts, good, note
+from rlstab.core.settings import check_order, percent
 
 
 class STARE(TokenObjective):
@@ -123,33 +120,25 @@ class STARE(TokenObjective):
             NoOpAt({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays closed."),
         ),
         interacts=(
-            Interaction(
-                "good",
+            good(
                 ("clip_higher", "token_mean"),
                 "{own} was published on {other}, the base of its official script (0.2, 0.28, dual clip 10).",
             ),
-            Interaction(
-                "conflicts", "entropy_bonus", "{other} raises the mean entropy and so keeps {own}'s gate closed."
+            conflicts(
+                ("entropy_bonus", "adaptive_entropy"),
+                "{other} raises the mean entropy and so keeps {own}'s gate closed: where both have a target, the one "
+                "with the lower seldom acts.",
             ),
-            Interaction(
-                "conflicts",
-                "adaptive_entropy",
-                "{other} raises the mean entropy and so keeps {own}'s gate closed; the one with the lower target "
-                "seldom acts.",
-            ),
-            Interaction(
-                "conflicts",
+            conflicts(
                 "top_entropy",
                 "{other} drops rare tokens at places where the policy was sure, and {own}'s share still counts them.",
                 nested=False,
             ),
-            Interaction(
-                "note",
+            note(
                 "clip_higher",
                 "the weight of {own} multiplies the clipped policy term, so a token that {other} stops stays stopped.",
             ),
-            Interaction(
-                "note",
+            note(
                 "lp_reg",
                 "{own} in variant C2 damps and {other} holds the same tokens, rare ones that were punished, so the "
                 "effects add up.",
@@ -172,11 +161,9 @@ class STARE(TokenObjective):
     min_damp: Annotated[float, Range(ge=0, le=1)] = 0.5
 
     def __post_init__(self) -> None:
-        if self.increment and not (self.boost <= self.max_boost and self.min_damp <= self.damp):
-            raise OutOfRange(
-                f"'{self.name}': boost = {self.boost} and damp = {self.damp}, expected boost <= max_boost = "
-                f"{self.max_boost} and damp >= min_damp = {self.min_damp} when increment > 0."
-            )
+        if self.increment:  # else the bounds are not read
+            check_order(self, self.name, "boost", "max_boost")
+            check_order(self, self.name, "min_damp", "damp")
 
     def in_words(self) -> dict[str, str]:
         rarest, both = f"the rarest {percent(self.share)} of the", self.variant == "C2"

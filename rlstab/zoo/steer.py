@@ -1,7 +1,5 @@
 """STEER: damp the tokens whose update changes entropy the most."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, conflicts, good, redundant
 
 #: In the exponential form the largest change counts as at least this, so that a calm step is left alone.
 FLOOR = 0.02
@@ -106,26 +104,17 @@ class STEER(TokenObjective):
             NoOpAt(None, "In form 'exponential', an optimizer step in which every advantage is 0."),
         ),
         interacts=(
-            Interaction(
-                "good",
+            good(
                 ("clip_higher", "token_mean"),
                 "{own} was published on {other}, the base of its official scripts (0.2, 0.28, dual clip 10).",
             ),
-            Interaction(
-                "conflicts",
+            conflicts(
                 "stare",
                 "{own} damps the tokens that change entropy the most, either way, and {other} boosts some of them.",
             ),
-            Interaction(
-                "redundant",
-                "kl_cov",
-                "both restrain rare tokens that were punished: {own} damps all of them a little, {other} holds a few.",
-            ),
-            Interaction(
-                "redundant",
-                "clip_cov",
-                "both restrain rare tokens that were punished: {own} damps all of them a little, {other} silences a "
-                "few.",
+            redundant(
+                ("kl_cov", "clip_cov"),
+                "both restrain rare tokens that were punished: {own} damps all a little, {other} acts on a few.",
             ),
         ),
     )
@@ -158,8 +147,7 @@ class STEER(TokenObjective):
         if self.form == "exponential":
             weight = self.low ** (change / max(largest, FLOOR))
         else:
-            alike = torch.full_like(change, 0.5)
-            place = (change - smallest) / (largest - smallest) if largest > smallest else alike
+            place = (change - smallest) / (largest - smallest) if largest > smallest else torch.full_like(change, 0.5)
             weight = self.high - (self.high - self.low) * place
         report = {name: stat.threshold(name).report() for name in ("smallest", "largest")}
         return Terms(weight=weight.to(batch.logprobs.dtype), report={**report, "weight": Mean.of(weight)})

@@ -1,15 +1,12 @@
 """Stream weight: a mean over answers from the prompt, and one over branches (DEEP-GRPO)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import MASK, About, NoOpAt, good, note
 
 
 class StreamWeight(TokenObjective):
@@ -87,22 +84,19 @@ class StreamWeight(TokenObjective):
         addresses={"sample"},
         no_op_at=(NoOpAt(None, "An optimizer step without branches has no weight but 1."),),
         interacts=(
-            Interaction("good", "token_mean", "under {other} both streams of {own} are exact means."),
-            Interaction(
-                "note",
+            good("token_mean", "under {other} both streams of {own} are exact means."),
+            note(
                 MASK,
                 "{own} counts every token of a stream, also those that {other} drops, so a stream that loses more of "
                 "them weighs less. Put {own} within the mask to count what is left.",
                 nested=False,
             ),
-            Interaction(
-                "note",
+            note(
                 ("sequence_mean", "block_mean"),
                 "{own} divides by counts of tokens. Under {other}, where tokens of long responses weigh less, the "
                 "streams are not in the proportion 1 to lambda.",
             ),
-            Interaction(
-                "note",
+            note(
                 ("kl", "entropy_bonus"),
                 "the penalty of {other} has no part in the two streams of {own}: it stays one mean over all tokens.",
             ),
@@ -122,17 +116,12 @@ class StreamWeight(TokenObjective):
         }
 
     def measure(self, batch: TokenBatch) -> Stat:
-        return {"branch": Mean.of(_branch(batch))}
+        return {"branch": Mean.of(greater(batch.signal("branch"), 0))}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         tokens, branches = float(stat.mean("branch").count), float(stat.mean("branch").total)
         main = tokens / (tokens - branches) if tokens > branches else 1.0
         other = self.coefficient * tokens / branches if branches else 1.0
-        branch = _branch(batch)
+        branch = greater(batch.signal("branch"), 0)
         weight = torch.where(branch, other, torch.full(branch.shape, main, dtype=torch.float64, device=branch.device))
         return Terms(weight=weight, report={"branches": Mean.of(branch), "weight": Mean.of(weight)})
-
-
-def _branch(batch: TokenBatch) -> Tensor:
-    """``(n,)`` bool."""
-    return greater(batch.signal("branch"), 0)

@@ -1,7 +1,5 @@
 """Token mean: every token of the optimizer step weighs the same."""
 
-from __future__ import annotations
-
 from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, NoOpAt

@@ -1,11 +1,9 @@
 """20-Entropy: learn from the forking tokens only (Beyond the 80/20 rule)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good
 from rlstab.core.settings import percent
 
 
@@ -98,9 +96,7 @@ class TopEntropyMask(TokenObjective):
             NoOpAt(None, "An optimizer step in which all entropies are equal keeps everything."),
         ),
         interacts=(
-            Interaction(
-                "good", ("clip_higher", "token_mean"), "{own} was published on {other} (DAPO, 0.2 and 0.28, no `kl`)."
-            ),
+            good(("clip_higher", "token_mean"), "{own} was published on {other} (DAPO, 0.2 and 0.28, no `kl`)."),
         ),
     )
 

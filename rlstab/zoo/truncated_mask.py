@@ -1,12 +1,10 @@
 """Truncated mask: responses that were cut off at the length limit teach nothing (DAPO's overlong filtering)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
-from rlstab.core.metadata import About, Interaction, NoOpAt
+from rlstab.core.metadata import About, NoOpAt, good
 
 
 class TruncatedMask(TokenObjective):
@@ -83,9 +81,7 @@ class TruncatedMask(TokenObjective):
     about = About(
         addresses={"sample"},
         no_op_at=(NoOpAt(None, "An optimizer step in which no response was cut off keeps everything."),),
-        interacts=(
-            Interaction("good", ("clip_higher", "token_mean"), "{own} was published on {other}, without `kl`."),
-        ),
+        interacts=(good(("clip_higher", "token_mean"), "{own} was published on {other}, without `kl`."),),
     )
 
     name = "truncated_mask"

@@ -1,19 +1,18 @@
 """VESPO: every response pulls by a smooth function of its whole importance weight."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO, anchor_logprobs, anchor_needs
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.metadata import MASK, ON_POLICY_OLD, About, good, note, redundant
+from rlstab.zoo.anchored import Anchored
 
 
-class VESPO(TokenObjective):
+class VESPO(Anchored, TokenObjective):
     """Replace the token ratio by a bounded, smooth function of the importance weight of the whole response.
 
     Problem:
@@ -95,20 +94,15 @@ class VESPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(
-            NoOpAt(None, "With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout."),
-        ),
+        no_op_at=(ON_POLICY_OLD,),
         interacts=(
-            Interaction("good", "token_mean", "{own} was published on {other}."),
-            Interaction(
-                "note",
-                "lp_reg",
-                "the tokens that {other} selects in form 'code' pull with their ratio, which {own} does not replace.",
-                where=lambda vespo, lp_reg: lp_reg.form == "code",
+            good("token_mean", "{own} was published on {other}."),
+            redundant(
+                ("off_policy_mask", "m2po"),
+                "{own} fades out what the policy has left, by the weight of the whole response, and {other} takes the "
+                "gradient from some of it once more.",
             ),
-            Interaction(
-                "note", MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."
-            ),
+            note(MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."),
         ),
     )
     excludes: ClassVar[Mapping[str, str]] = {
@@ -126,25 +120,20 @@ class VESPO(TokenObjective):
     negative_decay: Annotated[float, Range(ge=0.1, le=10)] = 2.0
     anchor: Literal["old", "rollout"] = "old"
 
-    @property
-    def needs(self) -> Set[str]:
-        return anchor_needs(self.anchor)
-
     def in_words(self) -> dict[str, str]:
-        over = {"old": "the old policy", "rollout": "the sampler"}[self.anchor]
         return {
             "surrogate": f"The tokens of a response pull with W^k exp(lam (1 - W)) instead of their ratios, W being "
-            f"the probability of the response under the live policy over that under {over}; k = {self.positive_power} "
-            f"and lam = {self.positive_decay} where the advantage is positive, {self.negative_power} and "
-            f"{self.negative_decay} where it is negative."
+            f"the probability of the response under the live policy over that under {self.anchored_at}; k = "
+            f"{self.positive_power} and lam = {self.positive_decay} where the advantage is positive, "
+            f"{self.negative_power} and {self.negative_decay} where it is negative."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        anchor = anchor_logprobs(batch, self.anchor)
+        compared = self.live_and_anchor(batch)
 
         def kernel(ratio: Tensor, constants: Constants) -> Tensor:
-            live = constants.anchor.logprobs
-            gaps = live - (live if anchor is None else anchor)
+            live, other = compared(constants)
+            gaps = live - other
             total = batch.sequence_total(gaps.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             log_weight = batch.spread(total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             positive = constants.advantages >= 0

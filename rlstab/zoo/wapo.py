@@ -1,13 +1,11 @@
 """WAPO: learn from the winners of each group alone."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import MASK, About, Interaction, NoOpAt
+from rlstab.core.metadata import MASK, About, NoOpAt, conflicts, good, note, redundant
 from rlstab.core.terms import Totals
 
 
@@ -99,20 +97,14 @@ class WAPO(TokenObjective):
             ),
         ),
         interacts=(
-            Interaction("good", "clip_higher", "{own} was published on {other}, `low` at 1.0 and `high` at 9.0."),
-            Interaction(
-                "redundant",
+            good("clip_higher", "{own} was published on {other}, `low` at 1.0 and `high` at 9.0."),
+            redundant(
                 "sign_weights",
                 "{own} leaves punished tokens no weight, so of {other} only `positive` acts, which scales the policy "
                 "term.",
             ),
-            Interaction(
-                "conflicts",
-                MASK,
-                "{own} divides by a fixed length, so the tokens that {other} drops still count in it.",
-            ),
-            Interaction(
-                "note",
+            conflicts(MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."),
+            note(
                 "kl",
                 "{own} divides the penalty of {other} by the groups with a winner as well: the fewer have one, the "
                 "stronger it is.",

@@ -16,7 +16,6 @@ from rlstab import TokenObjective, compose, within
 from rlstab.config.objectives import settings_as_yaml
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import Conflict
-from rlstab.stages.stage import AdvantageEstimator
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
 
@@ -43,15 +42,15 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
     low = None if bounds is None else bounds.ge if bounds.gt is None else bounds.gt
     high = None if bounds is None else bounds.le if bounds.lt is None else bounds.lt
     if setting.choices:
-        found = st.sampled_from(setting.choices)
+        drawn = st.sampled_from(setting.choices)
     elif bool in setting.kinds:
-        found = st.booleans()
+        drawn = st.booleans()
     elif float in setting.kinds:
         open_low, open_high = bounds is not None and bounds.gt is not None, bounds is not None and bounds.lt is not None
-        found = st.floats(low, high, allow_nan=False, allow_infinity=False, exclude_min=open_low, exclude_max=open_high)
+        drawn = st.floats(low, high, allow_nan=False, allow_infinity=False, exclude_min=open_low, exclude_max=open_high)
     else:
-        found = st.integers(low, high).filter(setting.accepts)
-    return st.none() | found if setting.optional else found
+        drawn = st.integers(low, high).filter(setting.accepts)
+    return st.none() | drawn if setting.optional else drawn
 
 
 #: Settings that a method wants in this order, smallest first.
@@ -67,22 +66,22 @@ ORDERED = {
 @cache
 def settings(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """Every setting of a method."""
-    found = st.fixed_dictionaries({one.name: values(one) for one in settings_of(METHODS.get(name))})
+    drawn = st.fixed_dictionaries({setting.name: values(setting) for setting in settings_of(METHODS.get(name))})
 
     def ordered(drawn: dict[str, Any]) -> dict[str, Any]:
         for names in ORDERED.get(name, []):
-            given = [one for one in names if drawn[one] is not None]
-            drawn.update(zip(given, sorted(drawn[one] for one in given), strict=True))
+            given = [name for name in names if drawn[name] is not None]
+            drawn.update(zip(given, sorted(drawn[name] for name in given), strict=True))
         return drawn
 
-    return found.map(ordered).filter(lambda drawn: name != "mismatch" or drawn["of"] != drawn["to"])
+    return drawn.map(ordered).filter(lambda drawn: name != "mismatch" or drawn["of"] != drawn["to"])
 
 
 @cache
 def methods(*names: str) -> st.SearchStrategy[TokenObjective]:
     """A method with random settings, of the given names or of any."""
     return st.sampled_from(names or rlstab.available()).flatmap(
-        lambda name: settings(name).map(lambda found: METHODS.get(name)(**found))
+        lambda name: settings(name).map(lambda drawn: METHODS.get(name)(**drawn))
     )
 
 
@@ -93,19 +92,19 @@ MASKS = methods("s2t", "top_entropy")
 def fitting(draw: st.DrawFn, candidates: st.SearchStrategy[TokenObjective], most: int) -> TokenObjective:
     """A composition of what fits together among random methods, never empty."""
     chosen: list[TokenObjective] = []
-    for one in draw(st.lists(candidates, min_size=1, max_size=most)):
+    for method in draw(st.lists(candidates, min_size=1, max_size=most)):
         try:
-            compose(*chosen, one)
+            compose(*chosen, method)
         except Conflict:
             continue
-        chosen.append(one)
+        chosen.append(method)
     return compose(*chosen)
 
 
 @st.composite
 def nested(draw: st.DrawFn) -> TokenObjective:
     """``within`` of methods or of compositions."""
-    outer = draw(MASKS.filter(lambda one: "keep" in one.writes))
+    outer = draw(MASKS.filter(lambda method: "keep" in method.writes))
     inner = draw(methods("stare", "s2t", "kl") | fitting(methods("stare", "s2t", "kl", "entropy_bonus"), 3))
     return within(outer, inner.members[0] if len(getattr(inner, "members", ())) == 1 else inner)
 
@@ -130,39 +129,29 @@ def part(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
-TASKS = (
-    part(numbers=st.integers(2, 6), low=st.integers(1, 5), high=st.integers(9, 99), seed=st.integers(0, 99))
-    .map(lambda found: {"name": "countdown", **found})
-    .__or__(
-        part(
-            terms=st.integers(2, 6),
-            seed=st.integers(0, 99),
-            modulus=st.none() | st.integers(2, 10),
-            fragile=st.floats(0, 1),
-            flaky=st.floats(0, 0.9),
-            needs_junk=st.booleans(),
-        ).map(lambda found: {"name": "chain", **found})
-    )
-    .__or__(
-        part(options=st.dictionaries(TEXTS, PLAIN, max_size=3), threshold=st.none() | NUMBERS).map(
-            lambda found: {"name": "reasoning_gym", "dataset": "chain_sum", **found}
-        )
-    )
-    .__or__(
-        part(eval_path=st.none() | TEXTS, scorer=st.sampled_from(["exact", "math_verify"]), prompt_field=TEXTS).map(
-            lambda found: {"name": "jsonl", "path": "data.jsonl", **found}
-        )
-    )
+def task(name: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return part(**fields).map(lambda drawn: {"name": name, **drawn})
+
+
+TASKS = st.one_of(
+    task("countdown", numbers=st.integers(2, 6), low=st.integers(1, 5), high=st.integers(9, 99)),
+    task("chain", modulus=st.none() | st.integers(2, 10), flaky=st.floats(0, 0.9), needs_junk=st.booleans()),
+    task(
+        "reasoning_gym",
+        options=st.dictionaries(TEXTS, PLAIN, max_size=3),
+        threshold=st.none() | NUMBERS,
+    ).map(lambda drawn: {"dataset": "chain_sum", **drawn}),
+    task("jsonl", eval_path=st.none() | TEXTS, scorer=st.sampled_from(["exact", "math_verify"])).map(
+        lambda drawn: {"path": "data.jsonl", **drawn}
+    ),
 )
 
-#: Stages but for the advantage, which a section of its own draws; of selectors a run has one.
+#: Of selectors and of estimators a run has one.
 STAGE_LISTS = st.lists(
-    st.sampled_from(
-        [one for several in STAGE_EXAMPLES.values() for one in several if not isinstance(one, AdvantageEstimator)]
-    ),
-    max_size=3,
-    unique_by=lambda one: one.kind if one.kind == "prompts" else one.name,
-).map(lambda stages: [{"name": one.name, **settings_as_yaml(one)} for one in stages])
+    st.sampled_from([stage for several in STAGE_EXAMPLES.values() for stage in several]),
+    max_size=4,
+    unique_by=lambda stage: stage.kind if stage.kind in ("prompts", "advantages") else stage.name,
+).map(lambda stages: [{"name": stage.name, **settings_as_yaml(stage)} for stage in stages])
 
 #: The sections of a run beside its objective.
 SECTIONS = part(
@@ -177,8 +166,6 @@ SECTIONS = part(
         precision=st.sampled_from([None, "bf16", "fp8", "int8", "int4"]),
     ),
     stages=STAGE_LISTS,
-    advantage=part(estimator=st.just("grpo"), std=st.booleans(), ddof=st.sampled_from([0, 1]))
-    | part(estimator=st.sampled_from(["dr_grpo", "rloo"])),
     optimisation=part(
         rollouts=COUNTS,
         epochs=st.integers(1, 4),
@@ -188,16 +175,7 @@ SECTIONS = part(
         old_logprobs=st.sampled_from([None, "recompute", "rollout"]),
         precision=st.sampled_from(["fp32", "bf16"]),
     ),
-    engine=st.sampled_from(
-        [
-            "auto",
-            "ddp",
-            "fsdp2",
-            {"name": "ddp"},
-            {"name": "fsdp2", "offload": True},
-            {"name": "fsdp2", "gather": "fp32"},
-        ]
-    ),
+    engine=st.sampled_from(["auto", "fsdp2", {"name": "ddp"}, {"name": "fsdp2", "offload": True}]),
     evaluation=part(every=st.integers(0, 99), samples=st.integers(8, 16), pass_at=st.lists(st.integers(1, 8))),
     tracking=part(out=TEXTS.filter(bool), trackers=st.lists(st.sampled_from(["wandb", "tensorboard"])), samples=COUNTS),
     seed=st.integers(0, 2**32 - 1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import strategies as st
 
 import rlstab
@@ -23,9 +22,9 @@ TEXTS = [*EXAMPLES, *(text for text, *_ in [*MISTAKES, *CONFLICTS])]
 WORDS = st.sampled_from(
     sorted(
         {"name", "preset", "set", "drop", "outer", "inner", "within", *PRESETS, *rlstab.available()}
-        | {one.name for name in rlstab.available() for one in settings_of(METHODS.get(name))}
+        | {setting.name for name in rlstab.available() for setting in settings_of(METHODS.get(name))}
         | RunConfig.model_fields.keys()
-        | {key for one in RunConfig.model_fields.values() for key in getattr(one.annotation, "model_fields", {})}
+        | {key for field in RunConfig.model_fields.values() for key in getattr(field.annotation, "model_fields", {})}
     )
 )
 SCALARS = WORDS | PLAIN | st.sampled_from([float("nan"), float("inf"), -0.0, 10**400, -1, 0, 1, 0.5, b"a", ()])
@@ -47,15 +46,15 @@ SNIPPETS = [
 def answers(load, source):
     """Loads it, and what loads can be written, hashed and loaded again; or it is refused."""
     try:
-        found = load(source)
+        loaded = load(source)
     except RlstabError:
         return
     if load is load_objective:
-        assert load_objective(dump_objective(found)) == found
-        assert objective_hash(found)
+        assert load_objective(dump_objective(loaded)) == loaded
+        assert objective_hash(loaded)
     else:
-        assert dump_run(found)
-        assert run_hash(found)
+        assert dump_run(loaded)
+        assert run_hash(loaded)
 
 
 @searched
@@ -78,11 +77,6 @@ def test_any_override(examples):
     search(st.dictionaries(keys, OBJECTS), examples, overridden)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return tmp_path_factory.mktemp("fuzz") / "run.yaml"
-
-
 @st.composite
 def mutated(draw):
     """A file of the examples or of the mistakes, with a few pieces cut out or put in."""
@@ -94,20 +88,13 @@ def mutated(draw):
 
 
 @searched
-@pytest.mark.parametrize("load", [load_run, load_objective])
-def test_any_text(path, load, examples):
-    def written(text):
-        path.write_bytes(text.encode(errors="surrogatepass"))
-        answers(load, path)
+def test_any_text_and_any_bytes(tmp_path, examples):
+    path = tmp_path / "run.yaml"
 
-    texts = mutated() | st.text(max_size=60) | st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join)
-    search(texts, examples, written)
-
-
-@searched
-def test_any_bytes(path, examples):
     def written(data):
-        path.write_bytes(data)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode(errors="surrogatepass"))
         answers(load_run, path)
+        answers(load_objective, path)
 
-    search(st.binary(max_size=40), examples, written)
+    snippets = st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join)
+    search(mutated() | st.text(max_size=60) | snippets | st.binary(max_size=40), 2 * examples, written)

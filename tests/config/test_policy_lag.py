@@ -7,10 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from rlstab import Gate, Terms, TokenObjective, observe
+from rlstab import TokenObjective, observe
 from rlstab.config import dump_run, load_run, run_hash
 from rlstab.config.document import Document
-from rlstab.config.runs import why_idle
 from rlstab.config.settings import OldLogprobs, OptimisationSettings
 from rlstab.core.validate import DRIFT
 from rlstab.explain.notes import idle_in_run
@@ -18,121 +17,80 @@ from rlstab.explain.page import page
 from rlstab.zoo import METHODS
 
 
-class ReadsLive(TokenObjective):
-    """A gate of the ratio; what it compares follows from what it writes."""
-
-    name = "reads_live"
-    writes = {"gates"}
-
-    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
-        return Terms(gates={"": Gate(lambda ratio, constants: 1 / ratio)})
-
-
-class ReadsStep(TokenObjective):
-    """A weight by how far the policy of this optimizer step is from the one that the ratio divides by."""
-
-    name = "reads_step"
-    writes = {"weight"}
-    reads_drift = {"step"}
-
-    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
-        return Terms(weight=1 / (1 + (batch.logprobs - batch.old_logprobs).abs()))
-
-
-class ReadsSampler(TokenObjective):
-    """A mask where the trainer and the sampler disagree."""
-
-    name = "reads_sampler"
-    needs = {"rollout_logprobs"}
-    writes = {"keep"}
-    reads_drift = {"sampler"}
-
-    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
-        return Terms(keep=(batch.old_logprobs - batch.signal("rollout_logprobs")).abs() < 0.1)
-
-
-class ReadsStart(TokenObjective):
-    """A mask of what the policy of this optimizer step has left."""
-
-    name = "reads_start"
-    needs = {"rollout_logprobs"}
-    writes = {"keep"}
-    reads_drift = {"start"}
-
-    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
-        return Terms(keep=(batch.logprobs - batch.signal("rollout_logprobs")).abs() < 0.1)
-
-
-METHOD_OF = {"live": ReadsLive, "step": ReadsStep, "sampler": ReadsSampler, "start": ReadsStart}
+def reads(drift: str) -> type[TokenObjective]:
+    """A method that compares a pair of policies; a gate, which acts on the ratio, compares the live one by itself."""
+    body = {
+        "__module__": __name__,
+        "name": f"reads_{drift}",
+        "needs": {"rollout_logprobs"} if drift in ("sampler", "start") else set(),
+        "terms": lambda self, batch, stat, state: None,
+        **({"writes": {"gates"}} if drift == "live" else {"writes": {"keep"}, "reads_drift": {drift}}),
+    }
+    return type(f"Reads{drift.title()}", (TokenObjective,), body)
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(METHODS, "_classes", dict(METHODS._classes))
-    for cls in METHOD_OF.values():
-        METHODS.register(cls)
+    for drift in DRIFT:
+        METHODS.register(reads(drift))
+        assert METHODS.get(f"reads_{drift}")().reads_drift == {drift}
 
 
 def run(*drifts: str, **optimisation: Any) -> Any:
-    objective = [METHOD_OF[one].name for one in drifts] or ["s2t"]
+    objective = [f"reads_{drift}" for drift in drifts] or ["s2t"]
     return load_run({"objective": objective, "optimisation": optimisation})
 
 
-def test_there_is_a_method_of_each_kind() -> None:
-    assert METHOD_OF.keys() == DRIFT.keys()
-    for drift, cls in METHOD_OF.items():
-        assert cls().reads_drift == {drift}
+def notes(found: Any) -> list[str]:
+    return idle_in_run(found.composition, found)
 
 
-@pytest.mark.parametrize(
-    ("drifts", "optimizer_steps", "old_logprobs", "refresh"),
-    [
-        ((), 1, "live", "rollout"),
-        ((), 4, "recompute", "rollout"),
-        (("live",), 1, "live", "rollout"),
-        (("live",), 4, "recompute", "rollout"),
-        (("step",), 1, "live", "rollout"),
-        (("step",), 4, "recompute", "step"),
-        (("sampler",), 1, "recompute", "rollout"),
-        (("sampler",), 4, "recompute", "rollout"),
-        (("start",), 1, "recompute", "rollout"),
-        (("start",), 4, "recompute", "step"),
-        (("live", "step", "sampler"), 1, "recompute", "rollout"),
-        (("live", "step", "sampler"), 4, "recompute", "step"),
-    ],
-)
-def test_unset_settings_make_the_methods_act(
-    drifts: Any, optimizer_steps: int, old_logprobs: str, refresh: str
-) -> None:
-    found = run(*drifts, epochs=2, mini_batches=optimizer_steps // 2) if optimizer_steps > 1 else run(*drifts)
-    assert (found.optimisation.old_logprobs, found.optimisation.refresh) == (old_logprobs, refresh)
-    idle = {drift for drift in drifts if why_idle(drift, found.optimisation)}
-    # with one optimizer step the policy has not moved, whatever is read; the sampler may still disagree
-    assert idle == (set(drifts) & {"live", "step"} if optimizer_steps == 1 else set())
-    assert load_run(Document.parse(dump_run(found), "f").data) == found
+def test_unset_settings_make_the_methods_act() -> None:
+    for drifts, epochs, evidence in [
+        ("", 1, "live rollout"),
+        ("", 4, "recompute rollout"),
+        ("live", 1, "live rollout"),
+        ("live", 4, "recompute rollout"),
+        ("step", 1, "live rollout"),
+        ("step", 4, "recompute step"),
+        ("sampler", 1, "recompute rollout"),
+        ("sampler", 4, "recompute rollout"),
+        ("start", 1, "recompute rollout"),
+        ("start", 4, "recompute step"),
+        ("live step sampler", 1, "recompute rollout"),
+        ("live step sampler", 4, "recompute step"),
+    ]:
+        loaded = run(*drifts.split(), epochs=epochs)
+        assert f"{loaded.optimisation.old_logprobs} {loaded.optimisation.refresh}" == evidence, (drifts, epochs)
+        # with one optimizer step the policy has not moved, whatever is read; the sampler may still disagree
+        idle = {drift for drift in DRIFT if any(f"reads_{drift} cannot" in note for note in notes(loaded))}
+        assert idle == (set(drifts.split()) & {"live", "step"} if epochs == 1 else set())
+        assert load_run(Document.parse(dump_run(loaded), "f").data) == loaded
+    for sampler in ({"staleness": 1}, {"precision": "bf16"}):
+        assert load_run({"objective": "s2t", "rollout": sampler}).optimisation.old_logprobs == "rollout"
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-@pytest.mark.parametrize("refresh", ["rollout", "step"])
-@pytest.mark.parametrize("old", get_args(OldLogprobs))
-def test_what_is_set_stays(old: str, refresh: str, epochs: int) -> None:
-    if old == "live" and epochs > 1:
-        return  # refused, see test_errors
-    found = run("live", "step", "sampler", old_logprobs=old, refresh=refresh, epochs=epochs).optimisation
-    assert (found.old_logprobs, found.refresh) == (old, refresh)
-    one = run("live", "step", "sampler", old_logprobs=old, epochs=epochs).optimisation
-    assert one.old_logprobs == old
+SETTINGS = [
+    (old, refresh, epochs)
+    for old, refresh, epochs in itertools.product(get_args(OldLogprobs), ["rollout", "step"], [1, 2])
+    if (old, epochs) != ("live", 2)  # refused
+]
 
 
-def test_what_is_set_as_it_would_be_changes_no_hash() -> None:
+def test_what_is_set_stays() -> None:
+    for old, refresh, epochs in SETTINGS:
+        loaded = run("live", "step", "sampler", old_logprobs=old, refresh=refresh, epochs=epochs).optimisation
+        assert (loaded.old_logprobs, loaded.refresh) == (old, refresh)
+        assert run("live", "step", "sampler", old_logprobs=old, epochs=epochs).optimisation.old_logprobs == old
     explicit = run("step", "sampler", epochs=2, old_logprobs="recompute", refresh="step")
     assert run_hash(run("step", "sampler", epochs=2)) == run_hash(explicit)
 
 
 def test_a_method_within_another_or_nested_counts() -> None:
     nested = {"name": "within", "outer": "reads_sampler", "inner": ["reads_step", "kl"]}
-    found = load_run({"objective": ["clip_higher", nested], "optimisation": {"epochs": 2}}).optimisation
-    assert (found.old_logprobs, found.refresh) == ("recompute", "step")
+    loaded = load_run({"objective": ["clip_higher", nested], "optimisation": {"epochs": 2}}).optimisation
+    assert (loaded.old_logprobs, loaded.refresh) == ("recompute", "step")
 
 
 def test_what_is_only_observed_changes_no_policy_of_the_run() -> None:
@@ -145,16 +103,12 @@ def test_what_is_only_observed_changes_no_policy_of_the_run() -> None:
         )
         assert beside.optimisation == alone.optimisation
     in_one_step = load_run({"objective": ["clip_higher", "mismatch"]})
-    assert observe(ReadsSampler()).reads_drift == {"sampler"}
+    assert observe(METHODS.get("reads_sampler")()).reads_drift == {"sampler"}
     assert any(text.startswith("observe_reads_step cannot act: the evidence is that of") for text in notes(beside))
     assert any(text.startswith("mismatch cannot act: old_logprobs: live compares") for text in notes(in_one_step))
 
 
 # -- what stays idle ---------------------------------------------------------------------------------------------------
-
-
-def notes(found: Any) -> list[str]:
-    return idle_in_run(found.composition, found)
 
 
 def policies(optimisation: OptimisationSettings) -> dict[str, tuple[str, str]]:
@@ -172,25 +126,17 @@ def policies(optimisation: OptimisationSettings) -> dict[str, tuple[str, str]]:
     return {"live": (moved, old), "step": (evidence, old), "sampler": (old, sampler), "start": (start, reported)}
 
 
-@pytest.mark.parametrize(
-    ("old", "refresh", "epochs"),
-    [one for one in itertools.product(get_args(OldLogprobs), ["rollout", "step"], [1, 2]) if one[::2] != ("live", 2)],
-)
-@pytest.mark.parametrize("drift", DRIFT)
-def test_a_method_is_called_idle_exactly_where_its_policies_are_one(
-    drift: str, old: str, refresh: str, epochs: int
-) -> None:
-    found = run(drift, old_logprobs=old, refresh=refresh, epochs=epochs)
-    one, other = policies(found.optimisation)[drift]
-    (told,) = [text for text in notes(found) if "cannot act" in text] or [None]
-    assert (told is not None) == (one == other), (one, other, told)
-    assert told is None or told.startswith(f"{METHOD_OF[drift].name} cannot act: ")
+def test_a_method_is_called_idle_exactly_where_its_policies_are_one() -> None:
+    for drift, (old, refresh, epochs) in itertools.product(DRIFT, SETTINGS):
+        loaded = run(drift, old_logprobs=old, refresh=refresh, epochs=epochs)
+        left, right = policies(loaded.optimisation)[drift]
+        told = [text for text in notes(loaded) if text.startswith(f"reads_{drift} cannot act: ")]
+        assert len(told) == (left == right), (drift, old, refresh, epochs)
 
 
 def test_a_trust_region_beside_something_else_is_idle_alone() -> None:
     """The penalty of lp_reg acts also where its cap cannot."""
-    found = load_run({"objective": [{"name": "lp_reg", "ratio_cap": 10.0}]})
-    (told,) = notes(found)
+    (told,) = notes(load_run({"objective": [{"name": "lp_reg", "ratio_cap": 10.0}]}))
     assert told.startswith("the trust region of lp_reg cannot act: ")
 
 
@@ -199,4 +145,3 @@ def test_nothing_is_called_idle_that_acts() -> None:
     acting = load_run({"objective": ["clip_higher", "reads_live"], "optimisation": {"old_logprobs": "rollout"}})
     assert notes(acting) == []
     assert "Nothing is known to be idle or unsafe." in page("a run", acting.composition, acting)
-    assert notes(run("live", "step", "sampler", epochs=2)) == []

@@ -15,7 +15,7 @@ def published(source: str) -> str:
     names = known["repository"].split(", ")
     if "commit" not in known:
         return f"{names[0]} {known['version']}"
-    return ", ".join(f"{name} {one[:7]}" for name, one in zip(names, known["commit"].split(", "), strict=True))
+    return ", ".join(f"{name} {commit[:7]}" for name, commit in zip(names, known["commit"].split(", "), strict=True))
 
 
 def card(name: str) -> str:
@@ -28,23 +28,22 @@ def row(cells: Iterable[str]) -> str:
 
 def lines() -> Iterator[str]:
     numbers: dict[str, list[str]] = {}
-    for number, one in enumerate(DEVIATIONS, 1):
-        name = one.method.__name__.rpartition(".")[2] if not isinstance(one.method, type) else one.method.name
-        numbers.setdefault(name, []).append(str(number))
+    for number, deviation in enumerate(DEVIATIONS, 1):
+        numbers.setdefault(deviation.card, []).append(str(number))
     yield row(["method", "published code", "settings here", "cases", "compared", "largest difference", "deviations"])
     yield row(["---"] * 7)
-    for one in AGREEMENTS:
-        listed = "; ".join([*([", ".join(numbers[one.card])] if one.card in numbers else []), card(one.card)])
-        where = f"{published(one.source)}: {one.code}"
-        largest = f"{one.largest():.0e}" if one.largest() else "0"
-        yield row([one.method, where, one.settings, str(len(one.cases)), one.of, largest, listed])
+    for agreement in AGREEMENTS:
+        name, largest = agreement.card, agreement.largest()
+        listed = "; ".join([*([", ".join(numbers[name])] if name in numbers else []), card(name)])
+        where = f"{published(agreement.source)}: {agreement.code}"
+        far, cases = f"{largest:.0e}" if largest else "0", str(len(agreement.cases))
+        yield row([agreement.method, where, agreement.settings, cases, agreement.of, far, listed])
     yield ""
     yield row(["", "method", "published code", "number", "theirs", "here"])
     yield row(["---"] * 6)
-    for number, other in enumerate(DEVIATIONS, 1):
-        name = next(key for key, values in numbers.items() if str(number) in values)
-        figures = f"{other.theirs():.4g}", f"{other.here() + 0.0:.4g}"
-        yield row([str(number), card(name), published(other.source), other.number, *figures])
+    for number, deviation in enumerate(DEVIATIONS, 1):
+        figures = (f"{figure + 0.0:.4g}" for figure in deviation.measured())
+        yield row([str(number), card(deviation.card), published(deviation.source), deviation.number, *figures])
 
 
 if __name__ == "__main__":

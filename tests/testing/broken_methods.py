@@ -715,15 +715,6 @@ row(
 )
 # Its state holds an object that no checkpoint can hold.
 row("foreign_state", "serialises", lambda b, s, t: None, init=lambda: {"seen": (1, 2)})
-# An entry of its state has the name by which a tensor is marked in JSON.
-row(
-    "state_named_tensor",
-    "serialises",
-    lambda b, s, t: constant(b, 1 / (1 + t["tensor"])),
-    measure=entropies_of,
-    init=lambda: {"tensor": 0.0},
-    advance=lambda state, stat: {"tensor": mean_of(stat, empty=state["tensor"])},
-)
 # The keys of its state are numbers, and come back from JSON as texts.
 row("state_by_number", "serialises", lambda b, s, t: None, init=lambda: {0: 0.0, 1: 0.0})
 

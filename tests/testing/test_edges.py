@@ -27,7 +27,7 @@ def difference(step: Step, edge: Edge) -> Tensor:
         live = name.removeprefix("live").strip()
         return step.live[live or "logprobs"] if name.startswith("live") else step.evidence[name]
 
-    return column(edge.one) - (0.0 if edge.other is None else column(edge.other))
+    return column(edge.name) - (0.0 if edge.less is None else column(edge.less))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -36,7 +36,7 @@ def test_rich_steps_put_a_token_on_every_edge(method: rlstab.TokenObjective) -> 
     steps = [rich_step(number, (), edges) for number in range(count(edges))]
     missed = [edge for edge in edges if not any(bool((difference(one, edge) == edge.value).any()) for one in steps)]
     # the likeliest token is never less likely than the one that was sampled
-    assert [edge for edge in missed if edge.one != "max_logprobs"] == []
+    assert [edge for edge in missed if edge.name != "max_logprobs"] == []
 
 
 def test_numbers_come_from_settings_literals_and_what_is_inside_of_functions() -> None:
@@ -48,7 +48,7 @@ def test_numbers_come_from_settings_literals_and_what_is_inside_of_functions() -
 
 
 def test_a_ratio_is_on_its_threshold_to_the_bit() -> None:
-    edges = [one for one in edges_of(ClipHigher()) if (one.one, one.other) == ("live", "old_logprobs")]
+    edges = [edge for edge in edges_of(ClipHigher()) if (edge.name, edge.less) == ("live", "old_logprobs")]
     steps = [rich_step(number, (), edges) for number in range(count(edges))]
     ratio = torch.cat([(one.live["logprobs"] - one.evidence["old_logprobs"]).exp() for one in steps])
     for exact in (1.0, 1 + 0.28, 1 - 0.2):

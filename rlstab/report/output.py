@@ -1,0 +1,65 @@
+"""Files that a report leaves, never in place of somebody else's; and data in a page, where it stays data."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlstab.errors import ReportError
+from rlstab.files import is_foreign
+
+#: Characters that could end a script element, open a comment in it, or end a line in older scripts.
+_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Make the folder of a file that is written inside, and name the option that takes another place where it fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give {option} another place.") from error
+
+
+def write_text(path: Path, text: str, option: str) -> Path:
+    """Write a file and return its path; see :func:`writing`."""
+    with writing(path, option):
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refuse_foreign(path: Path, marks: Sequence[bytes], what: str, option: str) -> None:
+    """Refuse to write over what is not of one kind.
+
+    Args:
+        path: where something is about to be written.
+        marks: each file of the kind has one of them in its first 4096 bytes.
+        what: the kind, such as ``a report``.
+        option: takes another place.
+
+    Raises:
+        ReportError: another file is there, or it cannot be read.
+    """
+    try:
+        foreign = is_foreign(path, *marks)
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read: {error.strerror}. Give {option} another place.") from error
+    if foreign:
+        raise ReportError(f"{path} exists, is not {what}, and stays as it is. Give {option} another place.")
+
+
+def digest(text: str) -> str:
+    """What a content policy calls a script or a style."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def safe_json(data: Any) -> str:
+    """JSON for the inside of a ``<script>`` element: nothing in it can end the element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.translate(_UNSAFE)

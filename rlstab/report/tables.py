@@ -1,0 +1,112 @@
+"""The rows of a report's tables as text, the same in HTML and in Markdown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlstab.report.activity import Idle
+from rlstab.report.comparison import Comparison, Outcome, Table
+from rlstab.report.formatting import counted, decimals, listed, places
+from rlstab.report.runs import RunRecord
+from rlstab.report.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A number as text, with its interval where it has one."""
+
+    value: str
+    low: str | None
+    high: str | None
+
+    def __str__(self) -> str:
+        return self.value if self.low is None else f"{self.value} [{self.low}, {self.high}]"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one outcome.
+
+    Attributes:
+        method: its name.
+        seeds: that have a value.
+        value: the interquartile mean.
+        difference, wins: from the baseline; None for the baseline itself, and where there is none.
+        estimate: of the difference, likewise.
+        verdict: in words.
+        remark: what the verdict alone hides, or why there is no interval; empty if nothing.
+    """
+
+    method: str
+    seeds: int
+    value: Shown
+    difference: Shown | None
+    wins: Shown | None
+    estimate: Estimate | None
+    verdict: str
+    remark: str
+
+
+def rows_of(table: Table, outcome: Outcome) -> list[Row]:
+    """The methods of a table in one outcome; the numbers of a column have equally many decimals."""
+    cells = {method: table.cells[method, outcome.name] for method in table.methods}
+    value_digits = _digits(cell.summary for cell in cells.values())
+    difference_digits = _digits(cell.paired.difference for cell in cells.values() if cell.paired)
+    rows = []
+    for method, cell in cells.items():
+        paired = cell.paired
+        rows.append(
+            Row(
+                method=method,
+                seeds=len(cell.values),
+                value=_shown(cell.summary, value_digits),
+                difference=_shown(paired.difference, difference_digits, signed=True) if paired else None,
+                wins=_shown(paired.wins, 2) if paired else None,
+                estimate=paired.difference if paired else None,
+                verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
+                remark=(paired.remark if paired else "") or (cell.summary.how if cell.summary.low is None else ""),
+            )
+        )
+    return rows
+
+
+def _digits(estimates: Iterable[Estimate]) -> int:
+    return places(
+        [number for entry in estimates for number in (entry.value, entry.low, entry.high) if number is not None]
+    )
+
+
+def _shown(estimate: Estimate, digits: int, signed: bool = False) -> Shown:
+    if estimate.low is None or estimate.high is None:
+        return Shown(decimals(estimate.value, digits, signed), None, None)
+    return Shown(*(decimals(number, digits, signed) for number in (estimate.value, estimate.low, estimate.high)))
+
+
+def idle_groups(comparison: Comparison) -> list[tuple[Idle, str]]:
+    """What never acted, once for all methods of a setting in which it did not: an example, and these methods."""
+    groups: dict[tuple[str | None, str, str, str], list[Idle]] = defaultdict(list)
+    for idle in comparison.idle:
+        groups[idle.bench, idle.setting, idle.part, idle.why].append(idle)
+    return [(some[0], listed(_with_seeds(idle) for idle in some)) for some in groups.values()]
+
+
+def _with_seeds(idle: Idle) -> str:
+    return idle.method + ("" if len(idle.seeds) == idle.runs else f" ({len(idle.seeds)} of {idle.runs} runs)")
+
+
+def about_runs(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Versions, machines and time over all runs; several values are all named."""
+    titles = {"python": "Python", "cpu": "processor", "processes": "processes per run", "threads": "threads per run"}
+    about = {}
+    for key in ("rlstab", "torch", "transformers", "python", "machine", "cpu", "device", "processes", "threads"):
+        if values := dict.fromkeys(str(run.about[key]) for run in runs if key in run.about):
+            about[titles.get(key, key)] = ", ".join(values)
+    for title, spent in (
+        ("wall-clock time", [run.seconds for run in runs if run.seconds is not None]),
+        ("processor time", [run.cpu_seconds for run in runs if run.cpu_seconds is not None]),
+    ):
+        if spent:
+            about[title] = f"{sum(spent) / 60:.1f} minutes, the sum over {counted(len(spent), 'run')}"
+    return about
