@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.hub import first_line
+from rlstab.models.loading import read_json
 from rlstab.train.engine import Engine, as_shard_of, gathered
 from rlstab.train.rollout import Progress
 
@@ -98,7 +99,7 @@ def _save_moments(engine: Engine, path: Path) -> None:
         for moment in moments.values():
             whole = gathered(moment, device)
             if main:
-                file.write(whole.cpu().contiguous().numpy())
+                file.write(whole.cpu().contiguous().numpy().data)
 
 
 def load(path: Path, engine: Engine) -> dict[str, Any]:
@@ -199,12 +200,3 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty where it cannot be read."""
-    try:
-        record = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}

@@ -31,6 +31,7 @@ from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
+from rlstab.models.loading import read_json
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
@@ -173,7 +174,7 @@ class RunFolder:
                 f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
                 f"over with --overwrite."
             )
-        if checkpoint.read_json(self.path / "run.json").get("saved"):
+        if read_json(self.path / "run.json").get("saved"):
             raise CheckpointError(
                 f"{self.path} had checkpoints, and they are gone. Restore one from a copy, or start over with "
                 f"--overwrite."
@@ -315,7 +316,7 @@ def describe(
 
 def run_id_in(folder: Path) -> str | None:
     """The id of the run that a folder holds; None where there is none."""
-    run_id = checkpoint.read_json(folder / "run.json").get("run_id")
+    run_id = read_json(folder / "run.json").get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 
