@@ -99,11 +99,11 @@ class Host:
         )
 
 
-_GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated"}
+_GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 _LOGITS = ("max_logprobs", "log_kept_mass", "sum_p_sq")
 
-#: A response is truncated where its last token, which TRL and verl hand over, is no EOS.
+#: A response is truncated where its last token, which TRL and verl hand over, is no EOS; neither grows branches.
 HOSTS: Mapping[str, Host] = {
     host.key: host
     for host in (

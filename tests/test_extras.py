@@ -21,7 +21,7 @@ PACKAGE = Path(rlstab.__file__).parent
 CLONE = PACKAGE.parent
 PROJECT = tomllib.loads((CLONE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: Distributions that are imported by another name.
-IMPORTED_AS = {"pyyaml": "yaml"}
+IMPORTED_AS = {"pyyaml": "yaml", "transferqueue": "transfer_queue"}
 #: Comes with a package that is listed.
 COMES_WITH = {
     "pydantic": {"pydantic_core"},

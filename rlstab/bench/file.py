@@ -34,7 +34,7 @@ from rlstab.config.runs import RunConfig, build_run, run_hash
 from rlstab.config.settings import Count, Settings
 from rlstab.config.user_code import located
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
-from rlstab.tasks.build import require_settings
+from rlstab.tasks.build import require_loadable
 from rlstab.tasks.rewards import require_functions
 
 #: A name is a folder too.
@@ -331,7 +331,7 @@ def _load_all(
                 for key, value in {**method.set, **values}.items():
                     run = placed(run, key, value)
                 loaded[setting, name] = build_run(run)
-                require_settings(loaded[setting, name].task)
+                require_loadable(loaded[setting, name].task)
                 require_functions(loaded[setting, name].reward)
             except RlstabError as error:
                 problems.setdefault(str(error), []).append(f"{setting}/{name}")

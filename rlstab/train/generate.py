@@ -321,8 +321,7 @@ class Generator:
         answers = [[*first, *ids[mask].tolist()] for first, ids, mask in rows]
         counts, width = [len(first) for first in begun], rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=special)
-        evidence = block_evidence(blocks, rollout.texts, answers, counts, width, decode)
-        return {"block_ids": evidence.ids, "block_rewards": evidence.rewards, "block_outcomes": evidence.outcomes}
+        return block_evidence(blocks, rollout.texts, answers, counts, width, decode)
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))

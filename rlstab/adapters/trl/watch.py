@@ -62,8 +62,8 @@ class WatchCallback(TrainerCallback):
         check_release()
         check_windows(trainer.args)
         members = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective)).keyed
-        self.left_out = [key for key, one in members.items() if one.writes & {"ratio", "aggregate"}]
-        watched = compose(*(one for key, one in members.items() if key not in self.left_out))
+        self.left_out = [key for key, method in members.items() if method.writes & {"ratio", "aggregate"}]
+        watched = compose(*(method for key, method in members.items() if key not in self.left_out))
         if not watched.members:
             raise ConfigError(f"{', '.join(self.left_out)}: of these there is nothing to count. Watch another method.")
         if self.left_out:
@@ -87,8 +87,8 @@ class WatchCallback(TrainerCallback):
             for number, inputs in enumerate(self._micro_batches()):
                 named = inputs if SEQUENCE_IDS in inputs else {**inputs, **self._identities(inputs, number)}
                 needs = {"logprobs", *self.objective.needs}
-                found, _ = self.forward.signals(self.trainer.model, named, needs & (self.forward.gives | {"logprobs"}))
-                batches.append(batch_of(named, found, self.objective, self.providers, self.ends)[0])
+                made, _ = self.forward.signals(self.trainer.model, named, needs & (self.forward.gives | {"logprobs"}))
+                batches.append(batch_of(named, made, self.objective, self.providers, self.ends)[0])
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -99,7 +99,7 @@ class WatchCallback(TrainerCallback):
             return
         for batch in batches:
             report = plan.loss(batch, PolicyOutputs(batch.logprobs)).report
-            self.tallies.add({name: one for name, one in report.items() if name.startswith("observe_")})
+            self.tallies.add({name: mean for name, mean in report.items() if name.startswith("observe_")})
         if plan.lr_scale != 1.0:
             self.tallies.add({"observed/lr_scale": Mean.scalar(plan.lr_scale)})
         self.state = plan.state
@@ -114,7 +114,7 @@ class WatchCallback(TrainerCallback):
         """Those of the optimizer step whose backward passes are done."""
         trainer = self.trainer
         count, slices = trainer.current_gradient_accumulation_steps, trainer.args.steps_per_generation
-        return [trainer._buffered_inputs[(trainer._step - count + one) % slices] for one in range(count)]
+        return [trainer._buffered_inputs[(trainer._step - count + place) % slices] for place in range(count)]
 
     def _identities(self, inputs: Inputs, number: int) -> dict[str, Tensor]:
         """By the place in the optimizer step, and by the prompt: TRL has shuffled its own away."""
@@ -123,8 +123,8 @@ class WatchCallback(TrainerCallback):
         ranks, step = trainer.accelerator.num_processes, trainer.state.global_step
         first = (step * ranks * trainer.current_gradient_accumulation_steps + place) * rows
         pairs = zip(inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist(), strict=True)
-        prompts = [repr([one for one, there in zip(*pair, strict=True) if there]).encode() for pair in pairs]
-        groups = [zlib.crc32(one) << 20 | zlib.adler32(one) & 0xFFFFF for one in prompts]
+        prompts = [repr([token for token, there in zip(*pair, strict=True) if there]).encode() for pair in pairs]
+        groups = [zlib.crc32(prompt) << 20 | zlib.adler32(prompt) & 0xFFFFF for prompt in prompts]
         device = inputs["completion_ids"].device
         return {
             SEQUENCE_IDS: first + torch.arange(rows, device=device),
