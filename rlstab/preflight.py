@@ -18,7 +18,7 @@ from rlstab.extras import how_to_install, missing, require
 from rlstab.hub import first_line
 from rlstab.signals import slow_bf16
 from rlstab.tasks.blocks import require_blocks
-from rlstab.tasks.build import build_task, require_settings
+from rlstab.tasks.build import build_task
 from rlstab.tasks.rewards import build_rewards, require_functions, score
 from rlstab.tasks.task import Example, Prompt, Split, Task, in_words
 
@@ -41,7 +41,6 @@ def preflight(run: RunConfig) -> list[str]:
         require("lora", "model.adapter")
     if run.optimisation.precision == "bf16" and slow_bf16():
         lines.append("optimisation.precision: bf16 is slower than fp32 on this CPU: it has neither AVX512_BF16 nor AMX")
-    require_settings(run.task)
     task = None
     if isinstance(run.task, DatasetSettings) and _is_on_the_hub(run.task.path):
         require("datasets", "The task dataset")

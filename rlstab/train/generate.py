@@ -7,6 +7,7 @@ rollout, a branch's from its parent.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -320,8 +321,7 @@ class Generator:
         answers = [[*first, *ids[mask].tolist()] for first, ids, mask in rows]
         counts, width = [len(first) for first in begun], rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=special)
-        evidence = block_evidence(blocks, rollout.texts, answers, counts, width, decode)
-        return {"block_ids": evidence.ids, "block_rewards": evidence.rewards, "block_outcomes": evidence.outcomes}
+        return block_evidence(blocks, rollout.texts, answers, counts, width, decode)
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
@@ -455,7 +455,9 @@ def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, 
     shapes = [tuple(mask.shape)] if per_token else [tuple(mask.shape), tuple(mask.shape[:1])]
     if not len(rollout):  # a rank without responses has nothing to ask about
         return torch.zeros(shapes[-1], device=mask.device)
-    values = checked_output(provider(rollout.copy()), who, shapes, ShapeError).to(mask.device)
+    # what the function does to tensors in place changes nothing else
+    own = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
+    values = checked_output(provider(own), who, shapes, ShapeError).to(mask.device)
     values = torch.where(mask, values, 0.0) if values.ndim == 2 else values
     bad = int((~torch.isfinite(values)).sum())
     if bad:
