@@ -150,5 +150,4 @@ class Mismatch(TokenObjective):
 
     def _gap(self, batch: TokenBatch) -> Tensor:
         """``(n,)`` float64 log-ratio of the two policies."""
-        gap: Tensor = getattr(batch, self.of).double() - getattr(batch, self.to).double()
-        return gap
+        return torch.sub(getattr(batch, self.of).double(), getattr(batch, self.to).double())
