@@ -229,7 +229,7 @@ def on_a_rank(objective: TokenObjective, step: Step, rows: Sequence[int], comm: 
 def test_two_ranks_are_one(ranks: list[list[int]], two: Processes) -> None:
     step = step_of()
     jobs = [(STACK, step, rows) for rows in ranks]
-    found = two.each(STACK, on_a_rank, jobs, empty=sum(not one for one in ranks))
+    found = two.each(on_a_rank, jobs)
     assert two.counted == 2
     level = DataLevel(STACK)
     alone = level.step([step.padded(1, 0.0)[0]])
