@@ -101,9 +101,7 @@ class Rollout:
         whole = self.responses
         groups, own = (uniform(3, ids).mul(10).long() for ids in (whole.group_ids, whole.sequence_ids))
         other = replace(
-            whole,
-            group_ids=10**7 - 11 * whole.group_ids - groups,
-            sequence_ids=10**9 - 11 * whole.sequence_ids - own,
+            whole, group_ids=10**7 - 11 * whole.group_ids - groups, sequence_ids=10**9 - 11 * whole.sequence_ids - own
         )
         return replace(self, responses=other)
 
