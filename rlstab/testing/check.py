@@ -108,7 +108,8 @@ def check_objective(
 def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | None = None) -> Report:
     """Check a stage against every law of stages.
 
-    A stage may refuse, by :class:`~rlstab.errors.OutOfRange`, rewards outside of [0, 1], and a task that has no end.
+    A stage may refuse, by :class:`~rlstab.errors.OutOfRange`, rewards outside of [0, 1], a task that has no end, and
+    more prompts than its settings allow.
 
     Args:
         stage: a prompt selector, a reward shaper, an advantage estimator or a rollout expander.

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import datetime
 import gc
+import logging
 import math
 import os
 import random
+import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -273,7 +276,8 @@ rows("split", "permutation", "replication")(
 rows("replication", measure=moments_of)(bessel=lambda b, s, t: constant(b, 1 / (1 + corrected_variance(s))))
 # The same, beside an order statistic that is others where every value is there twice.
 rows("replication", measure=lambda b: {**moments_of(b), "unused": Pool.quantile(H(b), 0.37)})(
-    bessel_beside_a_pool=lambda b, s, t: constant(b, 1 / (1 + corrected_variance(s)))
+    bessel_beside_a_pool=lambda b, s, t: constant(b, 1 / (1 + corrected_variance(s))),
+    count_beside_a_pool=lambda b, s, t: constant(b, 1 / (1 + float(s.mean("mean").count))),
 )
 # It makes up for a long optimizer step by its number of tokens, which the denominator has done already.
 rows("replication", measure=entropies_of)(
@@ -392,7 +396,7 @@ rows("split", init=lambda: {"n": 0}, advance=counting)(advances_in_terms=counts_
 rows("pure", "process")(
     global_randomness=lambda b, s, t: torch.rand(len(b)) >= 0,
     # so that its own draw can be repeated; everybody else's is repeated too
-    seeds_the_process=lambda b, s, t: void(torch.manual_seed(0)),
+    seeds_the_process=lambda b, s, t: torch.rand(len(b), generator=torch.manual_seed(0)) >= 0,
     numpy_randomness=lambda b, s, t: constant(b, float(np.random.rand() >= 0)),  # noqa: NPY002
     python_randomness=lambda b, s, t: constant(b, float(random.random() >= 0)),
 )
@@ -754,6 +758,77 @@ class StrictSetting(TokenObjective):
     def terms(self, batch, stat, state):
         return Terms(weight=(H(batch) > self.level).to(batch.logprobs.dtype))
 
+
+# -- it acts after thousands of calls, or leaves a trace where few look -----------------------------------------------
+
+
+def counter() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+def counts_in_its_default(batch, calls=[0]):  # noqa: B006  # that is what it does wrong
+    calls[0] += 1
+    return calls[0]
+
+
+def counts_on_itself(batch):
+    counts_on_itself.calls = getattr(counts_on_itself, "calls", 0) + 1
+    return counts_on_itself.calls
+
+
+def counts_in_another_module():
+    math.rlstab_calls = getattr(math, "rlstab_calls", 0) + 1
+    return math.rlstab_calls
+
+
+CLOSED = counter()
+BUFFERS: dict[int, Tensor] = {}
+
+
+def in_a_buffer(batch, stat, state):
+    """It writes its weights into memory that it used before; a plan holds those of several parts."""
+    return BUFFERS.setdefault(len(batch), torch.empty(len(batch), dtype=torch.float64)).copy_(1 / (1 + H(batch)))
+
+
+def starts_a_thread(batch, stat, state):
+    threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+
+
+rows("process")(
+    acts_after_5000_calls=lambda b, s, t: constant(b, 0.5 if CLOSED() > 5000 else 1.0),
+    counts_in_a_default=lambda b, s, t: constant(b, 0.5 if counts_in_its_default(b) > 5000 else 1.0),
+    counts_on_a_function=lambda b, s, t: constant(b, 0.5 if counts_on_itself(b) > 5000 else 1.0),
+    counts_elsewhere=lambda b, s, t: constant(b, 0.5 if counts_in_another_module() > 5000 else 1.0),
+    by_the_nodename=lambda b, s, t: constant(b, 1 / (1 + len(os.uname().nodename))),
+    by_the_yearday=lambda b, s, t: constant(b, time.gmtime().tm_yday / 400),
+    by_visible_devices=lambda b, s, t: constant(b, 1 / (1 + len(os.environ.get("CUDA_VISIBLE_DEVICES", "")))),
+    by_the_directory=lambda b, s, t: constant(b, 1 / (1 + len(str(Path.cwd())))),
+    prints_more_digits=lambda b, s, t: torch.set_printoptions(precision=9),
+    logs_more=lambda b, s, t: logging.getLogger().setLevel(7),
+    by_the_threads_of_torch=lambda b, s, t: constant(b, 1 / (1 + torch.get_num_threads())),
+)
+rows("pure")(
+    makes_a_directory=lambda b, s, t: Path(tempfile.gettempdir(), "rlstab_seen").mkdir(exist_ok=True),
+    writes_to_shared_memory=lambda b, s, t: void(Path("/dev/shm/rlstab_seen").write_text("1")),
+    writes_by_bytes=lambda b, s, t: os.close(os.open(b"/tmp/rlstab_file", os.O_RDWR | os.O_CREAT)),
+    leaves_a_thread=starts_a_thread,
+    imports_from_elsewhere=lambda b, s, t: sys.path.append("/nowhere"),
+)
+rows("split")(
+    in_the_main_thread=lambda b, s, t: constant(
+        b, 0.5 if threading.current_thread() is threading.main_thread() else 1.0
+    ),
+    reuses_its_memory=in_a_buffer,
+)
+# It takes what is near to 0 for 0, and how near depends on the dtype.
+rows("precision")(below_rounding=lambda b, s, t: H(b) > torch.finfo(H(b).dtype).eps * 3000)
 
 # -- sound, and once taken for broken ----------------------------------------------------------------------------------
 

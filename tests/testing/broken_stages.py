@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -213,6 +216,43 @@ rows(RewardShaper, "process")(
         r.rewards * MEMORY.setdefault("mean", float(r.rewards.mean()) if len(r) else 0.0)
     ),
 )
+
+# -- it acts after thousands of calls, or leaves a trace where few look -----------------------------------------------
+
+
+def makes_room(r, stat, state):
+    Path(tempfile.gettempdir(), "rlstab_stage").mkdir(exist_ok=True)
+    return nothing(r)
+
+
+def caches(r, stat, state):
+    r.extra["cached"] = r.rewards
+    return nothing(r)
+
+
+def hides(r, stat, state):
+    object.__setattr__(r, "cached", r.rewards)
+    return nothing(r)
+
+
+def best_first(r, seed):
+    """It branches from the best answers as they stand in memory, as many as there is room for."""
+    parents = (r.lengths > 1).logical_and(r.given == 0).nonzero().squeeze(-1)[:1]
+    return Expansion(parents=parents, pivots=torch.ones_like(parents), branches=1)
+
+
+rows(PromptSelector, "process")(
+    acts_after_5000_calls=lambda offer, state: wrapped(offer, 1 if next(CALLS) > 5000 else 0),
+    by_the_yearday=lambda offer, state: wrapped(offer, time.gmtime().tm_yday),
+)
+rows(RewardShaper, "pure")(makes_a_directory=makes_room, caches_on_the_batch=caches, hides_on_the_batch=hides)
+rows(AdvantageEstimator, "identity")(
+    parity_of_the_prompt=lambda r, stat, state: centred(r) * (r.prompt_ids % 2),
+)
+rows(AdvantageEstimator, "permutation")(
+    ranks_by_order=lambda r, stat, state: centred(r) * (1 + r.rewards.argsort().argsort() / max(1, len(r)))
+)
+rows(RolloutExpander, "permutation")(branches_from_the_first=best_first)
 
 # -- it breaks what its kind promises ----------------------------------------------------------------------------------
 
