@@ -34,7 +34,7 @@ class DeepGRPO(RolloutExpander):
 
             x_t  =  t / |y|,   t = 1 ... |y| - 1
             Q(t) ~  P(success | x_t) x_t^gamma
-            P(success | x) = sigmoid(b + w x)  by the last W branch points, 1 until there are more than n of both kinds
+            P(success | x) = sigmoid(b + w x)  by the last W branch points, 1 until they are more than n, of both kinds
 
         b and w minimise the sum of the log losses of the window plus w^2 / 2. A branch point is a success where one of
         its K ends is: R > r0 with R = ``raw_rewards``, r0 = ``threshold``. gamma is ``gamma``, K is ``branches``, W is

@@ -59,7 +59,8 @@ class Laconic(RewardShaper):
           included.
 
     Deviations:
-        - From the paper: none known.
+        - From the paper: ``floor``, ``most`` and ``cut`` are those of the published recipes; its price has none of
+          them.
         - From its code: an answer that ends by itself with the very last token that it may have is not charged
           ``cut``; there it is, because the code compares the length with the limit. The published snapshot of 2025 is
           an older form: without the hinge, ``cut`` scaled by the multiplier, and no ceiling.

@@ -89,7 +89,7 @@ class ESSScale(TokenObjective):
     Source:
         L. J. Huang et al., "Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs", 2026, arXiv 2602.17616.
         Reference code: mit-han-lab/vcpo ``verl/workers/actor/megatron_actor.py``,
-        ``recipe/fully_async_policy/staleness_utils.py`` (``compute_ess_info``).
+        ``recipe/fully_async_policy/staleness_utils.py`` (``compute_ess_info``, ``compute_global_ess_ratio``).
     """
 
     about = About(

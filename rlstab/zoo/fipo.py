@@ -64,7 +64,7 @@ class FIPO(TokenObjective):
         With one optimizer step per rollout it does nothing. It assumes that all tokens of a response have one
         advantage: where they do not, F mixes what was rewarded with what was punished. It needs the live log-probs of
         whole responses, including dropped tokens. F grows with the half-life: with a drift of 0.01 nats on every token
-        it is 0.46, and all weights are at their bound. At the default ``low`` it only ever boosts, so the gradient
+        it is 0.467, and all weights are at their bound. At the default ``low`` it only ever boosts, so the gradient
         grows with the drift.
 
     Example:
