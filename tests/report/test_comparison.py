@@ -194,11 +194,14 @@ def test_short_runs_are_not_judged_and_one_without_memory_has_not_collapsed() ->
 
 
 def test_the_highest_stable_value_and_the_counts(sweep: Path) -> None:
-    [swept] = compare(load_runs(sweep)).sweeps
+    comparison = compare(load_runs(sweep))
+    counts = comparison.tables[1].collapses["grpo"]
+    assert [(counts.fired[name], counts.judged[name]) for name in ("reward_fall", "entropy_floor")] == [(3, 3), (0, 3)]
+    [swept] = comparison.sweeps
     assert (swept.bench, swept.key, swept.values) == ("stability", "optimisation.lr", [1e-4, 2e-4, 4e-4])
     assert swept.highest == {"grpo": 1e-4, "s2t": 2e-4}
-    counts = {(point.method, point.value): (point.collapsed, point.runs) for point in swept.points}
-    assert (counts["grpo", 2e-4], counts["s2t", 2e-4]) == ((3, 3), (0, 3))
+    points = {(point.method, point.value): (point.collapsed, point.runs) for point in swept.points}
+    assert (points["grpo", 2e-4], points["s2t", 2e-4]) == ((3, 3), (0, 3))
     # above an unstable value nothing counts as stable, and a run that never began counts in its setting
     place = {"bench": "stability", "method": "s2t", "status": "failed"}
     place_run(sweep / "runs/lr_1e-4/s2t/seed-1", setting="lr_1e-4", seed=1, error="OutOfMemoryError", **place)
