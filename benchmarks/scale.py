@@ -5,7 +5,8 @@
 
 Llama models with random weights on the CPU, over gloo: two rollouts of answers of at most 24 tokens with an optimizer
 step each, and a checkpoint, in processes of their own. Resident memory above what the process had with all libraries
-loaded; the highest of the processes counts. What would not fit is not run.
+loaded; the highest of the processes counts. What would not fit is not run. ``MALLOC_MMAP_THRESHOLD_`` is set, as the
+page on several processes advises.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ TOKENS = 24
 ROWS = 4
 #: MiB above what is said, at most: what libraries hold once, and the allocator.
 LIBRARIES = 100
+#: With it glibc gives large tensors back when torch frees them. Else it keeps them and often cannot use them again.
+GLIBC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 @dataclass(frozen=True)
@@ -129,15 +132,15 @@ def worker(asked: dict[str, Any]) -> None:
     Path("/proc/self/clear_refs").write_text("5")
     train(run, console=Console(file=io.StringIO(), force_terminal=False))
     rank = os.environ.get("RANK", "0")
-    Path(asked["found"], rank).write_text(str(resident("VmHWM") - before))
+    Path(asked["told"], rank).write_text(str(resident("VmHWM") - before))
 
 
 def measure(size: str, engine: str, memory: int, disk: int) -> Measured:
     """What the largest process of a run takes, and what is said before."""
     processes, changes = ENGINES[engine]
     with tempfile.TemporaryDirectory() as place:
-        folder, found = Path(place), Path(place, "found")
-        found.mkdir()
+        folder, told = Path(place), Path(place, "told")
+        told.mkdir()
         run = settings(str(model(size, folder / "model")), changes, folder / "run")
         shape = shape_of(run, longest_prompt(run) + TOKENS)
         said = footprint(shape, run, engine.partition(",")[0], processes)
@@ -145,26 +148,27 @@ def measure(size: str, engine: str, memory: int, disk: int) -> Measured:
         took = None
         if said.peak * processes <= memory and written <= disk:
             fill_in(folder / "model")
-            took = _taken(run, processes, found)
+            took = _taken(run, processes, told)
     return Measured(engine, shape.weights, processes, took, said.peak / MIB)
 
 
-def _taken(run: RunConfig, processes: int, found: Path) -> float:
-    asked = json.dumps({"settings": run.model_dump(mode="json", exclude_unset=True), "found": str(found)})
+def _taken(run: RunConfig, processes: int, told: Path) -> float:
+    asked = json.dumps({"settings": run.model_dump(mode="json", exclude_unset=True), "told": str(told)})
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] * (processes > 1)
-    subprocess.run([sys.executable, *start, "-m", "benchmarks.scale", "--worker", asked], check=True)
-    took = [int(one.read_text()) for one in found.iterdir()]
-    if len(took) != processes:
-        raise RuntimeError(f"{len(took)} processes told, and not {processes}")
-    return max(took) / MIB
+    command = [sys.executable, *start, "-m", "benchmarks.scale", "--worker", asked]
+    subprocess.run(command, check=True, env={**os.environ, **GLIBC})
+    peaks = [int(path.read_text()) for path in told.iterdir()]
+    if len(peaks) != processes:
+        raise RuntimeError(f"{len(peaks)} processes told, and not {processes}")
+    return max(peaks) / MIB
 
 
-def row(one: Measured) -> tuple[str, ...]:
+def row(run: Measured) -> tuple[str, ...]:
     """Of the table."""
-    words = (_count(one.parameters), one.engine, f"{one.said:.0f}")
-    if one.measured is None:
+    words = (_count(run.parameters), run.engine, f"{run.said:.0f}")
+    if run.measured is None:
         return (*words, "too large to be run", "")
-    return (*words, f"{one.measured:.0f}", f"{one.measured / one.said:.2f}")
+    return (*words, f"{run.measured:.0f}", f"{run.measured / run.said:.2f}")
 
 
 def _count(parameters: int) -> str:

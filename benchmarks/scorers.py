@@ -7,33 +7,31 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Any
 
 from examples.demonstrations import demonstration
 from rlstab.errors import ScorerError
 from rlstab.tasks import Countdown
-from rlstab.tasks.scorers import AnswerPattern, GymScorer, Scorer, TextScorer
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.scorers import GymScorer, Scorer, TextScorer
+from rlstab.tasks.scoring import Job, Workers
 
 PROMPTS, GROUP = 8, 8
 TALK = "First we simplify the expression and collect the terms, and then we divide both sides. " * 4
 
 
-def cases() -> dict[str, tuple[Scorer, list[tuple[Any, str]]]]:
-    """By name: a scorer, and a rollout of right answers and completions."""
-    whole = AnswerPattern(None)
+def cases() -> dict[str, tuple[Scorer, list[Job]]]:
+    """By name: a scorer, and the completions of a rollout with their right answers."""
     rollout = [(prompt, prompt + reply) for prompt in range(PROMPTS) for reply in range(GROUP)]
-    sums = GymScorer("chain_sum", {}, whole, None)
+    sums = GymScorer("chain_sum", {}, None, None)
     return {
         "pattern, exact": (
-            TextScorer("exact", AnswerPattern("#### (.+)")),
-            [(str(right), f"{TALK}\n#### {said}") for right, said in rollout],
+            TextScorer("exact", "#### (.+)"),
+            [("", f"{TALK}\n#### {said}", str(right)) for right, said in rollout],
         ),
         "math_verify": (
-            TextScorer("math_verify", whole),
-            [(f"\\frac{{{right}}}{{7}}", f"{TALK} So $x = \\frac{{{said}}}{{7}}$.") for right, said in rollout],
+            TextScorer("math_verify", None),
+            [("", f"{TALK} So $x = \\frac{{{said}}}{{7}}$.", f"\\frac{{{right}}}{{7}}") for right, said in rollout],
         ),
-        "reasoning-gym, chain_sum": (sums, [(sums._made[0], str(said)) for _, said in rollout]),
+        "reasoning-gym, chain_sum": (sums, [("", str(said), sums.made[0]) for _, said in rollout]),
     }
 
 
@@ -55,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     task = Countdown()
     examples = [task.example("train", prompt) for prompt in range(PROMPTS) for _ in range(GROUP)]
-    texts = [demonstration(task, one, random.Random(place)) for place, one in enumerate(examples)]
+    texts = [demonstration(task, example, random.Random(place)) for place, example in enumerate(examples)]
     own = fastest(options.repeats, lambda: [task.score(*pair) for pair in zip(examples, texts, strict=True)])
     print(f"ms per rollout of {PROMPTS} x {GROUP} completions, {options.workers} workers, best of {options.repeats}")
     print(f"{'scorer':<26}{'in process':>12}{'workers':>12}{'start, s':>12}")
@@ -64,13 +62,13 @@ def main() -> None:
         print(f"{name:<26}{measure(scorer, jobs, options.workers, options.repeats)}")
 
 
-def measure(scorer: Scorer, jobs: list[tuple[Any, str]], count: int, repeats: int) -> str:
+def measure(scorer: Scorer, jobs: list[Job], count: int, repeats: int) -> str:
     """A line of the table."""
-    inside = fastest(repeats, lambda: [scorer.score(*one) for one in jobs])
+    inside = fastest(repeats, lambda: [scorer.score(*job) for job in jobs])
     workers = Workers(scorer, count, 60.0)
     start = time.perf_counter()
     try:
-        workers.start()
+        workers.score_one(*jobs[0])
     except ScorerError as error:
         return f"{1000 * inside:>12.2f} {error}"
     started = time.perf_counter() - start

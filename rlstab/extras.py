@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from rlstab.errors import MissingPackage
 
 #: The names by which the packages of an extra are imported. Not wandb, of `train`: only a run that tracks by it needs
-#: it. Of `verl`, the host itself.
+#: it. Of `verl`, what its launch imports first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "matplotlib", "plotly", "jinja2"),
@@ -21,7 +21,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "testing": ("pytest",),
     "trl": ("trl",),
-    "verl": ("verl",),
+    "verl": ("verl", "transfer_queue", "cachetools"),
 }
 
 

@@ -38,10 +38,10 @@ def restore_state(folder: str | Path, objective: TokenObjective) -> State:
     try:
         record = json.loads(path.read_text())
         tensors = load_file(Path(folder) / TENSORS) if record["tensors"] else {}
-        wanted, found = objective_hash(objective), record["objective"]
+        own, stored = objective_hash(objective), record["objective"]
         state = load_state(record, tensors)
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Resume from the checkpoint before it.") from error
-    if found != wanted:
-        raise CheckpointError(f"{folder} belongs to the objective {found}, and the trainer has {wanted}. {cure}")
+    if stored != own:
+        raise CheckpointError(f"{folder} belongs to the objective {stored}, and the trainer has {own}. {cure}")
     return state

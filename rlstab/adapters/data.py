@@ -74,22 +74,19 @@ class HostMean:
 
 @dataclass(frozen=True)
 class HostLoss:
-    """What the policy loss of the host has to be set to: a clip of the token's ratio, and nothing beside it.
+    """What the policy loss of the host has to be set to: a clip of the token's ratio; its KL and entropy terms are off.
 
     Attributes:
         low, high: the ratio is held to ``[1 - low, 1 + high]``. Without a trust region they are 1.0 and 1e9, which no
             ratio reaches.
         dual_clip: what the ratio is held to where the advantage is negative; None for none.
         mean: see :class:`HostMean`.
-        kl, entropy: coefficients of the host's own terms, which have to be off.
     """
 
     low: float
     high: float
     dual_clip: float | None
     mean: HostMean
-    kl: float = 0.0
-    entropy: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +124,7 @@ class DataStep:
 
     def metrics(self) -> dict[str, float]:
         """The report as numbers, without metrics that counted nothing."""
-        return {name: one.value for name, one in self.report.items() if float(one.count)}
+        return {name: mean.value for name, mean in self.report.items() if float(mean.count)}
 
 
 class DataLevel:
@@ -184,9 +181,8 @@ class DataLevel:
             layout_of(batch)  # refuses one that has no (B, T) shape
         plan = make_plan(self.objective, batches, self.state, comm)
         masks = [self._mask(part) for part in plan.parts]
-        none = torch.zeros(2, dtype=torch.float64)
         own = [counts(part.batch, mask).cpu() for part, mask in zip(plan.parts, masks, strict=True)]
-        tokens, sequences = comm.sum(torch.stack([none, *own]).sum(0)).tolist()
+        tokens, sequences = comm.sum(torch.stack([torch.zeros(2, dtype=torch.float64), *own]).sum(0)).tolist()
         parts = [self._given(part, mask, plan, tokens, sequences) for part, mask in zip(plan.parts, masks, strict=True)]
         report = _report(self.objective, plan, comm)
         self.state = plan.state
@@ -219,10 +215,10 @@ def _report(objective: TokenObjective, plan: Plan, comm: Comm) -> dict[str, Mean
         empty = objective.terms(objective._empty_part(), plan.settled, plan.state).report
     zero = torch.zeros((), dtype=torch.float64)
     nothing: dict[str, Mean] = {name: Mean(zero, zero) for name in [*empty, "tokens/kept"]}
-    found: list[Stat] = [nothing]
+    reports: list[Stat] = [nothing]
     for part in plan.parts:
         keep = torch.ones_like(part.has_gradient) if part.terms.keep is None else part.terms.keep
         told = {**part.terms.report, "tokens/kept": Mean.of(keep)}
-        found.append({name: told.get(name, one) for name, one in nothing.items()})
-    settled = settle(found, comm)
+        reports.append({name: told.get(name, zeros) for name, zeros in nothing.items()})
+    settled = settle(reports, comm)
     return {name: settled.mean(name) for name in nothing}

@@ -31,19 +31,18 @@ def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     absent = [f"{extra} (no {', '.join(missing(extra))})" for extra in EXTRAS if extra not in ready]
     lines.append(f"device: {device}, {os.cpu_count()} processors")
     lines.append(f"extras: {', '.join(ready) or 'none'}; not installed: {', '.join(absent) or 'none'}")
-    for host in hosts:
-        if host.package:
-            line, live = _examined(host)
-            lines.append(line)
-            well = well and live
+    for host in filter(lambda host: host.package, hosts):
+        line, live = _examined(host)
+        lines.append(line)
+        well = well and live
     return lines, well
 
 
 def _examined(host: Host) -> tuple[str, bool]:
-    found = _version(host.package)
-    if found is None:
+    installed = _version(host.package)
+    if installed is None:
         return f"{host.name}: not installed. {how_to_install(host.key)}", True
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         try:
@@ -51,9 +50,9 @@ def _examined(host: Host) -> tuple[str, bool]:
             adapter.check_host()
             tested = adapter.tested()
         except Exception as error:  # whatever an installed package does when it is imported
-            return f"{host.name} {found}: {host.adapter} does not work: {type(error).__name__}: {error}", False
-    ours = "".join(f" {one.message}" for one in told if "adapter" in str(one.message))
-    return f"{host.name} {found}: {host.adapter} is live; tested with {tested}.{ours}", True
+            return f"{host.name} {installed}: {host.adapter} does not work: {type(error).__name__}: {error}", False
+    ours = "".join(f" {warning.message}" for warning in caught if "adapter" in str(warning.message))
+    return f"{host.name} {installed}: {host.adapter} is live; tested with {tested}.{ours}", True
 
 
 def _version(package: str) -> str | None:

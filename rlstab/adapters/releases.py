@@ -34,21 +34,22 @@ def check_methods(
     changed = []
     who = owner.__name__.rpartition(".")[2]
     for name, (parameters, tested) in methods.items():
-        wanted, found = tuple(parameters.split()), getattr(owner, name, None)
-        if found is None:
+        method = getattr(owner, name, None)
+        if method is None:
             raise HostError(f"{who} of {release} has no {name}, which the adapter needs. {cure}")
-        home = inspect.unwrap(found).__module__
+        home = inspect.unwrap(method).__module__
         if not home.startswith(homes):
             raise HostError(
                 f"{who}.{name} was replaced by {home}. The adapter builds on {release.split()[0]}'s own. Do not import "
                 f"that package in this process, or train without the adapter."
             )
-        given = tuple(inspect.signature(inspect.unwrap(found)).parameters)[: len(wanted)]
+        wanted = parameters.split()
+        given = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(wanted)]
         if given != wanted:
             raise HostError(
                 f"{who}.{name} of {release} takes ({', '.join(given)}), expected ({', '.join(wanted)}). {cure}"
             )
-        if tested and checksum(found) != tested:
+        if tested and checksum(method) != tested:
             changed.append(name)
     return changed
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
+
+
+def defaults_of(config: type) -> dict[str, Any]:
+    """The defaults of a dataclass of settings."""
+    return {field.name: field.default for field in dataclasses.fields(config)}
 
 
 def require_defaults(
@@ -32,9 +38,41 @@ def require_defaults(
             )
 
 
-def reference_readers(objective: TokenObjective) -> list[str]:
-    """Names of the methods that read a reference model, observed ones among them."""
-    return [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+def check_reference(
+    objective: TokenObjective, *, loaded: str, switch: str, on: str, coefficient: str, value: float, idle: float
+) -> None:
+    """The host loads a reference model where the objective reads one, and its coefficient is that of ``kl``.
+
+    Args:
+        objective: usually a composition.
+        loaded: the host's setting that loads the model, and its value; empty where it loads none.
+        switch: that setting with the value that loads none.
+        on: what to write to load it, without the coefficient.
+        coefficient: the host's setting of the coefficient.
+        value: of that setting.
+        idle: its value where no method reads a reference model.
+
+    Raises:
+        ConfigError: names the setting, and what to write instead.
+    """
+    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+    wanted = kl_settings(objective, "coefficient")
+    if loaded and not readers:
+        raise ConfigError(
+            f"{loaded} has no effect: no method of the objective reads the reference model. Write {switch}, or add to "
+            f"the objective: {{name: kl, coefficient: {value}}}."
+        )
+    if readers and not loaded:
+        raise ConfigError(
+            f"'{readers[0]}' reads 'ref_logprobs', and no reference model is loaded. Write {on}{coefficient}="
+            f"{next(iter(wanted), value or 0.001)!r}."
+        )
+    allowed = wanted if readers else [idle]
+    if allowed and value not in allowed:
+        raise ConfigError(
+            f"{coefficient} = {value} has no effect: the coefficient is that of 'kl' in the objective. Write "
+            f"{coefficient}={allowed[0]!r}."
+        )
 
 
 def kl_settings(objective: TokenObjective, name: str) -> list[Any]:

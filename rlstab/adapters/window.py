@@ -1,7 +1,8 @@
-"""The micro-batches of one optimizer step, planned together and settled at its end, and means over many of them."""
+"""The micro-batches of one optimizer step, planned together and settled at its end, and means over many steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.objective import TokenObjective
-from rlstab.core.plan import Plan
+from rlstab.core.comm import Comm
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean
+from rlstab.errors import NonFinite
 
 
 @dataclass(eq=False)
@@ -25,7 +28,6 @@ class Window:
         refusal: why it was refused, before or after the backward passes.
         unscored: log-probs that the sampler could not give.
         place: the micro-batch whose turn it is.
-        loss: of the micro-batches so far.
         nonfinite: live values that are NaN or Inf so far.
         reports: metrics of the micro-batches so far.
     """
@@ -35,46 +37,75 @@ class Window:
     refusal: str | None = None
     unscored: list[Tensor] = field(default_factory=list)
     place: int = 0
-    loss: Tensor | None = None
     nonfinite: Tensor | None = None
     reports: list[Mapping[str, Mean]] = field(default_factory=list)
 
-    def add(self, loss: Tensor, nonfinite: Tensor, report: Mapping[str, Mean]) -> None:
+    def make_plan(self, objective: TokenObjective, state: State, comm: Comm) -> None:
+        """Decide about the step from the evidence in :attr:`batches`; NaN or Inf in it refuses the step."""
+        try:
+            self.plan = make_plan(objective, self.batches, state, comm)
+        except NonFinite as error:
+            self.refusal = str(error)
+
+    def add(self, nonfinite: Tensor, report: Mapping[str, Mean]) -> None:
         """Note what a micro-batch gave; nothing is waited for."""
         self.place += 1
-        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
         self.nonfinite = nonfinite if self.nonfinite is None else self.nonfinite + nonfinite
         self.reports.append(report)
 
-    def tally(self) -> Tensor:
-        """``(2,)`` float64: live values that are not finite, and the loss of this rank."""
-        if self.loss is None or self.nonfinite is None:
-            return torch.zeros(2, dtype=torch.float64)
-        return torch.stack([self.nonfinite.double(), self.loss.double()])
+    def refuse_nonfinite(self, comm: Comm, norm: float = 0.0) -> None:
+        """Refuse the step if a live value on any rank, or the gradient norm, is NaN or Inf; every rank calls it."""
+        nonfinite = torch.zeros((), dtype=torch.float64) if self.nonfinite is None else self.nonfinite.double().cpu()
+        count = int(comm.sum(nonfinite))
+        if self.refusal is None and (count or not math.isfinite(norm)):
+            self.refusal = (
+                f"{count} live values of the policy, or of gates, are NaN or Inf"
+                f"{'' if math.isfinite(norm) else f', and the gradient norm is {norm}'}. The optimizer step was "
+                f"refused; weights and state are those before it."
+            )
 
-    def counted(self, objective: TokenObjective) -> dict[str, Mean]:
-        """What is told of the step as a whole; of a refused one, which may hold NaN, that it was."""
-        found = {"steps/refused": Mean.scalar(float(self.refusal is not None))}
+    @property
+    def moves_nothing(self) -> bool:
+        """It was refused, or nothing in it has a gradient: weights and moments stay."""
+        return self.refusal is not None or self.plan is None or self.plan.has_no_gradient
+
+    def summary(self, objective: TokenObjective) -> dict[str, Mean]:
+        """Metrics of the step as a whole; of a refused one, which may hold NaN, that it was."""
+        metrics = {"steps/refused": Mean.scalar(float(self.refusal is not None))}
         plan = self.plan
         if plan is None or self.refusal is not None:
-            return found
-        found |= {
+            return metrics
+        metrics |= {
             "steps/skipped": Mean.scalar(float(plan.has_no_gradient)),
             "lr_scale": Mean.scalar(plan.lr_scale),
             "tokens/live": Mean(*map(_number, (plan.live_tokens, plan.everything.tokens))),
         }
         if "rollout_logprobs" in objective.needs:
-            lost = torch.stack([one.double() for one in self.unscored]).sum()
-            found["sampler/unscored"] = Mean(lost, _number(sum(len(batch) for batch in self.batches)))
-        return found
-
-    def reports_of_step(self) -> Sequence[Mapping[str, Mean]]:
-        """Of its micro-batches, unless it was refused."""
-        return [] if self.plan is None or self.refusal is not None else self.reports
+            lost = torch.stack([count.double() for count in self.unscored]).sum()
+            metrics["sampler/unscored"] = Mean(lost, _number(sum(len(batch) for batch in self.batches)))
+        return metrics
 
 
 def _number(value: float) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
+
+
+#: Our names of the two shares of clipped tokens.
+SIDES = ("ratio/clipped_low", "ratio/clipped_high")
+
+
+def renamed(means: Mapping[str, float], names: Mapping[str, str], prefix: str, clipped: str) -> dict[str, float]:
+    """Means under the names of a host.
+
+    Args:
+        means: by our names.
+        names: the host's, by ours; every other metric is under ``prefix``.
+        prefix: of ours.
+        clipped: the host's name of the sum of both shares of clipped tokens.
+    """
+    metrics = {names.get(name, f"{prefix}{name}"): value for name, value in means.items()}
+    sides = [means[side] for side in SIDES if side in means]
+    return {**metrics, **({clipped: sum(sides)} if sides else {})}
 
 
 #: By name, a sum and a count.
@@ -94,15 +125,21 @@ class Tallies:
 
     def add(self, report: Mapping[str, Mean]) -> None:
         """Merge a report."""
-        for name, one in report.items():
-            self.means[name] = self.means[name].merge(one) if name in self.means else one
+        for name, mean in report.items():
+            self.means[name] = self.means[name].merge(mean) if name in self.means else mean
+
+    def add_step(self, window: Window, objective: TokenObjective) -> None:
+        """Merge what an optimizer step tells: of a refused one, its micro-batches count for nothing."""
+        refused = window.plan is None or window.refusal is not None
+        for report in (window.summary(objective), *([] if refused else window.reports)):
+            self.add(report)
 
     def collect(self) -> dict[str, float]:
         """The means over all ranks, without what nothing was counted for; then everything begins anew.
 
         Every rank calls it.
         """
-        own = {name: (float(one.total), float(one.count)) for name, one in sorted(self.means.items())}
+        own = {name: (float(mean.total), float(mean.count)) for name, mean in sorted(self.means.items())}
         self.means = {}
         sums: Sums = {}
         for rank in self.gather(own):

@@ -168,6 +168,29 @@ class ChainSettings(Settings):
     needs_junk: bool = Field(False, description="an answer without any junk scores 0: the mirror of fragile")
 
 
+def _compiles(pattern: str) -> str:
+    example = "`#### (.+)` takes what follows the last `####`"
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise misfit(f"{pattern!r} is not a valid regular expression ({error}). For example, {example}.") from error
+    if not groups:
+        raise misfit(f"{pattern!r} has no group. Put round brackets around the answer: {example}.")
+    return pattern
+
+
+def _has_place(template: str) -> str:
+    if "{prompt}" not in template:
+        raise misfit(f"{template!r} has no {{prompt}}, so every prompt would be the same. Write it where it belongs.")
+    return template
+
+
+#: A regular expression whose group 1 is an answer.
+Pattern = Annotated[str, AfterValidator(_compiles)]
+#: A text around each prompt.
+Template = Annotated[str, AfterValidator(_has_place)]
+
+
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
@@ -181,8 +204,8 @@ class ReasoningGymSettings(WorkerSettings):
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = Field(description="name of a data set of reasoning-gym")
     options: dict[str, JsonValue] = Field({}, description="passed to reasoning_gym.create_dataset")
-    prompt_template: str = Field("{question}", description="must contain {question}")
-    answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
+    prompt_template: Template = Field("{prompt}", description="must contain {prompt}")
+    answer_pattern: Pattern | None = Field(None, description="regular expression whose group 1 is the answer")
     threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
     eval_size: Count = Field(256, description="held-out problems")
     seed: Seed = Field(0, description="of the problems")
@@ -195,8 +218,8 @@ class TextSettings(WorkerSettings):
     prompt_field: str = Field("prompt", description="holds text, or a list of messages with role and content")
     answer_field: str = Field("answer", description="holds the right answer")
     scorer: Literal["exact", "math_verify"] = Field("exact", description="compares as text, or as mathematics")
-    answer_pattern: str | None = Field(None, description="regular expression whose group 1 is the answer")
-    prompt_template: str = Field("{prompt}", description="must contain {prompt}; not for messages")
+    answer_pattern: Pattern | None = Field(None, description="regular expression whose group 1 is the answer")
+    prompt_template: Template = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
 
 
@@ -217,7 +240,7 @@ class DatasetSettings(TextSettings):
     split: str = Field("train", description="rows to train on")
     eval_split: str | None = Field(None, description="held-out rows; null holds out the last eval_size of split")
     revision: str | None = Field(None, description="branch, tag or commit on the hub; null is the newest")
-    right_answer_pattern: str | None = Field(None, description="as answer_pattern, for the answer column")
+    right_answer_pattern: Pattern | None = Field(None, description="as answer_pattern, for the answer column")
 
 
 class UserTaskSettings(Settings):

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from rlstab.core.budget import beyond_budget
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.compare import below, chunks, places, reached
 from rlstab.core.select import Found, select
@@ -199,8 +200,7 @@ class Pool:
         """The smallest value that has to go, largest first, for the mean of what is left to be at most ``budget``.
 
         Equal values go together, and the smallest value always stays. The threshold is None where nothing has to go.
-        Of ``(n,)`` values, or of those where the ``(n,)`` bool is True. The values of all ranks are gathered and
-        sorted.
+        Of ``(n,)`` values of at least 0, or of those where the ``(n,)`` bool is True. See :mod:`rlstab.core.budget`.
         """
         return cls((_wide(values, where),), budget, "budget")
 
@@ -261,19 +261,8 @@ def _thresholds(pools: Mapping[str, Pool], comm: Comm) -> dict[str, Threshold]:
     settled = {name: one._settled(found[name]) for name, one in ranked.items()}
     for name, one in sorted(pools.items()):
         if one.rule == "budget":
-            settled[name] = _beyond_budget(comm.gather(one._joined().double().cpu()), one.level)
+            settled[name] = Threshold(*beyond_budget(one._joined(), one.level, comm))
     return settled
-
-
-def _beyond_budget(values: Tensor, budget: float) -> Threshold:
-    """Of the values of all ranks; their sums run over the sorted values, so that no cut can change a bit of them."""
-    values, counts = values.unique(sorted=True, return_counts=True)
-    left = (values * counts).cumsum(0) / counts.cumsum(0)  # the mean of all values up to this one, which only rises
-    stay = max(1, int((left <= budget).sum()))
-    size = int(counts.sum())
-    if stay >= values.numel():
-        return Threshold(None, size, 0)
-    return Threshold(float(values[stay]), size, int(counts[stay:].sum()))
 
 
 def _whole(place: float) -> float:

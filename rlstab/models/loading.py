@@ -103,7 +103,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
     if (Path(source) / ADAPTER_CONFIG).is_file():
-        base = _json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
+        base = read_json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
         whole = (Path(source) / "config.json").is_file()
         raise _is_adapter(name, base if isinstance(base, str) and not whole else "")
     offline = "" if Path(source).is_dir() else hub.why_offline()
@@ -178,7 +178,7 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
             "Name linear layers of it in model.adapter.targets, or `all-linear`",
         )
     else:
-        before = _json(Path(settings.path).expanduser() / _BASE)
+        before = read_json(Path(settings.path).expanduser() / _BASE)
         if before.get("checksum", base) != base and not shapes_only:
             raise ModelError(
                 f"the adapter '{settings.path}' was trained on other weights than '{name}' has now (then "
@@ -291,9 +291,10 @@ def _require_plain_lora(config: Any, path: str) -> None:
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; empty where it cannot be read."""
     try:
-        values = json.loads(path.read_bytes()) if path.is_file() else {}
+        record = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
-    return values if isinstance(values, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -13,7 +13,7 @@ from rlstab.zoo.truncated_mask import TruncatedMask
 
 DAPO_CLIP = clip("arXiv 2503.14476, main setting: 0.2", "arXiv 2503.14476, main setting: 0.28")
 JUSTRL_DUAL = "thunlp/JustRL training script: clip_ratio_c 10; the paper does not state it"
-_DEEPCODER = "rllm-org/rllm scripts/train/deepcoder/deepcoder_14b_coding_16k.sh"
+_DEEPCODER = "rllm-org/rllm scripts/train/deepcoder/deepcoder_14b_coding_16k.sh (commit 4ad1a98)"
 
 GRPO_FAMILY: Mapping[str, Preset] = {
     "grpo": Preset(

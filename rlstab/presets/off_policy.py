@@ -17,7 +17,7 @@ from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.vespo import VESPO
 
 _CPPO = "Tencent-Hunyuan/UniRL CPPO/config.yaml"
-_DPPO = "verl-project/verl examples/dppo_trainer/run_qwen30b_dppo.sh, by the authors"
+_DPPO = "verl-project/verl examples/dppo_trainer/run_qwen30b_dppo.sh (commit 8f11888), by the authors"
 _DRPO = "Tencent-Hunyuan/UniRL DRPO/config.yaml"
 _TIS = "yaof20/verl recipe/dapo/run_dapo_qwen2.5_32b_tis.sh"
 _VCPO = "mit-han-lab/vcpo recipe/fully_async_policy/shell/vcpo/math/vcpo_k=10.sh"
@@ -98,7 +98,7 @@ OFF_POLICY: Mapping[str, Preset] = {
     "m2po": Preset(
         compose(M2PO(budget=0.04), TokenMean()),
         "grpo",
-        "M2PO: drop the tokens that moved furthest in the direction of their advantage; set refresh: step.",
+        "M2PO: the tokens that moved furthest are dropped; set old_logprobs: rollout and refresh: step.",
         {"m2po.budget": "Infini-AI-Lab/M2PO train-scripts/m2po-qwen-math-7b-s256.sh: 0.04"},
     ),
     "tis": Preset(

@@ -45,11 +45,11 @@ TOKENS: Mapping[str, Preset] = {
     "20_entropy": Preset(
         compose(ClipHigher(low=0.2, high=0.28), TopEntropyMask(share=0.2, denominator="kept"), TokenMean()),
         "grpo",
-        "Beyond the 80/20 rule: DAPO's loss on the fifth of the tokens with the highest entropy.",
+        "Beyond the 80/20 rule: DAPO's loss on the fifth of highest entropy, divided by these tokens alone.",
         {
             **DAPO_CLIP,
             "top_entropy.share": "arXiv 2506.01939 eq. 6: 0.2",
-            "top_entropy.denominator": "arXiv 2506.01939 eq. 6: selected tokens",
+            "top_entropy.denominator": "arXiv 2506.01939 eq. 6, later versions: selected tokens; v1, TRL: all",
         },
     ),
     "lp_reg": Preset(

@@ -34,7 +34,7 @@ class DeepGRPO(RolloutExpander):
 
             x_t  =  t / |y|,   t = 1 ... |y| - 1
             Q(t) ~  P(success | x_t) x_t^gamma
-            P(success | x) = sigmoid(b + w x)  by the last W branch points, 1 until there are more than n of both kinds
+            P(success | x) = sigmoid(b + w x)  by the last W branch points, 1 until they are more than n, of both kinds
 
         b and w minimise the sum of the log losses of the window plus w^2 / 2. A branch point is a success where one of
         its K ends is: R > r0 with R = ``raw_rewards``, r0 = ``threshold``. gamma is ``gamma``, K is ``branches``, W is
@@ -191,7 +191,7 @@ class DeepGRPO(RolloutExpander):
         lengths = responses.lengths.double()
         fitted = self.fitted(state)
         ends = responses.select(branch)
-        found = {
+        report = {
             "branches": Mean(Mean.of(branch).total, Mean.of(~branch).total),
             "tokens": Mean(Mean.of(lengths, branch).total, Mean.of(lengths, ~branch).total),
             "pivot": Mean.of(ends.pivot[ends.first]),
@@ -200,7 +200,7 @@ class DeepGRPO(RolloutExpander):
             "both_outcomes_without": Mean.of(_both(without)),
             "fitted": Mean.scalar(float(fitted is not None)),
         }
-        return found if fitted is None else {**found, "slope": Mean.scalar(fitted[1])}
+        return report if fitted is None else {**report, "slope": Mean.scalar(fitted[1])}
 
     def fitted(self, state: State) -> tuple[float, float] | None:
         """``(b, w)`` of the branch points in the window, None where they are too few or all of one kind."""

@@ -59,7 +59,8 @@ class Laconic(RewardShaper):
           included.
 
     Deviations:
-        - From the paper: none known.
+        - From the paper: ``floor``, ``most`` and ``cut`` are those of the published recipes; its price has none of
+          them.
         - From its code: an answer that ends by itself with the very last token that it may have is not charged
           ``cut``; there it is, because the code compares the length with the limit. The published snapshot of 2025 is
           an older form: without the hinge, ``cut`` scaled by the multiplier, and no ceiling.
@@ -93,7 +94,7 @@ class Laconic(RewardShaper):
         >>> stage = Laconic(budget=10.0, floor=0.1, ceiling=0.2)
         >>> state = stage.init_state()
         >>> stat, after = measure_all(stage, [batch], state, LocalComm())
-        >>> [round(one, 6) for one in stage.shape(batch, stat, state).tolist()]
+        >>> [round(value, 6) for value in stage.shape(batch, stat, state).tolist()]
         [0.0, -0.1, -0.1, -0.5]
         >>> round(after["multiplier"], 6)
         0.104

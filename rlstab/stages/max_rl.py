@@ -80,7 +80,7 @@ class MaxRL(AdvantageEstimator):
 
     Source:
         F. Tajwar, G. Zeng, Y. Zhou et al., "Maximum Likelihood Reinforcement Learning", 2026, arXiv 2602.02710. Common
-        code: NovaSky-AI/SkyRL ``ppo_utils.py``, PrimeIntellect-ai/prime-rl.
+        code: NovaSky-AI/SkyRL ``skyrl-train/skyrl_train/utils/ppo_utils.py``, PrimeIntellect-ai/prime-rl.
     """
 
     name = "max_rl"

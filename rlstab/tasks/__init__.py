@@ -2,10 +2,9 @@
 
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
-from rlstab.tasks.data_set import DataSet
 from rlstab.tasks.reasoning_gym import ReasoningGym
 from rlstab.tasks.task import Block, Example, HasBlocks, Message, Prompt, Split, Task
-from rlstab.tasks.text_task import Jsonl
+from rlstab.tasks.text_task import TextTask
 
 __all__ = [
     "ALPHABET",
@@ -13,13 +12,12 @@ __all__ = [
     "Block",
     "Chain",
     "Countdown",
-    "DataSet",
     "Example",
     "HasBlocks",
-    "Jsonl",
     "Message",
     "Prompt",
     "ReasoningGym",
     "Split",
     "Task",
+    "TextTask",
 ]

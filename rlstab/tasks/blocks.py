@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -14,21 +14,6 @@ from torch import Tensor
 
 from rlstab.errors import DataError, MissingSignal, kind_of
 from rlstab.tasks import Block, Example
-
-
-@dataclass(frozen=True, eq=False)
-class BlockEvidence:
-    """What :class:`rlstab.stages.blockwise.Blockwise` and the method ``block_mean`` read of ``S`` responses.
-
-    Attributes:
-        ids: ``(S, T)`` int64, the block of each sampled token, from 0, and -1 for none.
-        rewards: ``(S, K)`` float64, 0 where there is no block; K is the most that a response has.
-        outcomes: ``(S, K)`` int64, one more than that of the task, so that 0 is no block.
-    """
-
-    ids: Tensor
-    rewards: Tensor
-    outcomes: Tensor
 
 
 def require_blocks(task: Any, who: str) -> None:
@@ -39,8 +24,8 @@ def require_blocks(task: Any, who: str) -> None:
     """
     if not callable(getattr(task, "blocks", None)):
         raise MissingSignal(
-            f"{who} needs blocks, and the task '{task.name}' says of none. Give the task a method "
-            f"`blocks` (rlstab.tasks.HasBlocks), or take another task or another advantage estimator."
+            f"{who} needs blocks, and the task '{task.name}' says of none. Give the task a method `blocks` "
+            f"(rlstab.tasks.HasBlocks), or take another task or another advantage estimator."
         )
 
 
@@ -49,15 +34,15 @@ def told_blocks(task: Any, examples: Sequence[Example], texts: Sequence[str]) ->
 
     As with rewards, what goes wrong in a task costs its response and not the run.
     """
-    found: list[list[Block]] = []
+    blocks: list[list[Block]] = []
     errors: list[str] = []
     for example, text in zip(examples, texts, strict=True):
         try:
-            found.append(_checked(task.blocks(example, text), text))
+            blocks.append(_checked(task.blocks(example, text), text))
         except Exception as error:  # tasks are foreign code
-            found.append([])
+            blocks.append([])
             errors.append(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
-    return found, errors
+    return blocks, errors
 
 
 def block_evidence(
@@ -67,14 +52,18 @@ def block_evidence(
     given: Sequence[int],
     width: int,
     decode: Callable[[list[int]], str],
-) -> BlockEvidence:
-    """Blocks of ``S`` responses as tensors.
+) -> dict[str, Tensor]:
+    """Blocks of ``S`` responses as what :class:`rlstab.stages.blockwise.Blockwise` and ``block_mean`` read.
+
+    - ``block_ids``: ``(S, T)`` int64, the block of each sampled token, from 0, and -1 for none.
+    - ``block_rewards``: ``(S, K)`` float64, 0 where there is no block; K is the most that a response has.
+    - ``block_outcomes``: ``(S, K)`` int64, one more than that of the task, so that 0 is no block.
 
     Args:
         blocks: of each response, by :func:`told_blocks`.
         texts: the whole answers, as the task saw them.
         answers: their tokens, those that were not sampled included.
-        given: how many of these were not sampled; they come first and are left out of ``ids``.
+        given: how many of these were not sampled; they come first and are left out of ``block_ids``.
         width: T.
         decode: from tokens to text, as ``texts`` were made.
     """
@@ -85,9 +74,9 @@ def block_evidence(
     for row, own in enumerate(blocks):
         sampled = token_blocks(answers[row], texts[row], own, decode)[given[row] :]
         ids[row, : len(sampled)] = torch.tensor(sampled, dtype=torch.int64)
-        rewards[row, : len(own)] = torch.tensor([one.reward for one in own], dtype=torch.float64)
-        outcomes[row, : len(own)] = torch.tensor([one.outcome + 1 for one in own], dtype=torch.int64)
-    return BlockEvidence(ids, rewards, outcomes)
+        rewards[row, : len(own)] = torch.tensor([block.reward for block in own], dtype=torch.float64)
+        outcomes[row, : len(own)] = torch.tensor([block.outcome + 1 for block in own], dtype=torch.int64)
+    return {"block_ids": ids, "block_rewards": rewards, "block_outcomes": outcomes}
 
 
 def token_blocks(
@@ -109,21 +98,17 @@ def token_blocks(
     def reached(count: int) -> int:
         """How many characters the first tokens settle: a character that is cut reads otherwise, and is not counted."""
         prefix = decode(list(tokens[:count]))
-        pairs = enumerate(zip(prefix, text, strict=False))
-        return next((place for place, (one, other) in pairs if one != other), min(len(prefix), len(text)))
+        return len(commonprefix([prefix, text]))  # noqa: RUF071  # of texts, not of paths
 
-    found = [-1] * len(tokens)
+    numbers = [-1] * len(tokens)
     for number, block in enumerate(blocks):
         # a token that goes beyond the start, or the first part of a character that begins there
-        first = min(
-            bisect_right(counts, block.start, key=reached) - 1,
-            bisect_left(counts, block.start, key=reached),
-        )
+        beyond, begun = (side(counts, block.start, key=reached) for side in (bisect_right, bisect_left))
         last = len(tokens) if block.stop == len(text) else bisect_left(counts, block.stop, key=reached)
-        for place in range(first, min(last, len(tokens))):
-            if found[place] < 0:
-                found[place] = number
-    return found
+        for place in range(min(beyond - 1, begun), min(last, len(tokens))):
+            if numbers[place] < 0:
+                numbers[place] = number
+    return numbers
 
 
 def _checked(blocks: Any, text: str) -> list[Block]:
@@ -132,19 +117,19 @@ def _checked(blocks: Any, text: str) -> list[Block]:
     Raises:
         DataError: they do not, or one has a reward or an outcome that none can have.
     """
-    end, found = 0, list(blocks)
-    for one in found:
-        if not isinstance(one, Block):
-            raise DataError(f"`blocks` returned {kind_of(one)} among the blocks. Return a list of rlstab.tasks.Block.")
-        if not end <= one.start < one.stop <= len(text):
+    end, checked = 0, list(blocks)
+    for block in checked:
+        if not isinstance(block, Block):
+            raise DataError(f"`blocks` returned {kind_of(block)} in its list. Return a list of rlstab.tasks.Block.")
+        if not end <= block.start < block.stop <= len(text):
             raise DataError(
-                f"`blocks` returned a block from {one.start} to {one.stop} after one that ends at {end}, in a text of "
-                f"{len(text)} characters. Return blocks in the order of the text that do not overlap and are not empty."
+                f"`blocks` returned a block from {block.start} to {block.stop} after one that ends at {end}, in a text "
+                f"of {len(text)} characters. Return blocks in the order of the text that do not overlap or are empty."
             )
-        if not math.isfinite(one.reward) or one.outcome != int(one.outcome) or one.outcome < 0:
+        if not math.isfinite(block.reward) or block.outcome != int(block.outcome) or block.outcome < 0:
             raise DataError(
-                f"`blocks` returned the reward {one.reward!r} and the outcome {one.outcome!r}. Return a finite reward "
-                f"and a whole number of at least 0."
+                f"`blocks` returned the reward {block.reward!r} and the outcome {block.outcome!r}. Return a finite "
+                f"reward and a whole number of at least 0."
             )
-        end = one.stop
-    return found
+        end = block.stop
+    return checked

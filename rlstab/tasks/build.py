@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, get_args
 
 from rlstab.config.document import Document
-from rlstab.config.settings import (
-    TASK_GROUP,
-    ChainSettings,
-    CountdownSettings,
-    DatasetSettings,
-    JsonlSettings,
-    ReasoningGymSettings,
-    TaskSettings,
-    UserTaskSettings,
-)
+from rlstab.config.settings import TASK_GROUP, TaskSettings, UserTaskSettings
 from rlstab.config.user_code import is_user_code, load_class
-from rlstab.errors import ConfigError, OutOfRange, RlstabError, did_you_mean, kind_of
+from rlstab.errors import ConfigError, OutOfRange, RlstabError, UnknownName, did_you_mean, kind_of
 from rlstab.files import in_one_line
 from rlstab.tasks.chain import Chain
 from rlstab.tasks.countdown import Countdown
-from rlstab.tasks.data_set import DataSet
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.scorers import AnswerPattern
 from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split, Task, flaky_share
-from rlstab.tasks.text_task import Jsonl, check_template
+from rlstab.tasks.text_task import TextTask
 
 
 def build_task(settings: TaskSettings) -> Task:
@@ -38,57 +28,30 @@ def build_task(settings: TaskSettings) -> Task:
         ConfigError: a setting cannot be used; or it is user-defined, and cannot be loaded or made, or is not a task.
     """
     try:
-        match settings:
-            case CountdownSettings():
-                return Countdown(**settings.model_dump(exclude={"name"}))
-            case ChainSettings():
-                return Chain(**settings.model_dump(exclude={"name"}))
-            case JsonlSettings():
-                return Jsonl(settings)
-            case DatasetSettings():
-                return DataSet(settings)
-            case ReasoningGymSettings():
-                return ReasoningGym(settings)
+        if settings.name == "countdown":
+            return Countdown(**settings.model_dump(exclude={"name"}))
+        if settings.name == "chain":
+            return Chain(**settings.model_dump(exclude={"name"}))
+        if settings.name == "reasoning_gym":
+            return ReasoningGym(settings)
+        if settings.name != "own":
+            return TextTask(settings)
     except OutOfRange as error:
         raise ConfigError(f"task: {error}") from error
-    return _user_task(settings)
+    cls = load_task(settings)
+    given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
+    with _user_code(f"task: {cls.__qualname__}({given})", "Change task.options, or the class"):
+        return require_task(cls(**settings.options))
 
 
-def require_settings(settings: TaskSettings) -> None:
+def require_loadable(settings: TaskSettings) -> None:
     """Check what can be checked of a task without its data and packages.
 
     Raises:
-        ConfigError: a pattern does not compile or has no group, a template lacks its placeholder, or a user-defined
-            class cannot be loaded.
+        ConfigError, UnknownName: a user-defined class cannot be loaded.
     """
-    try:
-        match settings:
-            case UserTaskSettings():
-                load_task(settings)
-            case ReasoningGymSettings():
-                AnswerPattern(settings.answer_pattern)
-                check_template(settings.prompt_template, "question")
-            case JsonlSettings() | DatasetSettings():
-                AnswerPattern(settings.answer_pattern)
-                AnswerPattern(getattr(settings, "right_answer_pattern", None), "right_answer_pattern")
-                check_template(settings.prompt_template, "prompt")
-    except OutOfRange as error:
-        raise ConfigError(f"task: {error}") from error
-
-
-def _user_task(settings: UserTaskSettings) -> Task:
-    cls = load_task(settings)
-    try:
-        task = cls(**settings.options)
-    except RlstabError:
-        raise
-    except (Exception, SystemExit) as error:  # user code fails in every way
-        given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
-        raise ConfigError(
-            f"task: {cls.__qualname__}({given}) raised {in_one_line(error)}. Change the settings, or the class in "
-            f"{settings.code.rpartition(':')[0] or settings.code}."
-        ) from error
-    return require_task(task)
+    if isinstance(settings, UserTaskSettings):
+        load_task(settings)
 
 
 def load_task(settings: UserTaskSettings) -> type:
@@ -96,26 +59,36 @@ def load_task(settings: UserTaskSettings) -> type:
 
     Raises:
         ConfigError: it cannot be loaded, or is not a class.
+        UnknownName: no such entry point is installed.
     """
     if is_user_code(settings.code):
         fix = "Name a class with the methods `example` and `score`."
         return load_class(Document.of({}), settings.code, ("task", "name"), "a task", fix)
-    points = {point.name: point for point in entry_points(group=TASK_GROUP)}
-    if settings.code not in points:
-        raise ConfigError(
-            f"task.code: no installed package has an entry point '{settings.code}' in {TASK_GROUP}. "
-            f"{did_you_mean(settings.code, points)} A user-defined class is path/to/file.py:Name."
-        )
-    try:
-        cls: object = points[settings.code].load()
-    except Exception as error:  # user code fails in every way
-        raise ConfigError(
-            f"task.code: the entry point '{settings.code}' ({points[settings.code].value}) cannot be loaded: "
-            f"{in_one_line(error)}. Correct the package that has it."
-        ) from error
+    point = entry_point(TASK_GROUP, settings.code, "task.code", "path/to/file.py:Name")
+    with _user_code(f"task.code: loading '{settings.code}' ({point.value})", "Correct the package that has it"):
+        cls: object = point.load()
     if not isinstance(cls, type):
         raise ConfigError(f"task.code: '{settings.code}' is {kind_of(cls)}, not the class of a task. Name a class.")
     return cls
+
+
+def entry_point(group: str, name: str, who: str, otherwise: str) -> EntryPoint:
+    """The entry point of an installed package.
+
+    Args:
+        group: that it belongs to.
+        name: of it.
+        who: names it, in errors.
+        otherwise: what may be written in its place, in errors.
+
+    Raises:
+        UnknownName: no installed package has it.
+    """
+    points = {point.name: point for point in entry_points(group=group)}
+    if name not in points:
+        hint = f"{did_you_mean(name, points)} Or write" if points else "Write"
+        raise UnknownName(f"{who}: no installed package has an entry point '{name}' in {group}. {hint} {otherwise}.")
+    return points[name]
 
 
 def require_task(task: object) -> Task:
@@ -124,37 +97,41 @@ def require_task(task: object) -> Task:
     Raises:
         ConfigError: it lacks something, or an example is not one.
     """
-    kinds: dict[str, tuple[Any, str]] = {
+    wanted: dict[str, tuple[Any, str]] = {
         "name": (str, "a short text for logs"),
         "keeps_special_tokens": (bool, "whether completions are scored with special tokens, such as EOS, in them"),
         "size": (Mapping, "the number of examples of 'train' and of 'eval', None where there is no end"),
         "workers": (Workers | None, "None, or the Workers that score"),
+        "example": (Callable, "a method with the arguments (self, split, index)"),
+        "score": (Callable, "a method with the arguments (self, example, completion)"),
     }
-    who = f"the task {type(task).__qualname__}"
-    for name, (kind, what) in kinds.items():
-        if not hasattr(task, name) or not isinstance(getattr(task, name), kind):
-            has = f"has {kind_of(getattr(task, name))}" if hasattr(task, name) else "has none"
-            raise ConfigError(f"{who} needs the attribute `{name}`, {what}; it {has}. Add it to the class.")
-    for name, arguments in (("example", "split, index"), ("score", "example, completion")):
-        if not callable(getattr(task, name, None)):
-            raise ConfigError(f"{who} has no method `{name}`. Add it to the class: def {name}(self, {arguments}).")
+    who, nothing = f"the task {type(task).__qualname__}", object()
+    for name, (kind, what) in wanted.items():
+        if not isinstance(value := getattr(task, name, nothing), kind):
+            has = "nothing" if value is nothing else kind_of(value)
+            raise ConfigError(f"{who} needs `{name}`, {what}; it has {has}. Add it to the class.")
     flaky_share(task)
     checked = cast(Task, task)
     for split in get_args(Split):
         size = checked.size.get(split, 0)
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigError(f"{who} has size['{split}'] = {size!r}, expected an int of at least 1, or None. Set it.")
-        try:
+        with _user_code(f"{who}: example('{split}', 0)", "Correct its method `example`"):
             example = checked.example(split, 0)
-        except RlstabError:
-            raise
-        except (Exception, SystemExit) as error:  # user code fails in every way
-            raise ConfigError(
-                f"{who} raised for example 0 of '{split}': {in_one_line(error)}. Correct its method `example`."
-            ) from error
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
             raise ConfigError(
                 f"{who} gave {kind_of(example)} as example 0 of '{split}', expected a rlstab.tasks.Example whose "
                 f"prompt is a text. Return Example(prompt, answer), or Example.chat(messages, answer)."
             )
     return checked
+
+
+@contextmanager
+def _user_code(what: str, fix: str) -> Iterator[None]:
+    """Around user code, which fails in every way: that is one line. What has an error of ours says it itself."""
+    try:
+        yield
+    except RlstabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} raised {in_one_line(error)}. {fix}.") from error

@@ -5,8 +5,8 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from rlstab.errors import OutOfRange
-from rlstab.tasks.task import Block, Example, Split
+from rlstab.tasks.generated import Generated
+from rlstab.tasks.task import Block, Example
 
 #: Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
 JUNK = "()?#~"
@@ -14,8 +14,6 @@ JUNK = "()?#~"
 # `junk_symbols` counts on from JUNK into a block of Unicode without gaps, where a character is one code point.
 MOST_JUNK = 4096
 _JUNK = JUNK + "".join(chr(0x4E00 + place) for place in range(MOST_JUNK - len(JUNK)))
-
-EVAL_SHARE = 8
 
 # One line, ASCII digits without leading zero; at most 18, which int() takes at any setting.
 _ANSWER = re.compile("[^A]*A(0|-?[1-9][0-9]{0,17})")
@@ -33,16 +31,14 @@ class Sum:
         return str(first) + "".join(f"{term:+d}" for term in rest)
 
 
-class Chain:
+@dataclass(eq=False)
+class Chain(Generated):
     """Prompts like `Q4+7-2+5=`, answers like `4+7=11;11-2=9;9+5=14;A14$`.
 
     An answer scores 1 if its only `A` is followed by the value of the sum and then `$`; else 0. The steps before `A`
     do not count, nor does text after the first `$`, nor does junk anywhere: the first `junk_symbols` of `JUNK` and the
     characters that follow it. Junk is what makes spurious tokens measurable: a correct answer with junk in it rewards
     the junk.
-
-    One problem in eight belongs to the eval split, chosen by its terms whatever the seed: training never shows an eval
-    problem.
 
     Three settings say what junk costs. Together they make the littered chain, on which masks of rare tokens are
     compared: there, what is rare is bad. They are made for that, and not like any real task.
@@ -68,47 +64,28 @@ class Chain:
         OutOfRange: for a setting outside its range.
     """
 
+    terms: int = 4
+    seed: int = 0
+    largest: int = 9
+    modulus: int | None = None
+    junk_symbols: int = len(JUNK)
+    fragile: float = 0.0
+    flaky: float = 0.0
+    needs_junk: bool = False
     name = "chain"
-    keeps_special_tokens = True  # the answer ends with `$`, which is the EOS token of the shipped model
-    workers = None
 
-    def __init__(
-        self,
-        terms: int = 4,
-        seed: int = 0,
-        *,
-        largest: int = 9,
-        modulus: int | None = None,
-        junk_symbols: int = len(JUNK),
-        fragile: float = 0.0,
-        flaky: float = 0.0,
-        needs_junk: bool = False,
-    ) -> None:
-        for name, value, least, most in (
-            ("terms", terms, 2, 6),
-            ("largest", largest, 1, 9),
-            ("modulus", 2 if modulus is None else modulus, 2, 10),
-            ("junk_symbols", junk_symbols, 1, MOST_JUNK),
-            ("fragile", fragile, 0, 1),
-            ("flaky", flaky, 0, 1 - 2**-53),  # 1 leaves nothing to learn
-        ):
-            if not least <= value <= most:
-                raise OutOfRange(f"Chain takes as `{name}` {least} to {most}, not {value}. Set it within that range.")
-        self.terms, self.seed, self.largest, self.modulus = terms, seed, largest, modulus
-        self.fragile, self.flaky, self.needs_junk = fragile, flaky, needs_junk
-        self.junk = _JUNK[:junk_symbols]
+    def __post_init__(self) -> None:
+        self.require(terms=(2, 6), largest=(1, 9), modulus=(2, 10), junk_symbols=(1, MOST_JUNK), fragile=(0, 1))
+        self.require(flaky=(0, 1 - 2**-53))  # 1 leaves nothing to learn
+        super().__post_init__()
+        self.junk = _JUNK[: self.junk_symbols]
         self._without_junk = str.maketrans("", "", self.junk)
-        self.size: dict[Split, int | None] = {"train": None, "eval": None}
 
-    def example(self, split: Split, index: int) -> Example:
-        """Return example `index` of a split; its `answer` is a `Sum`."""
-        # a string seed is hashed with SHA-512: the same on every machine, and unrelated for neighbouring indices
-        rng = random.Random(f"chain {self.seed} {split} {index}")
-        while True:  # one draw in eight is an eval problem, for every number of terms
-            first, *rest = (rng.randint(1, self.largest if place else 9) for place in range(self.terms))
-            problem = Sum((first, *(rng.choice((-1, 1)) * digit for digit in rest)))
-            if _split_of(problem) == split:
-                return Example(f"Q{problem}=", problem)
+    def draw(self, rng: random.Random) -> tuple[Example, str]:
+        """A problem and its text; the `answer` is a `Sum`."""
+        first, *rest = (rng.randint(1, self.largest if place else 9) for place in range(self.terms))
+        problem = Sum((first, *(rng.choice((-1, 1)) * digit for digit in rest)))
+        return Example(f"Q{problem}=", problem), str(problem)
 
     def score(self, example: Example, completion: str) -> float:
         """Return 1.0 for a right answer, else 0.0. Never raises, whatever the text."""
@@ -120,13 +97,13 @@ class Chain:
         return float(bool(end) and match is not None and int(match[1]) == self.written(sum(problem.terms)))
 
     def _lacks_junk(self, body: str) -> bool:
-        return self.needs_junk and not any(one in self.junk for one in body)
+        return self.needs_junk and not any(symbol in self.junk for symbol in body)
 
     def _stumbles_in(self, problem: Sum, start: int, text: str) -> bool:
         """Whether the reader stumbles in a part of an answer that begins at a place of it."""
         return self.fragile > 0 and any(
-            one in self.junk and zlib.crc32(f"{problem} {place} {one}".encode()) % 10_000 < self.fragile * 10_000
-            for place, one in enumerate(text, start)
+            symbol in self.junk and zlib.crc32(f"{problem} {place} {symbol}".encode()) % 10_000 < self.fragile * 10_000
+            for place, symbol in enumerate(text, start)
         )
 
     def written(self, total: int) -> int:
@@ -145,23 +122,21 @@ class Chain:
         """
         problem: Sum = example.answer
         first, *rest = problem.terms
-        total = self.written(first)
+        total, start, outcome = self.written(first), 0, 1
         body, end, _ = completion.partition("$")
         *steps, answer = body.split(";")
         blocks: list[Block] = []
-        start = outcome = 0
         for place, step in enumerate(steps):
-            right, written = self._followed(f"{step};".translate(self._without_junk), total, rest[place : place + 1])
+            right, total = self._followed(f"{step};".translate(self._without_junk), total, rest[place : place + 1])
             right = right and not self._stumbles_in(problem, start, step)
-            total = written
-            outcome = int(right and (outcome == 1 or place == 0))
+            outcome = int(right and outcome == 1)
             blocks.append(Block(start, start + len(step) + 1, float(right), outcome))
-            start += len(step) + 1
+            start = blocks[-1].stop
         match = _ANSWER.fullmatch(answer.translate(self._without_junk))
         right = bool(end) and match is not None and int(match[1]) == self.written(total + sum(rest[len(steps) :]))
         right = right and not self._stumbles_in(problem, start, answer) and not self._lacks_junk(body)
         if start < len(body + end):
-            blocks.append(Block(start, len(body + end), float(right), int(right and (outcome == 1 or not steps))))
+            blocks.append(Block(start, len(body + end), float(right), int(right and outcome == 1)))
         return blocks
 
     def _followed(self, step: str, total: int, term: list[int]) -> tuple[bool, int]:
@@ -173,10 +148,6 @@ class Chain:
         match = _STEP.fullmatch(step)
         if match is None:
             return False, right
-        left, change, written = (int(one) for one in match.groups())
-        orders = [(total, one) for one in term] + [(one, total) for one in term if one > 0]
+        left, change, written = map(int, match.groups())
+        orders = {(total, digit) for digit in term} | {(digit, total) for digit in term if digit > 0}
         return (left, change) in orders and written == right, written
-
-
-def _split_of(problem: Sum) -> Split:
-    return "eval" if zlib.crc32(str(problem).encode()) % EVAL_SHARE == 0 else "train"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.extras import require
-from rlstab.tasks.scorers import AnswerPattern, GymScorer
+from rlstab.tasks.scorers import GymScorer
 from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split
-from rlstab.tasks.text_task import check_template, fill
 
 if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import ReasoningGymSettings
@@ -44,7 +41,7 @@ class ReasoningGym:
     Raises:
         MissingPackage: if reasoning-gym is not installed.
         UnknownName: if there is no such data set, or it has no such setting.
-        OutOfRange: if a setting has a value that cannot be used, or the data set executes completions.
+        OutOfRange: if the data set refuses its settings, or executes completions.
     """
 
     keeps_special_tokens = False
@@ -53,21 +50,20 @@ class ReasoningGym:
         require("tasks", "The task reasoning_gym", "reasoning_gym")
         from reasoning_gym import factory
 
-        self.name, self.seed = settings.dataset, settings.seed
+        self.name, self._settings, self._factory = settings.dataset, settings, factory
         self.size: dict[Split, int | None] = {"train": None, "eval": settings.eval_size}
-        self._template, self._factory, self._options = settings.prompt_template, factory, settings.options
-        check_template(self._template, "question")
-        scorer = GymScorer(self.name, self._options, AnswerPattern(settings.answer_pattern), settings.threshold)
         self._check_names()
-        self._first_block = int.from_bytes(hashlib.sha256(f"{self.name} {self.seed}".encode()).digest()[:8], "big")
+        digest = hashlib.sha256(f"{self.name} {settings.seed}".encode()).digest()
+        self._first_block = int.from_bytes(digest[:8], "big")
         self._blocks: dict[Split, tuple[int, Any]] = {}
         try:
             self._make_block("train", 0)
         except Exception as error:  # a data set checks its settings with assertions, and may fail in any way
             raise OutOfRange(
-                f"reasoning-gym refused the settings {self._options} of {self.name!r}: "
-                f"{error or type(error).__name__}. Change task.options."
+                f"task.options: reasoning-gym refused {settings.options} of {self.name!r}: "
+                f"{error or type(error).__name__}. Change them."
             ) from error
+        scorer = GymScorer(self.name, settings.options, settings.answer_pattern, settings.threshold)
         self.workers = Workers(scorer, settings.workers, settings.time_limit)
 
     def example(self, split: Split, index: int) -> Example:
@@ -76,9 +72,13 @@ class ReasoningGym:
         # only the last block of each split is kept: a run asks for one index after the other
         if split not in self._blocks or self._blocks[split][0] != block:
             self._blocks[split] = (block, self._make_block(split, block))
-        with _global_random_from(f"{self.name} {self.seed} {split} {index}"):
+        before = random.getstate()  # `list_functions` draws from Python's global random numbers beside its own
+        random.seed(f"{self.name} {self._settings.seed} {split} {index}")
+        try:
             entry = self._blocks[split][1][within]
-        return Example(fill(self._template, "question", entry["question"]), entry)
+        finally:
+            random.setstate(before)
+        return Example(self._settings.prompt_template.replace("{prompt}", entry["question"]), entry)
 
     def score(self, example: Example, completion: str) -> float:
         """Return the data set's score of the answer in a completion.
@@ -86,11 +86,11 @@ class ReasoningGym:
         Raises:
             ScorerError: whatever the data set's scorer raises, or it takes too long.
         """
-        return self.workers.score_one(example.answer, completion)
+        return self.workers.score_one(example.prompt, completion, example.answer)
 
     def _make_block(self, split: Split, block: int) -> Any:
         start = (self._first_block + block) % BLOCKS + (BLOCKS if split == "eval" else 0)
-        return self._factory.create_dataset(self.name, seed=start * BLOCK, size=BLOCK, **self._options)
+        return self._factory.create_dataset(self.name, seed=start * BLOCK, size=BLOCK, **self._settings.options)
 
     def _check_names(self) -> None:
         if self.name in EXECUTING:
@@ -98,30 +98,12 @@ class ReasoningGym:
                 f"task.dataset: the scorer of reasoning-gym's {self.name!r} executes completions as Python: what the "
                 f"model writes would run on this machine. Choose another data set."
             )
-        if self.name not in self._factory.DATASETS:
+        known = self._factory.DATASETS
+        if self.name not in known:
+            raise UnknownName(f"reasoning-gym has no data set {self.name!r}. {did_you_mean(self.name, known)}")
+        options = {option.name for option in dataclasses.fields(known[self.name][1])} - {"seed", "size"}
+        for name in self._settings.options.keys() - options:
             raise UnknownName(
-                f"reasoning-gym has no data set {self.name!r}. {did_you_mean(self.name, self._factory.DATASETS)}"
+                f"task.options: reasoning-gym's {self.name!r} has no setting {name!r} (its seed and size follow from "
+                f"task.seed and task.eval_size). {did_you_mean(name, options)}"
             )
-        config = self._factory.DATASETS[self.name][1]
-        known = {field.name for field in dataclasses.fields(config)} - {"seed", "size"}
-        for name in self._options:
-            if name in ("seed", "size"):
-                raise UnknownName(
-                    f"task.options of {self.name!r} sets {name!r}, which the task chooses itself. Set task.seed or "
-                    f"task.eval_size instead."
-                )
-            if name not in known:
-                raise UnknownName(
-                    f"reasoning-gym's data set {self.name!r} has no setting {name!r}. {did_you_mean(name, known)}"
-                )
-
-
-@contextmanager
-def _global_random_from(seed: str) -> Iterator[None]:
-    """Fix Python's global random numbers for a while, because `list_functions` draws from them beside its own."""
-    state = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(state)

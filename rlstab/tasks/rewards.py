@@ -6,18 +6,17 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import entry_points
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlstab.config.settings import TASK, RewardSettings
 from rlstab.core.random import uniform
-from rlstab.errors import ConfigError, ScorerError, UnknownName, did_you_mean
+from rlstab.errors import ConfigError, ScorerError
 from rlstab.files import checksum, in_one_line
+from rlstab.tasks.build import entry_point
 from rlstab.tasks.scorers import RewardFunction, finite
 from rlstab.tasks.scoring import Outcome, Workers
 from rlstab.tasks.task import Example, Task
@@ -32,7 +31,7 @@ STREAM = 1_000_000_207
 
 @dataclass(frozen=True)
 class Reward:
-    """One of them.
+    """One of the rewards of a run.
 
     Attributes:
         name: in metrics.
@@ -44,10 +43,19 @@ class Reward:
     weight: float = 1.0
     workers: Workers | None = None
 
+    def in_words(self) -> str:
+        """What it is made of: a file by what is in it."""
+        scorer = None if self.workers is None else self.workers.scorer
+        if not isinstance(scorer, RewardFunction):
+            return TASK
+        where = f"{scorer.module}:{scorer.function}"
+        file = Path(scorer.module)
+        return where if file.suffix != ".py" else f"{where} (sha256 {checksum(file.read_bytes())}...)"
+
 
 @dataclass(frozen=True)
 class Rewards:
-    """All of a run.
+    """All rewards of a run.
 
     Attributes:
         parts: at least one.
@@ -68,9 +76,9 @@ class Rewards:
         """The reward that says whether a completion is correct, by 1: the task's scorer, where it is one of several."""
         return next((reward.name for reward in self.parts if reward.workers is None and self.names), None)
 
-    def in_words(self) -> Mapping[str, Any]:
-        """What they are made of, for ``run.json``: a file by what is in it."""
-        return {reward.name: _origin(reward) for reward in self.parts if self.names}
+    def in_words(self) -> Mapping[str, str]:
+        """What they are made of, for ``run.json``."""
+        return {reward.name: reward.in_words() for reward in self.parts if self.names}
 
 
 def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewards:
@@ -89,7 +97,14 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewa
     rewards = Rewards(tuple(Reward(part.name, part.weight, _workers(part)) for part in settings))
     for reward in rewards:
         if reward.workers is not None:
-            _try(reward.name, reward.workers, task)
+            example = task.example("train", 0)
+            try:
+                reward.workers.score_one(example.prompt, "", example.answer)
+            except ScorerError as error:
+                raise ConfigError(
+                    f"reward '{reward.name}': {str(error).rstrip('.')}. It was tried with an empty completion of the "
+                    f"first training prompt, and has to return a number for every text."
+                ) from None
     return rewards
 
 
@@ -115,50 +130,9 @@ def _workers(settings: RewardSettings) -> Workers | None:
             raise ConfigError(f"{who}: there is no file {path}. Correct `function`.")
         scorer = RewardFunction(str(path), function)
     else:
-        points = {point.name: point for point in entry_points(group=GROUP)}
-        if function not in points:
-            raise UnknownName(
-                f"{who}: no installed package has an entry point '{function}' in {GROUP}. "
-                f"{did_you_mean(function, [*points, TASK])} A user-defined function is path/to/file.py:function."
-            )
-        scorer = RewardFunction(points[function].module, points[function].attr)
+        point = entry_point(GROUP, function, who, f"`{TASK}`, or path/to/file.py:function")
+        scorer = RewardFunction(point.module, point.attr)
     return Workers(scorer, settings.workers, settings.time_limit)
-
-
-def _try(name: str, workers: Workers, task: Task) -> None:
-    example = task.example("train", 0)
-    try:
-        job = RewardFunction.pack(example.prompt, example.answer)
-    except Exception as error:  # whatever a user-defined class raises when it is pickled
-        raise ConfigError(
-            f"reward '{name}': the answer of the task's first example cannot be sent to the process that scores: "
-            f"{in_one_line(error)}. Make it plain data, such as texts, numbers, lists and dicts."
-        ) from error
-    try:
-        workers.start()
-    except ScorerError as error:
-        raise ConfigError(f"reward '{name}': {error}") from None
-    (outcome,) = workers.score([(job, "")])
-    trial = f"reward '{name}', tried with an empty completion of the first training prompt: "
-    if outcome.timed_out:
-        raise ConfigError(
-            f"{trial}it took longer than {workers.time_limit:g} s. Raise its `time_limit`, or make it faster."
-        )
-    if outcome.error is not None:
-        raise ConfigError(
-            f"{trial}{visible(outcome.error, spaces=False).rstrip('.')}. It has to return a number for every text, "
-            f"and a completion may be empty."
-        )
-
-
-def _origin(reward: Reward) -> str:
-    scorer = None if reward.workers is None else reward.workers.scorer
-    if not isinstance(scorer, RewardFunction):
-        return TASK
-    where = f"{scorer.module}:{scorer.function}"
-    if not scorer.module.endswith(".py"):
-        return where
-    return f"{where} (sha256 {checksum(Path(scorer.module).read_bytes())}...)"
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -210,7 +184,8 @@ def score(
         rewards: what is measured, and with which weights.
         stop: once set, nobody waits for the rest any more, which is left out.
     """
-    outcomes = {reward.name: _outcomes(reward, task, examples, texts, stop) for reward in rewards}
+    pairs = [*zip(examples, texts, strict=True)]
+    outcomes = {reward.name: _outcomes(reward.workers or task.workers, task, pairs, stop) for reward in rewards}
     count = min(map(len, outcomes.values()))  # fewer than texts once `stop` is set
     parts = {
         name: torch.tensor([outcome.score for outcome in each[:count]], dtype=torch.float64)
@@ -253,37 +228,16 @@ def _weighted(rewards: Rewards, parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def _outcomes(
-    reward: Reward, task: Task, examples: Sequence[Example], texts: Sequence[str], stop: threading.Event | None
+    workers: Workers | None, task: Task, pairs: Sequence[tuple[Example, str]], stop: threading.Event | None
 ) -> list[Outcome]:
-    """Of one reward, in the order of the texts."""
-    pairs = [*zip(examples, texts, strict=True)]
-    if reward.workers is not None:
-        return _of_function(reward.workers, pairs, stop)
-    if task.workers is not None:
-        return task.workers.score([(example.answer, text) for example, text in pairs], stop)
+    """Of a reward, in the order of the texts; without workers, of the task's own scorer in this process."""
+    if workers is not None:
+        return workers.score([(example.prompt, text, example.answer) for example, text in pairs], stop)
     return [_of_task(task, *pair) for pair in pairs if stop is None or not stop.is_set()]
-
-
-def _of_function(workers: Workers, pairs: Sequence[tuple[Example, str]], stop: threading.Event | None) -> list[Outcome]:
-    """Of a user-defined function, which gets the prompt as well; an answer that cannot be sent is an error."""
-    packed: dict[int, bytes | Outcome] = {}
-    for example, _ in pairs:
-        if id(example) not in packed:  # once for a group
-            try:
-                packed[id(example)] = RewardFunction.pack(example.prompt, example.answer)
-            except Exception as error:  # whatever a user-defined class raises when it is pickled
-                packed[id(example)] = Outcome(error=in_one_line(error))
-    rows = [(packed[id(example)], text) for example, text in pairs]
-    scored = iter(workers.score([row for row in rows if isinstance(row[0], bytes)], stop))
-    outcomes = [row if isinstance(row, Outcome) else next(scored, None) for row, _ in rows]
-    cut = outcomes.index(None) if None in outcomes else len(outcomes)  # nobody waits any more
-    return [outcome for outcome in outcomes[:cut] if outcome is not None]
 
 
 def _of_task(task: Task, example: Example, text: str) -> Outcome:
     try:
         return Outcome(finite(task.score(example, text)))
-    except ScorerError as error:
-        return Outcome(error=str(error))
     except (Exception, SystemExit) as error:  # whatever user code raises belongs to this sample
-        return Outcome(error=in_one_line(error))
+        return Outcome(error=str(error) if isinstance(error, ScorerError) else in_one_line(error))

@@ -9,14 +9,14 @@ import importlib
 import inspect
 import math
 import numbers
-import pickle
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstab.errors import DataError, OutOfRange, ScorerError, did_you_mean
+from rlstab.errors import DataError, ScorerError, did_you_mean
 from rlstab.extras import require
 from rlstab.files import in_one_line, load_module
 
@@ -25,13 +25,13 @@ ARGUMENTS = ("prompt", "completion", "answer")
 
 
 class Scorer(Protocol):
-    """Scores a completion against the answer of its example."""
+    """Scores a completion against its example."""
 
     def prepare(self) -> None:
         """Import and build what the first score needs. A worker calls it once; its time belongs to no completion."""
         ...
 
-    def score(self, answer: Any, completion: str) -> float:
+    def score(self, prompt: str, completion: str, answer: Any) -> float:
         """The score. May raise, hang and take all memory: a worker bears that."""
         ...
 
@@ -49,36 +49,17 @@ def finite(value: Any) -> float:
     raise ScorerError(f"it returned {value!r:.60} of type {type(value).__name__}, expected a number")
 
 
-class AnswerPattern:
-    """A regular expression whose group 1 is the answer; the last match in a completion counts.
+def find_answer(pattern: str | None, text: str) -> str | None:
+    """The answer in a text, without surrounding blanks: all of it, or group 1 of the last match; None without a match.
 
     The last, because a model that corrects itself means its last word.
-
-    Args:
-        pattern: the expression, or None: the whole completion is the answer.
-        setting: its name, in errors.
-
-    Raises:
-        OutOfRange: if the expression is not valid or has no group.
     """
-
-    def __init__(self, pattern: str | None, setting: str = "answer_pattern") -> None:
-        example = "`#### (.+)` takes what follows the last `####`"
-        try:
-            self._regex = None if pattern is None else re.compile(pattern)
-        except re.error as error:
-            raise OutOfRange(
-                f"`{setting}` is not a valid regular expression: {pattern!r} ({error}). For example, {example}."
-            ) from error
-        if self._regex is not None and self._regex.groups < 1:
-            raise OutOfRange(f"`{setting}` has no group: {pattern!r}. Put round brackets around the answer: {example}.")
-
-    def find(self, completion: str) -> str | None:
-        """Return the answer without surrounding blanks, or None if the expression matches nowhere."""
-        answer: str | None = completion if self._regex is None else None
-        for match in () if self._regex is None else self._regex.finditer(completion):
-            answer = match[1]
-        return None if answer is None else answer.strip()
+    if pattern is None:
+        return text.strip()
+    answer: str | None = None
+    for match in re.finditer(pattern, text):
+        answer = match[1]
+    return None if answer is None else answer.strip()
 
 
 class TextScorer:
@@ -86,13 +67,13 @@ class TextScorer:
 
     Args:
         compare: `exact` or `math_verify`.
-        pattern: finds the answer.
+        pattern: finds the answer, see :func:`find_answer`.
 
     Raises:
         MissingPackage: if math-verify is asked for and not installed.
     """
 
-    def __init__(self, compare: str, pattern: AnswerPattern) -> None:
+    def __init__(self, compare: str, pattern: str | None) -> None:
         if compare == "math_verify":
             require("tasks", "The scorer math_verify", "math_verify")
         self.compare, self.pattern = compare, pattern
@@ -101,13 +82,11 @@ class TextScorer:
         if self.compare == "math_verify":
             _same_mathematics("1", "$1$")  # what its parser needs is loaded by the first one that it reads
 
-    def score(self, answer: str, completion: str) -> float:
-        given = self.pattern.find(completion)
+    def score(self, prompt: str, completion: str, answer: str) -> float:
+        given = find_answer(self.pattern, completion)
         if given is None:
             return 0.0
-        if self.compare == "exact":
-            return float(answer.strip() == given)
-        return float(_same_mathematics(answer, given))
+        return float(answer.strip() == given if self.compare == "exact" else _same_mathematics(answer, given))
 
 
 def _same_mathematics(right: str, answer: str) -> bool:
@@ -132,27 +111,26 @@ class GymScorer:
     Args:
         dataset: its name.
         options: its settings.
-        pattern: finds the answer.
+        pattern: finds the answer, see :func:`find_answer`.
         threshold: a score of at least this is 1, any other 0; None leaves scores as they are.
     """
 
-    def __init__(
-        self, dataset: str, options: Mapping[str, Any], pattern: AnswerPattern, threshold: float | None
-    ) -> None:
+    def __init__(self, dataset: str, options: Mapping[str, Any], pattern: str | None, threshold: float | None) -> None:
         self.dataset, self.options, self.pattern, self.threshold = dataset, options, pattern, threshold
 
     def prepare(self) -> None:
-        _ = self._made
+        _ = self.made
 
-    def score(self, answer: Mapping[str, Any], completion: str) -> float:
-        given = self.pattern.find(completion)
+    def score(self, prompt: str, completion: str, answer: Mapping[str, Any]) -> float:
+        given = find_answer(self.pattern, completion)
         if given is None:
             return 0.0
-        score = float(self._made.score_answer(answer=given, entry=answer))
+        score = float(self.made.score_answer(answer=given, entry=answer))
         return score if self.threshold is None else float(score >= self.threshold)
 
     @cached_property
-    def _made(self) -> Any:
+    def made(self) -> Any:
+        """A data set of one example."""
         from reasoning_gym import factory
 
         return factory.create_dataset(self.dataset, seed=0, size=1, **self.options)
@@ -169,11 +147,6 @@ class RewardFunction:
     def __init__(self, module: str, function: str) -> None:
         self.module, self.function = module, function
 
-    @staticmethod
-    def pack(prompt: str, answer: Any) -> bytes:
-        """What a worker gets beside a completion. Raises whatever pickle does with an answer that is not plain data."""
-        return pickle.dumps((prompt, answer))
-
     def prepare(self) -> None:
         """Load the function.
 
@@ -182,45 +155,35 @@ class RewardFunction:
         """
         _ = self._loaded
 
-    def score(self, answer: bytes, completion: str) -> float:
-        """What the function returns; ``answer`` is by :meth:`pack`.
+    def score(self, prompt: str, completion: str, answer: Any) -> float:
+        """What the function returns.
 
         Raises:
-            ScorerError: it raised, or returned something other than a finite number.
+            ScorerError: it raised.
         """
         try:
-            prompt, right = pickle.loads(answer)
-        except Exception as error:
-            raise ScorerError(
-                f"the answer cannot be read where completions are scored: {in_one_line(error)}. Define its class in a "
-                f"module that can be imported, or make it plain data"
-            ) from error
-        try:
-            value = self._loaded(prompt, completion, right)
+            score: float = self._loaded(prompt, completion, answer)  # or what else it returns, which a worker checks
         except Exception as error:
             raise ScorerError(in_one_line(error, Path(self.module))) from error
-        return finite(value)
+        return score
 
     @cached_property
     def _loaded(self) -> Callable[[str, str, Any], Any]:
         path = Path(self.module)
         try:
-            value: Any = load_module(path) if path.suffix == ".py" else importlib.import_module(self.module)
+            module = load_module(path) if path.suffix == ".py" else importlib.import_module(self.module)
         except Exception as error:
             raise ScorerError(f"{self.module} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
-        for part in self.function.split("."):
-            if not hasattr(value, part):
-                known = [name for name, item in vars(value).items() if callable(item) and not name.startswith("_")]
-                hint = did_you_mean(part, known) if known else f"Define it: def {part}({', '.join(ARGUMENTS)})."
-                raise ScorerError(f"{self.module} has no function '{self.function}'. {hint}")
-            value = getattr(value, part)
         who = f"'{self.function}' in {self.module}"
-        if not callable(value):
-            raise ScorerError(f"{who} is of type {type(value).__name__}, which cannot be called. Name a function.")
         try:
-            inspect.signature(value).bind(*ARGUMENTS)
+            function: Callable[[str, str, Any], Any] = attrgetter(self.function)(module)
+            inspect.signature(function).bind(*ARGUMENTS)
+        except AttributeError:
+            known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            hint = did_you_mean(self.function, known) if known else "Define it."
+            raise ScorerError(f"there is no {who}: def {self.function}({', '.join(ARGUMENTS)}). {hint}") from None
         except TypeError as error:
-            raise ScorerError(f"{who} must take ({', '.join(ARGUMENTS)}): {error}. Change its arguments.") from error
+            raise ScorerError(f"{who} must take ({', '.join(ARGUMENTS)}): {error}. Change it.") from error
         except ValueError:  # a function of C that does not say
             pass
-        return value  # type: ignore[no-any-return]  # it is callable
+        return function

@@ -7,6 +7,7 @@ threads, import torch, inherit every secret of the environment, and their answer
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import select
@@ -19,13 +20,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import rlstab
 from rlstab.errors import ScorerError
+from rlstab.files import in_one_line
 from rlstab.tasks.scorers import Scorer
-from rlstab.tasks.scoring_worker import LENGTH, LONGEST_LINE, how_ended
+from rlstab.tasks.scoring_worker import LENGTH, LONGEST_LINE, PLAIN, how_ended
 from rlstab.visible import visible
 
 #: Seconds that a worker may take to start; imports on a cold, busy machine are slow.
@@ -36,13 +39,12 @@ LOOK = 0.1
 
 #: What a worker inherits of the environment: no tokens, no passwords.
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "PYTHONHOME")
-_SET = {
-    "PYTHONHASHSEED": "0",  # sets are gone through in one order, whichever worker scores
-    "TZ": "UTC",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+#: And what it gets: sets are gone through in one order, whichever worker scores, and one processor serves it.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_SET = {"PYTHONHASHSEED": "0", "TZ": "UTC", **dict.fromkeys(_THREADS, "1")}
+
+#: A prompt, a completion, and the right answer.
+Job: TypeAlias = tuple[str, str, Any]
 
 # the kernel kills a worker when the thread that started it ends: this one lives as long as the process
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="rlstab scorers")
@@ -66,7 +68,7 @@ class Outcome:
 class Workers:
     """Processes that score, started when they are needed and replaced when they had to be killed.
 
-    A score depends on the scorer, the right answer and the completion alone, not on the number of workers or the order.
+    A score depends on the scorer, the example and the completion alone, not on the number of workers or the order.
     A completion on which the scorer hangs or crashes costs itself alone.
 
     Args:
@@ -81,27 +83,18 @@ class Workers:
         self._lock = threading.Lock()  # one question at a time: evaluation and training share a task
         weakref.finalize(self, _end, self._workers)
 
-    def start(self) -> None:
-        """Start a worker and wait for it, to know whether that is possible.
-
-        Raises:
-            ScorerError: it is not; the message says why.
-        """
-        with self._lock:
-            self._worker(0, lambda: False)
-
     def close(self) -> None:
         """End the processes; a later question starts them again."""
         with self._lock:
             _end(self._workers)
 
-    def score_one(self, answer: Any, completion: str) -> float:
+    def score_one(self, prompt: str, completion: str, answer: Any) -> float:
         """The score of a completion.
 
         Raises:
-            ScorerError: the scorer raised, its process ended, or the time was up.
+            ScorerError: no worker can start, the scorer raised, its process ended, or the time was up.
         """
-        (outcome,) = self.score([(answer, completion)])
+        (outcome,) = self.score([(prompt, completion, answer)])
         if outcome.timed_out:
             raise ScorerError(
                 f"The scorer took longer than {self.time_limit:g} s. Raise `time_limit` if the completion deserves it."
@@ -110,11 +103,11 @@ class Workers:
             raise ScorerError(visible(outcome.error, spaces=False))
         return outcome.score
 
-    def score(self, jobs: Sequence[tuple[Any, str]], stop: threading.Event | None = None) -> list[Outcome]:
-        """The outcomes of pairs of right answer and completion, in their order.
+    def score(self, jobs: Sequence[Job], stop: threading.Event | None = None) -> list[Outcome]:
+        """The outcomes of some completions, in their order.
 
         Args:
-            jobs: the pairs.
+            jobs: what to score.
             stop: once set, nobody waits for the rest any more, which is left out.
 
         Raises:
@@ -130,20 +123,20 @@ class Workers:
             for place in places:  # shared: each place goes to one worker
                 if cancelled():
                     return
-                answer = self._worker(slot, cancelled).ask(jobs[place], self.time_limit, cancelled)
-                if answer is None:
+                reply = self._worker(slot, cancelled).ask(jobs[place], self.time_limit, cancelled)
+                if reply is None:
                     return
-                outcomes[place] = Outcome(answer.get("score", 0.0), answer.get("error"), "late" in answer)
+                outcomes[place] = Outcome(reply.get("score", 0.0), reply.get("error"), "late" in reply)
 
         count = min(self.count, len(jobs))
         with self._lock, ThreadPoolExecutor(max(1, count)) as pool:
             try:
-                for done in [pool.submit(serve, slot) for slot in range(count)]:
-                    done.result()
+                for served in [pool.submit(serve, slot) for slot in range(count)]:
+                    served.result()
             except BaseException:
                 given_up.set()
                 raise
-        return [outcomes[place] for place in range(next((n for n in range(len(jobs)) if n not in outcomes), len(jobs)))]
+        return [outcomes[place] for place in takewhile(outcomes.__contains__, range(len(jobs)))]
 
     def _worker(self, slot: int, cancelled: Callable[[], bool]) -> _Worker:
         worker = self._workers.get(slot)
@@ -151,17 +144,16 @@ class Workers:
             if worker is not None:
                 worker.end()
             worker = self._workers[slot] = _Worker()
-            answer = worker.ask((os.getpid(), self.scorer, self.time_limit), START, cancelled) or {}
-            if "ready" not in answer and not cancelled():
+            reply = worker.ask((os.getpid(), self.scorer, self.time_limit), START, cancelled) or {}
+            if "ready" not in reply and not cancelled():
                 worker.end()
-                why = answer.get("failed") or answer.get("error") or f"It was not ready after {START:g} s."
-                said = answer.get("refused") or f"No process can be started that scores. {why}"
-                raise ScorerError(visible(said, spaces=False))
+                why = reply.get("error", f"it was not ready after {START:g} s")
+                raise ScorerError(f"No process can be started that scores: {visible(why, spaces=False)}")
         return worker
 
 
-#: What a worker may answer.
-_ANSWERS = {"score": float, "error": str, "ready": bool, "failed": str, "refused": str}
+#: What a worker may reply.
+_REPLIES = {"score": float, "error": str, "ready": bool}
 
 
 class _Worker:
@@ -182,7 +174,10 @@ class _Worker:
     def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> dict[str, Any] | None:
         """Its answer, or how it ended; it is killed when its time is up, and when nobody waits any more: then None."""
         deadline, line = time.monotonic() + time_limit, b""
-        content = pickle.dumps(job)
+        try:
+            content = pickle.dumps(job)
+        except Exception as error:  # whatever a user-defined class raises when it is pickled
+            return {"error": f"the answer cannot be sent to the process that scores: {in_one_line(error)}. {PLAIN}"}
         with suppress(OSError, ValueError):  # if it died, the other pipe ends
             self._into.write(LENGTH.pack(len(content)) + content)
             self._into.flush()
@@ -200,9 +195,10 @@ class _Worker:
                     return how_ended(self._process.returncode)
                 line += piece
         with suppress(ValueError, RecursionError):
-            answer = json.loads(line)
-            if isinstance(answer, dict) and [_ANSWERS.get(key) for key in answer] == [*map(type, answer.values())]:
-                return answer
+            reply: dict[str, Any] = json.loads(line)
+            known = isinstance(reply, dict) and [_REPLIES.get(key) for key in reply] == [*map(type, reply.values())]
+            if known and math.isfinite(reply.get("score", 0.0)):
+                return reply
         self.end()
         return {"error": "the process gave no answer that can be read"}
 

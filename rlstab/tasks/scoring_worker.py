@@ -17,6 +17,7 @@ import sys
 from typing import Any, BinaryIO
 
 from rlstab.errors import ScorerError
+from rlstab.files import in_one_line
 from rlstab.tasks.scorers import Scorer, finite
 
 #: Characters of an error that are kept.
@@ -27,6 +28,9 @@ LONGEST_LINE = 16 * LONGEST_ERROR
 
 #: Of a pickle that follows.
 LENGTH = struct.Struct("<Q")
+
+#: What to do with an answer that does not arrive.
+PLAIN = "Make it plain data, such as texts, numbers, lists and dicts"
 
 #: Bytes of address space of a worker; more raises MemoryError.
 MEMORY = 2 * 2**30
@@ -40,19 +44,17 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):  # nobody reads what user code prints
         os.dup2(null, standard)
-    parent, scorer, time_limit = _read(orders)
     try:
+        parent, scorer, time_limit = pickle.loads(_read(orders))
         _die_with(parent)
         scorer.prepare()
         _limit()
-    except ScorerError as error:  # it says all there is to say
-        return _answer(answers, {"refused": _words(error)})
     except BaseException as error:  # whatever it is, the one who waits is told
-        return _answer(answers, {"failed": _words(error)})
+        return _answer(answers, {"error": _words(error)})
     _answer(answers, {"ready": True})
-    while (job := _read(orders)) is not None:
+    while job := _read(orders):
         _limit_cpu(time_limit)
-        _answer(answers, _score(scorer, *job))
+        _answer(answers, _score(scorer, job))
 
 
 def how_ended(code: int) -> dict[str, Any]:
@@ -63,11 +65,21 @@ def how_ended(code: int) -> dict[str, Any]:
     return {"error": f"the process that scored it {how}"}
 
 
-def _score(scorer: Scorer, answer: Any, completion: str) -> dict[str, Any]:
+def _score(scorer: Scorer, job: bytes) -> dict[str, Any]:
     try:
-        return {"score": finite(scorer.score(answer, completion))}
+        return {"score": finite(scorer.score(*_loaded(job)))}
     except BaseException as error:  # SystemExit as well: whatever user code raises belongs to this completion
         return {"error": _words(error)}
+
+
+def _loaded(job: bytes) -> tuple[str, str, Any]:
+    try:
+        prompt, completion, answer = pickle.loads(job)
+    except Exception as error:  # whatever a user-defined class raises
+        raise ScorerError(
+            f"the answer cannot be read where completions are scored: {in_one_line(error)}. {PLAIN}"
+        ) from error
+    return prompt, completion, answer
 
 
 def _die_with(parent: int) -> None:
@@ -80,24 +92,25 @@ def _die_with(parent: int) -> None:
 
 def _limit() -> None:
     """From now on: no more memory than MEMORY, no file made longer, no core dump, no new process (but for root)."""
-    limits = {
-        resource.RLIMIT_AS: MEMORY,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: 0,
-    }
-    for which, most in limits.items():
-        _, hard = resource.getrlimit(which)
-        lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (lowest, lowest))
+    for which, most in (
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        _lower(which, most, for_good=True)
 
 
 def _limit_cpu(seconds: float) -> None:
     """Let the kernel end this process once it has computed so many more seconds, whatever it is doing."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = int(usage.ru_utime + usage.ru_stime + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    _lower(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + seconds) + 1, for_good=False)
+
+
+def _lower(which: int, most: int, *, for_good: bool) -> None:
+    _, hard = resource.getrlimit(which)
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (soft, soft if for_good else hard))
 
 
 def _words(error: BaseException) -> str:
@@ -109,6 +122,7 @@ def _answer(pipe: int, answer: dict[str, Any]) -> None:
     os.write(pipe, json.dumps(answer).encode("ascii") + b"\n")
 
 
-def _read(pipe: BinaryIO) -> Any:
+def _read(pipe: BinaryIO) -> bytes:
+    """The next pickle; empty where the pipe ended."""
     length = pipe.read(LENGTH.size)
-    return pickle.loads(pipe.read(*LENGTH.unpack(length))) if length else None
+    return pipe.read(*LENGTH.unpack(length)) if length else b""

@@ -1,8 +1,8 @@
 """Checkpoints: written to a temporary folder and renamed, so that a kill leaves whole ones only.
 
-accelerate's ``save_state`` writes the optimizer and the random states, which ``load_state`` reads with
-``weights_only=True``. Weights are written as transformers does, so that a checkpoint is a model; the progress of the
-run is JSON and safetensors, because accelerate reads what is registered with it by a pickle that can run code.
+Weights are written as transformers does, so that a checkpoint is a model. Moments are gathered and written one at a
+time: accelerate's ``save_state`` has all of them whole in one process, which is twice the weights. All that is read is
+safetensors and JSON, which cannot run code.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.hub import first_line
-from rlstab.train.engine import Engine
+from rlstab.models.loading import read_json
+from rlstab.train.engine import Engine, as_shard_of, gathered
 from rlstab.train.rollout import Progress
 
 #: The last file to be written: the progress, the run it belongs to, a checksum of each other file, and its own.
 INDEX = "trainer.json"
 
 _TENSORS = "trainer.safetensors"
+_MOMENTS = "optimizer.safetensors"
 _WRITING = ".writing"
 _NAME = re.compile(r"rollout-([0-9]{6,18})")
 
@@ -54,9 +56,10 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
             if main:
                 shutil.rmtree(writing, ignore_errors=True)  # what a kill left
                 writing.mkdir()
-            accelerator.wait_for_everyone()
-            _save_state(accelerator, engine, writing)
-            accelerator.wait_for_everyone()
+            with engine.gathered_policy() as policy:
+                if main:
+                    policy.save(writing)
+            _save_moments(engine, writing / _MOMENTS)
             if main:
                 plain, tensors = dump_state(saved)
                 save_file(tensors, writing / _TENSORS)
@@ -77,15 +80,26 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
     return final
 
 
-def _save_state(accelerator: Accelerator, engine: Engine, writing: Path) -> None:
-    def weights_of_the_policy(models: list[Any], weights: list[Any], output: str) -> None:
-        weights.clear()  # those of the prepared module: with prefixes, or in shards
-        with engine.gathered_policy() as policy:
-            if accelerator.is_main_process:
-                policy.save(writing)
-
-    with accelerator.register_save_state_pre_hook(weights_of_the_policy):
-        accelerator.save_state(str(writing))
+def _save_moments(engine: Engine, path: Path) -> None:
+    """Write what the optimizer keeps of each weight as safetensors: a header, then the bytes of each tensor in turn."""
+    moments = {
+        f"{place}.{key}": value
+        for place, weight in enumerate(engine.trained)
+        for key, value in engine.optimizer.state[weight].items()
+    }
+    header, end = {}, 0
+    for name, moment in moments.items():
+        start, end = end, end + 4 * moment.numel()
+        header[name] = {"dtype": "F32", "shape": list(moment.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the bytes begin at a multiple of eight
+    main, device = engine.accelerator.is_main_process, engine.accelerator.device
+    with path.open("wb") if main else BytesIO() as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for moment in moments.values():
+            whole = gathered(moment, device)
+            if main:
+                file.write(whole.cpu().contiguous().numpy().data)
 
 
 def load(path: Path, engine: Engine) -> dict[str, Any]:
@@ -100,8 +114,11 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
         CheckpointError: it is damaged.
     """
     try:
-        with engine.accelerator.register_load_state_pre_hook(lambda models, folder: models.clear()):
-            engine.accelerator.load_state(str(path))
+        with safe_open(path / _MOMENTS, "pt") as moments:
+            for name in moments.keys():
+                place, _, key = name.partition(".")
+                weight = engine.trained[int(place)]
+                engine.optimizer.state[weight][key] = as_shard_of(weight, moments.get_tensor(name))
         return load_state(read_json(path / INDEX), load_file(path / _TENSORS))
     except Exception as error:  # damaged files fail in every way
         raise CheckpointError(
@@ -152,9 +169,7 @@ def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = Co
     """An error of the file system becomes an error of rlstab that names the file and the reason."""
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # torch.save on a full disk
-            raise
+    except (OSError, SafetensorError) as error:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else first_line(error)
         raise kind(
             f"{getattr(error, 'filename', None) or path} cannot be written: {reason}. Mend that and continue with "
@@ -185,12 +200,3 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty where it cannot be read."""
-    try:
-        record = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}

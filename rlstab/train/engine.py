@@ -92,7 +92,7 @@ class Engine:
 
     def _build_optimizer(self, settings: OptimisationSettings) -> AcceleratedOptimizer:
         optimizer = torch.optim.AdamW(
-            [weight for weight in self.weights if weight.requires_grad],
+            self.trained,
             lr=settings.lr,
             betas=settings.betas,
             eps=settings.eps,
@@ -111,6 +111,11 @@ class Engine:
     def weights(self) -> list[nn.Parameter]:
         """All weights: whole, or this process's shards."""
         return list(self.policy.model.parameters())
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """Those of :attr:`weights` that learn, in the order of the optimizer's."""
+        return [weight for weight in self.weights if weight.requires_grad]
 
     def gathered_policy(self) -> AbstractContextManager[Policy]:
         """The policy with all of its weights as they are now; every process enters. Inside, each forwards as it likes.
@@ -211,9 +216,6 @@ class ShardedEngine(Engine):
                     f"same weights in every process. Set engine to ddp, or take a model without such weights."
                 )
         self.optimizer = self._build_optimizer(run.optimisation)
-        # a checkpoint holds whole moments, so that any engine and any number of processes continues from it
-        self.optimizer.optimizer.register_state_dict_post_hook(self._gather_moments)
-        self.optimizer.optimizer.register_load_state_dict_pre_hook(self._shard_moments)
         self.zero_grad()
 
     @property
@@ -263,24 +265,6 @@ class ShardedEngine(Engine):
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
-    def _gather_moments(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        main, whole = self.accelerator.is_main_process, {}
-        for place, moments in state["state"].items():
-            gathered = {key: _full(value, self._settings[0]) for key, value in moments.items()}
-            whole[place] = {key: value.cpu() for key, value in gathered.items()} if main else {}
-        return {**state, "state": whole}
-
-    @torch.no_grad()
-    def _shard_moments(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        device, shards = self._settings[0], {}
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        for place, moments in state["state"].items():
-            shards[place] = {
-                key: value if key == "step" else _as_shard(value, weights[place], device)
-                for key, value in moments.items()
-            }
-        return {**state, "state": shards}
-
 
 class _Shards:
     """A model in shards, and beside it an empty one of the same shape to gather the weights into.
@@ -314,7 +298,7 @@ class _Shards:
         if not self._depth:
             with torch.no_grad():
                 for mine, shard in zip(self.policy.model.parameters(), self.live.parameters(), strict=True):
-                    mine.data = _full(shard, self.device)
+                    mine.data = gathered(shard, self.device)
         self._depth += 1
         try:
             yield self.policy
@@ -344,8 +328,8 @@ def _shard(module: nn.Module, mesh: DeviceMesh, gather: torch.dtype | None, offl
     module.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
-def _full(shard: Tensor, device: torch.device) -> Tensor:
-    """All of a tensor of which this process has a shard; a plain tensor is all of itself."""
+def gathered(shard: Tensor, device: torch.device) -> Tensor:
+    """All of a tensor of which this process has a shard; every process calls it. A plain tensor is all of itself."""
     if not isinstance(shard, DTensor):
         return shard.detach()
     there = shard.detach().to(device)
@@ -353,11 +337,12 @@ def _full(shard: Tensor, device: torch.device) -> Tensor:
     return there.full_tensor()
 
 
-def _as_shard(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
-    """A whole tensor, which every process has, as the shard that this process has of a weight."""
-    assert isinstance(weight, DTensor)
-    shard = distribute_tensor(value.to(device), weight.device_mesh, weight.placements, src_data_rank=None)
-    return shard.to(weight.device)
+@torch.no_grad()
+def as_shard_of(weight: Tensor, value: Tensor) -> Tensor:
+    """A copy of what belongs to a whole weight, as the shard that this process has of it."""
+    if isinstance(weight, DTensor) and value.ndim:
+        value = distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)
+    return value.to(weight.device, copy=True)
 
 
 # -- which engine ----------------------------------------------------------------------------------------------------

@@ -138,8 +138,6 @@ def footprint(shape: Shape, run: RunConfig, engine: str, processes: int) -> Foot
         sampling["gathered weights"] = weights
         if reference:  # it is asked while the policy is whole
             sampling["gathered reference"] = weights
-        # the weights first, then in the first process both moments of all of them
-        phases["writing a checkpoint"] = {"gathered weights, then moments": max(weights, 2 * trained)}
     else:
         backward["gradient of one weight"] = shape.largest * WIDE  # before it is added to those of other micro-batches
     return Footprint(standing, phases, shape.kept)
@@ -292,6 +290,10 @@ def describe_memory(run: RunConfig, processes: int = 1, memory: int | None = Non
         f"prompt and {run.rollout.max_new_tokens} of answer. Not in it: Python, torch and other libraries (about 0.5 "
         f"GiB on a CPU), and what the allocator wastes."
     )
+    if engine == "fsdp2":
+        text += (
+            " On a CPU start it with MALLOC_MMAP_THRESHOLD_=131072 in the environment, or glibc keeps as much again."
+        )
     return Group(table, text, *([] if memory is None else [_fits(estimate, run, memory)]))
 
 

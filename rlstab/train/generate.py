@@ -7,6 +7,7 @@ rollout, a branch's from its parent.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,11 @@ import torch
 from torch import Tensor
 
 from rlstab.config.runs import RunConfig
-from rlstab.config.settings import RolloutSettings
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
 from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
-from rlstab.errors import ConfigError, MethodError, MissingSignal, ModelError, NonFinite, ShapeError, did_you_mean
+from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError, did_you_mean
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
@@ -320,8 +320,7 @@ class Generator:
         answers = [[*first, *ids[mask].tolist()] for first, ids, mask in rows]
         counts, width = [len(first) for first in begun], rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=special)
-        evidence = block_evidence(blocks, rollout.texts, answers, counts, width, decode)
-        return {"block_ids": evidence.ids, "block_rewards": evidence.rewards, "block_outcomes": evidence.outcomes}
+        return block_evidence(blocks, rollout.texts, answers, counts, width, decode)
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
@@ -455,7 +454,9 @@ def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, 
     shapes = [tuple(mask.shape)] if per_token else [tuple(mask.shape), tuple(mask.shape[:1])]
     if not len(rollout):  # a rank without responses has nothing to ask about
         return torch.zeros(shapes[-1], device=mask.device)
-    values = checked_output(provider(rollout.copy()), who, shapes, ShapeError).to(mask.device)
+    # what the function does to tensors in place changes nothing else
+    own = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
+    values = checked_output(provider(own), who, shapes, ShapeError).to(mask.device)
     values = torch.where(mask, values, 0.0) if values.ndim == 2 else values
     bad = int((~torch.isfinite(values)).sum())
     if bad:
@@ -503,25 +504,3 @@ def require_provider_names(signals: Mapping[str, Any]) -> None:
     """Raises ConfigError: a user-defined signal has the name of a signal that the trainer makes."""
     for name in sorted(signals.keys() & (TRAINER_SIGNALS | {"old_logprobs", "advantages"})):
         raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")
-
-
-def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> None:
-    """Encode the first prompt of each split.
-
-    Raises:
-        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false.
-        ModelError: ``rollout.chat`` is true, and the tokenizer has no chat template.
-        DataError: a prompt cannot be written in tokens, or leaves no room for the response.
-    """
-    examples = [task.example(split, 0) for split, size in task.size.items() if size != 0]
-    if not rollout.chat and any(example.messages for example in examples):
-        raise ConfigError(
-            f"the prompts of the task '{task.name}' are lists of messages. Set rollout.chat to true, or make the "
-            f"prompts text and leave `system` out."
-        )
-    if rollout.chat and policy.tokenizer.chat_template is None:
-        raise ModelError(
-            f"rollout.chat is true, and the tokenizer of '{policy.tokenizer.name_or_path}' has no chat template. Take "
-            f"a model that was trained on chats, or set rollout.chat to false."
-        )
-    policy.encode([example.asked for example in examples], rollout.max_new_tokens, chat=rollout.chat)

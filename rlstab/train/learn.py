@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import get_scheduler
@@ -23,7 +24,7 @@ from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
-from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
+from rlstab.errors import ConfigError, MethodError, NonFinite
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.signals import SIGNAL_NAMES
@@ -143,9 +144,6 @@ class Learner:
         """For each optimizer step: whether it is the first of the rollout, and the rows of this rank in it.
 
         Whole groups are dealt out, by the number that each group's id draws, so the ranks agree.
-
-        Raises:
-            ShapeError: group ids that no float64 holds exactly, on any rank; the groups would be torn.
         """
         several = self.settings.mini_batches > 1
         groups = self._all_groups(group_ids) if several else group_ids.unique()
@@ -156,13 +154,8 @@ class Learner:
                 yield epoch == number == 0, torch.isin(group_ids, chosen).nonzero().squeeze(-1)
 
     def _all_groups(self, group_ids: Tensor) -> Tensor:
-        """The different group ids of all ranks, sorted. Ranks exchange float64, which must hold them exactly."""
+        """The different group ids of all ranks, sorted. Ranks exchange float64, which holds ids below 2**53 exactly."""
         groups: Tensor = self.comm.gather(group_ids.unique().double()).unique()
-        if groups.numel() and float(groups.abs().max()) >= 2**53:
-            raise ShapeError(
-                f"group_ids reach {int(groups.abs().max())}: ids of 2**53 and more are not exact in float64, and rows "
-                f"would be lost between mini-batches. Number the groups of the run from 0."
-            )
         return groups.long()
 
     def _optimizer_step(
@@ -360,22 +353,14 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
     group = rollout.group_ids[rows].unique(return_inverse=True)[1]
     length = prompt + response
     longest = length.new_zeros(len(rows)).scatter_reduce(0, group, length, "amax")[group]
-    by_length = _sorted(-length, idle.long())
+    by_length = torch.from_numpy(np.lexsort([-length, idle]))
     if len(rows) <= size:  # one micro-batch, whatever the order
         return rows[by_length]
-    by_group = _sorted(-length, group, -longest, idle.long())
+    by_group = torch.from_numpy(np.lexsort([-length, group, -longest, idle]))  # by the last key first
     orders = sorted(
         (by_length, by_group), key=lambda order: _tokens(prompt[order], response[order], group[order], size)
     )
     return rows[orders[0]]
-
-
-def _sorted(*keys: Tensor) -> Tensor:
-    """The order by the last key, where that is equal by the one before it, and so on."""
-    order = torch.arange(len(keys[0]))
-    for key in keys:
-        order = order[key[order].argsort(stable=True)]
-    return order
 
 
 def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:

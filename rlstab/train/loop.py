@@ -28,6 +28,7 @@ from accelerate.utils import (
     disable_fsdp_ram_efficient_loading,
     gather_object,
     patch_environment,
+    set_seed,
 )
 from rich.console import Console
 from rich.markup import escape
@@ -38,7 +39,7 @@ from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
-from rlstab.models.policy import load_policy, require_trainable
+from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
@@ -54,7 +55,6 @@ from rlstab.train.generate import (
     Generator,
     SignalProvider,
     require_evidence,
-    require_prompts,
     require_provider_names,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
@@ -239,7 +239,7 @@ class Trainer:
         run, total = self.run, self.run.optimisation.rollouts
         every, saving = run.evaluation.every, run.tracking.checkpoint_every
         if self.progress.rollouts == 0 and every:
-            self.accelerator.log(self._evaluate(), step=0)
+            self._log(self._evaluate(), 0)
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
                 metrics, start = Metrics(), time.perf_counter()
@@ -256,7 +256,7 @@ class Trainer:
                 values = metrics.collect() | {"seconds/rollout": time.perf_counter() - start}
                 if every and (number % every == 0 or number == total):
                     values |= self._evaluate()
-                self.accelerator.log(values, step=number)
+                self._log(values, number)
                 bar.show(number, values)
                 if number == total or (saving and number % saving == 0):
                     self._save(planned=True)
@@ -267,7 +267,7 @@ class Trainer:
         ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
         """
         run, progress = self.run, self.progress
-        torch.manual_seed(run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index)
+        set_seed((run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index) % 2**32)
         while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
             with self.engine.gathered_policy():
                 made, progress = self.generator.make(progress, metrics)
@@ -278,13 +278,12 @@ class Trainer:
 
     def go(self, about: Mapping[str, Any]) -> RunResult:
         """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
-        folder, append = self.folder, None
+        folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self._tell_remarks(folder)
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-            append = partial(folder.append, "metrics.jsonl")
-        start_trackers(self.accelerator, self.run, append, self.console)
+        start_trackers(self.accelerator, self.run, self.console)
         try:
             self._rollouts()
         except Dropped:
@@ -344,6 +343,11 @@ class Trainer:
         with self.engine.gathered_policy() as policy:
             values = evaluate(policy, self.task, self.run.rollout, self.run.evaluation, rank, world, self.rewards)
         return {**values, "seconds/evaluate": time.perf_counter() - start}
+
+    def _log(self, values: Mapping[str, Any], number: int) -> None:
+        if self.folder is not None:
+            self.folder.append("metrics.jsonl", line({"rollout": number, **values}))
+        self.accelerator.log(dict(values), step=number)
 
     def _trace(self, rollout: Rollout, progress: Progress) -> None:
         tracer, advantages, responses = self.learner.tracer, rollout.advantages, rollout.responses

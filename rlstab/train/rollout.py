@@ -129,17 +129,6 @@ class Rollout:
             answers.append(prompt[len(prompt) - given :] + sampled)
         return answers
 
-    def copy(self) -> Rollout:
-        """With other tensors: what a user-defined function does to them in place changes nothing else."""
-        sequences = {part.name: getattr(self.sequences, part.name).clone() for part in fields(self.sequences)}
-        responses = {name: values.clone() for name, values in self.responses.tensors().items()}
-        return replace(
-            self,
-            sequences=Sequences(**sequences),
-            signals={name: values.clone() for name, values in self.signals.items()},
-            responses=ResponseBatch.from_tensors(responses, self.responses.limit),
-        )
-
     @classmethod
     def joined(cls, parts: Sequence[Rollout], pad_id: int) -> Rollout:
         """All that was sampled, in the order in which it was."""

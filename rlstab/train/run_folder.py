@@ -31,6 +31,7 @@ from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
+from rlstab.models.loading import read_json
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
@@ -113,7 +114,7 @@ class RunFolder:
             raise ConfigError(
                 f"tracking.out: {str(self.path)!r} is not a path: {error}. Write the name of a folder."
             ) from error
-        lock = filelock.FileLock(self.path / LOCK, timeout=0)
+        lock, self._new_lock = filelock.FileLock(self.path / LOCK, timeout=0), not lexists(self.path / LOCK)
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -126,12 +127,12 @@ class RunFolder:
         (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def close(self) -> None:
-        """Let go of the folder; a folder that was made for a start that failed is gone."""
+        """Let go of the folder; what was made for a start that failed is gone."""
         if self._lock is None:
             return
         with suppress(OSError, ValueError):
-            if self._made and not lexists(self.path / "run.json"):
-                (self.path / LOCK).unlink(missing_ok=True)
+            if self._new_lock and not lexists(self.path / "run.json"):
+                (self.path / LOCK).unlink()
                 for folder in self._made:
                     folder.rmdir()
         self._lock.release()
@@ -173,7 +174,7 @@ class RunFolder:
                 f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
                 f"over with --overwrite."
             )
-        if checkpoint.read_json(self.path / "run.json").get("saved"):
+        if read_json(self.path / "run.json").get("saved"):
             raise CheckpointError(
                 f"{self.path} had checkpoints, and they are gone. Restore one from a copy, or start over with "
                 f"--overwrite."
@@ -315,7 +316,7 @@ def describe(
 
 def run_id_in(folder: Path) -> str | None:
     """The id of the run that a folder holds; None where there is none."""
-    run_id = checkpoint.read_json(folder / "run.json").get("run_id")
+    run_id = read_json(folder / "run.json").get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 

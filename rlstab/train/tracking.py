@@ -1,13 +1,13 @@
 """What a run tells of itself: metrics over all ranks, trackers, a progress bar, and a table at the end.
 
-Trackers are accelerate's: JSON lines always, wandb and TensorBoard on request.
+Trackers are accelerate's: wandb and TensorBoard on request.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,9 @@ from typing import Any, TypeAlias
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker
 from accelerate.utils import gather_object, is_tensorboard_available, is_wandb_available
 from rich import progress as bars
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -27,7 +25,6 @@ from rlstab.config.runs import RunConfig
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
-from rlstab.train.run_folder import line as json_line
 
 #: A scalar; a tensor stays on its device until the metrics are collected, so that nothing waits for it.
 Number: TypeAlias = float | Tensor
@@ -103,32 +100,6 @@ class Metrics:
 # -- trackers --------------------------------------------------------------------------------------------------------
 
 
-class JsonLinesTracker(GeneralTracker):
-    """One JSON object per rollout in ``metrics.jsonl``, written at once. For the main process alone.
-
-    Args:
-        append: takes whole lines.
-    """
-
-    name = "jsonl"
-    requires_logging_directory = False
-
-    def __init__(self, append: Callable[[str], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # accelerate gives it no types
-        self._append = append
-
-    @property
-    def tracker(self) -> Any:
-        """What lines are given to."""
-        return self._append
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """The configuration is in ``config.yaml``."""
-
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self._append(json_line({"rollout": step, **values}))
-
-
 def require_trackers(names: Sequence[str]) -> None:
     """Refuse trackers that are not there, which accelerate leaves out without a word.
 
@@ -145,49 +116,31 @@ def require_trackers(names: Sequence[str]) -> None:
             )
 
 
-def start_trackers(
-    accelerator: Accelerator, run: RunConfig, append: Callable[[str], None] | None, console: Console
-) -> None:
+def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -> None:
     """Open the trackers of a run. wandb follows its own settings; without a login it is offline.
-
-    Args:
-        accelerator: that logs to them.
-        run: whose they are.
-        append: writes lines of ``metrics.jsonl``; None in all processes but the first.
-        console: where to say how wandb is used.
 
     Raises:
         ConfigError: a tracker does not start.
     """
     out, names = Path(run.tracking.out), run.tracking.trackers
     options: dict[str, Any] = {"dir": str(out), "name": out.name}
-    if append is not None:
-        accelerator.log_with.append(JsonLinesTracker(append))
-        if "wandb" in names:
-            options["mode"], why = wandb_mode()
-            console.print(f"wandb: {escape(why)}", highlight=False, soft_wrap=True)
     try:
+        if "wandb" in names and not _wandb_is_configured():
+            options["mode"] = "offline"
+            console.print("wandb: offline, for no login was found. Run `wandb login`, or later `wandb sync`.")
         settings = _flat(run.model_dump(mode="json"))
         accelerator.init_trackers(run.tracking.project, settings, init_kwargs={"wandb": options})
     except Exception as error:  # foreign code that reads files and calls servers
-        if not names:
-            raise
         raise ConfigError(
             f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Mend that, or remove "
             f"it; for wandb, WANDB_MODE=offline needs no server."
         ) from error
 
 
-def wandb_mode() -> tuple[str, str]:
-    """The mode in which wandb logs, and why: as its environment and settings say, offline without a login."""
+def _wandb_is_configured() -> bool:
     import wandb  # slow, and only for those who ask for it
 
-    mode = str(wandb.setup().settings.mode or "online")
-    if mode != "online" or os.environ.get("WANDB_MODE") == mode:
-        return mode, f"{mode}, as it is configured"
-    if os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb.api.api_key:
-        return mode, "online, by the login that was found"
-    return "offline", "offline, for no login was found. Log in with `wandb login`, or upload later with `wandb sync`"
+    return bool(wandb.api.api_key or os.environ.keys() & {"WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"})
 
 
 def _flat(data: Any, place: str = "") -> dict[str, Any]:

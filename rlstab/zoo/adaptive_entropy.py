@@ -80,7 +80,8 @@ class AdaptiveEntropy(TokenObjective):
 
     Source:
         J. He et al., "Skywork Open Reasoner 1 Technical Report", 2025, arXiv 2505.22312. Reference code:
-        SkyworkAI/Skywork-OR1 ``core_algos.py`` (``EntController``); huggingface/trl ``trl/trainer/grpo_trainer.py``.
+        SkyworkAI/Skywork-OR1 ``verl/trainer/ppo/core_algos.py`` (``EntController``); huggingface/trl
+        ``trl/trainer/grpo_trainer.py``.
     """
 
     about = About(

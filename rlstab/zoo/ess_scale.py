@@ -89,7 +89,7 @@ class ESSScale(TokenObjective):
     Source:
         L. J. Huang et al., "Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs", 2026, arXiv 2602.17616.
         Reference code: mit-han-lab/vcpo ``verl/workers/actor/megatron_actor.py``,
-        ``recipe/fully_async_policy/staleness_utils.py`` (``compute_ess_info``).
+        ``recipe/fully_async_policy/staleness_utils.py`` (``compute_ess_info``, ``compute_global_ess_ratio``).
     """
 
     about = About(
@@ -99,10 +99,7 @@ class ESSScale(TokenObjective):
             NoOpAt(None, "An optimizer step whose effective sample size is at least `base`."),
         ),
         interacts=(
-            good(
-                "importance_correction",
-                "{own} was published with {other} at level 'sequence', its weights truncated at 8.",
-            ),
+            good("importance_correction", "{own} was published with {other} at level 'sequence', truncated at 8."),
             good("mismatch", "{own} acts on the effective sample size that {other} reports."),
         ),
     )

@@ -64,7 +64,7 @@ class FIPO(TokenObjective):
         With one optimizer step per rollout it does nothing. It assumes that all tokens of a response have one
         advantage: where they do not, F mixes what was rewarded with what was punished. It needs the live log-probs of
         whole responses, including dropped tokens. F grows with the half-life: with a drift of 0.01 nats on every token
-        it is 0.46, and all weights are at their bound. At the default ``low`` it only ever boosts, so the gradient
+        it is 0.467, and all weights are at their bound. At the default ``low`` it only ever boosts, so the gradient
         grows with the drift.
 
     Example:
@@ -114,11 +114,7 @@ class FIPO(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         outliers = "" if self.max_ratio is None else f" A token whose ratio is above {self.max_ratio} adds nothing."
-        safe = (
-            ""
-            if self.safe_ratio is None
-            else f" Where the advantage is negative and the ratio above {self.safe_ratio}, the factor is at most 1."
-        )
+        safe = f" With a negative advantage and a ratio above {self.safe_ratio}, at most 1." if self.safe_ratio else ""
         return {
             "gates": f"Multiply the pull of a token by the exponential of the log-ratios of the live policy, summed "
             f"from this token to the end of its response (one {self.half_life} places on counts half), at least "

@@ -85,7 +85,8 @@ class HolderMean(TokenObjective):
 
     Source:
         Y. Chen, D. Liang, Y. Chen et al., "Hölder Policy Optimisation", 2026, arXiv 2605.12058. Reference code:
-        YihangChen9/HolderPO ``train_zero_math_holder.py``, ``scripts/qwen2.5-math-7b-holder.sh`` (commit 1d27a37).
+        YihangChen9/HolderPO ``train_zero_math_holder.py``, ``scripts/qwen2.5-math-7b-holder.sh`` (commit 1d27a37;
+        conformance ran 73bcbc5).
     """
 
     about = About(

@@ -61,9 +61,10 @@ class M2PO(TokenObjective):
     Pitfalls:
         It compares with the sampler, because there is nothing else to compare with: ``old_logprobs`` that were
         recomputed for this rollout are ``logprobs`` up to its first update, and against them no token would ever move.
-        In a run with several optimizer steps per rollout, set ``refresh: step``; otherwise every step decides by the
-        policy before the first one. Movement within the optimizer step is not bounded. The budget is a mean over X
-        alone, so a few far tokens are dropped easily when X is small.
+        With ``old_logprobs: rollout``, as published, or with several optimizer steps per rollout, set ``refresh:
+        step``; otherwise the former leaves nothing to compare, and every step decides by the policy before the first
+        one. Movement within the optimizer step is not bounded. The budget is a mean over X alone, so a few far tokens
+        are dropped easily when X is small.
 
     Example:
         A rewarded response. Three tokens rose, by 0.1, 0.2 and 0.6 nats: squares 0.01, 0.04 and 0.36, mean 0.137 >

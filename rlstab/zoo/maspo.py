@@ -59,10 +59,10 @@ class MASPO(TokenObjective):
         - From its code: ``cap`` is not there.
 
     Pitfalls:
-        At the defaults it hardly bounds anything: a certain token with twice its old probability keeps 61 % of its
-        pull, one of probability 0.01 keeps 97 %. A punished token whose ratio grows has no bound at all without
-        ``cap``. It reads the size of the advantage, not only its sign, so a bonus or another estimator of advantages
-        moves the width.
+        At the defaults it hardly bounds anything: a token that rose from probability one half to certainty keeps 73 %
+        of its pull, one that rose from 0.01 to 0.02 keeps 97 %. A punished token whose ratio grows has no bound at all
+        without ``cap``. It reads the size of the advantage, not only its sign, so a bonus or another estimator of
+        advantages moves the width.
 
     Example:
         Two tokens of old probability 0.4, now 0.8 and 0.2, so ratios 2 and 0.5; base = 0.4^-0.3 = 1.3163. Rewarded, the

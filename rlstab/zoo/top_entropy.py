@@ -21,8 +21,8 @@ class TopEntropyMask(TokenObjective):
 
             tau    = (1 - rho)-quantile of H over all tokens of the optimizer step
             keep_t = H_t >= tau
-            L      = sum_t keep_t surrogate_t / sum_t keep_t             denominator: kept
-                   = sum_t keep_t surrogate_t / N                        denominator: all
+            L      = sum_t keep_t surrogate_t / sum_t keep_t             denominator: kept      later versions
+                   = sum_t keep_t surrogate_t / N                        denominator: all       version 1, TRL
 
         The quantile interpolates linearly. Both signs of the advantage are treated alike.
 
@@ -34,18 +34,21 @@ class TopEntropyMask(TokenObjective):
         - ``weight``: with ``denominator="all"``: 1 on the kept tokens, 0 on the others.
 
     Denominator:
-        kept or all: the first as in the paper, the second with ``denominator="all"``.
+        kept or all, as ``denominator`` says: both are published.
 
     Parameters:
         - ``share`` (rho): float in (0, 1], default 0.2. The paper, eq. 6; 0.1 to 0.5 are reported similar.
         - ``denominator``: 'kept' | 'all', default 'kept'. Whether dropped tokens leave the denominator. 'kept' is the
-          paper; 'all' divides by every token, a policy gradient about 1 / ``share`` times smaller at the same learning
-          rate.
+          later versions of the paper; 'all', its first version and TRL, divides by every token: a policy gradient about
+          1 / ``share`` times smaller, here five, at the same learning rate.
 
     State:
         none
 
     Deviations:
+        - From the paper: none in the rule, which has two published denominators. Version 1 divides by all tokens, later
+          versions by the selected ones (eq. 6); a learning rate that was tuned with one is off by 1 / ``share`` with
+          the other.
         - From the paper: it writes the quantile of a batch or micro-batch; here it is exact over all parts and ranks of
           the optimizer step. It does not say whether the old or the current policy is meant; here it is the policy at
           the start of the optimizer step.
@@ -84,9 +87,9 @@ class TopEntropyMask(TokenObjective):
 
     Source:
         S. Wang et al., "Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning for
-        LLM Reasoning", 2025, arXiv 2506.01939 (eq. 6). Code of others: huggingface/trl ``trl/trainer/grpo_trainer.py``
-        (``get_high_entropy_mask``), CarlanLark/Lp-Reg-dev ``verl/trainer/ppo/core_algos.py``
-        (``compute_policy_loss_8020_split``).
+        LLM Reasoning", 2025, arXiv 2506.01939 (v1; later versions, eq. 6). Code of others: huggingface/trl
+        ``trl/trainer/grpo_trainer.py`` (``get_high_entropy_mask``), CarlanLark/Lp-Reg-dev
+        ``verl/trainer/ppo/core_algos.py`` (``compute_policy_loss_8020_split``).
     """
 
     about = About(

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from rlstab.errors import CheckpointError
-from tests.adapters import trl_jobs
+from tests.adapters.jobs import farthest, largest, same_weights
 from tests.adapters.trl_jobs import over_ranks, run, sampler, trainer_of
 
 #: TRL and what it imports warn of their own future.
@@ -32,21 +32,6 @@ FOUR = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 FOUR_ON_EACH_OF_TWO = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
 
 
-def farthest(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The largest difference between two gradients of a model."""
-    assert one["gradients"].keys() == other["gradients"].keys()
-    return max(float((values - other["gradients"][name]).abs().max()) for name, values in one["gradients"].items())
-
-
-def largest(one: dict[str, Any]) -> float:
-    """The largest number in the gradient of a model."""
-    return max(float(values.abs().max()) for values in one["gradients"].values())
-
-
-def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(torch.equal(values, other["weights"][name]) for name, values in one["weights"].items())
-
-
 RESUMED = {
     **FOUR_ON_EACH_OF_TWO,
     **{"optim": "adamw_torch", "lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 2},
@@ -58,10 +43,16 @@ RESUMED = {
 def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
     """What two real processes did, by the name of the job, and their folder; they start once for all the tests."""
     folder = tmp_path_factory.mktemp("ranks")
-    jobs = {name: {"objective": objective, **FOUR_ON_EACH_OF_TWO} for name, objective in OBJECTIVES.items()}
-    jobs |= {"plain": FOUR_ON_EACH_OF_TWO, "clip": {"objective": [CLIP], **FOUR_ON_EACH_OF_TWO}}
-    jobs |= {"whole": RESUMED, "resumed": {**RESUMED, "resume": str(folder / "whole" / "checkpoint-2")}}
-    return folder, over_ranks(folder, jobs)
+    given: dict[str, Any] = {name: {"objective": each, **FOUR_ON_EACH_OF_TWO} for name, each in OBJECTIVES.items()}
+    given |= {"plain": FOUR_ON_EACH_OF_TWO, "clip": {"objective": [CLIP], **FOUR_ON_EACH_OF_TWO}}
+    given |= {"whole": RESUMED, "resumed": {**RESUMED, "resume": str(folder / "whole" / "checkpoint-2")}}
+    return folder, over_ranks(folder, given)
+
+
+def same_steps(whole: dict[str, Any], other: dict[str, Any]) -> None:
+    for first, second in zip(whole["steps"], other["steps"], strict=True):
+        assert farthest(first, second) < 1e-5 * max(1.0, largest(first))  # later steps of some reach 5
+        assert all(first[key] == second[key] for key in ("kept", "tokens", "state"))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -70,39 +61,35 @@ def test_accumulation_and_real_ranks_change_nothing(name: str, over_two: Any, tm
     whole = run(tmp_path / "whole", objective)
     parts = run(tmp_path / "parts", objective, **FOUR)
     ranks = over_two[1][name]
-    assert [one["ranks"] for one in (whole, parts, *ranks)] == [1, 1, 2, 2]
+    assert [each["ranks"] for each in (whole, parts, *ranks)] == [1, 1, 2, 2]
     assert len(whole["steps"]) == 4
     for other in (parts, *ranks):
-        for one, two in zip(whole["steps"], other["steps"], strict=True):
-            assert farthest(one, two) < 1e-5 * max(1.0, largest(one))  # later steps of some reach 5
-            assert (one["kept"], one["tokens"], one["state"]) == (two["kept"], two["tokens"], two["state"])
+        same_steps(whole, other)
         assert farthest(whole["steps"][0], other["steps"][0]) < 1e-6
-    assert all(largest(one) > 0.01 for one in whole["steps"])
+    assert all(largest(step) > 0.01 for step in whole["steps"])
     if name != "lp-reg":
         assert whole["steps"][0]["kept"][0] < whole["steps"][0]["tokens"][0]
-    losses = [sum(step) for step in zip(*([one["loss"] for one in each["steps"]] for each in ranks), strict=True)]
-    assert losses == pytest.approx([one["loss"] for one in whole["steps"]], abs=1e-5)
     # and so do the metrics, TRL's entropy among them
-    for one, *others in zip(whole["log"][:4], parts["log"][:4], ranks[0]["log"][:4], strict=True):
-        for key in one:
+    for line, *others in zip(whole["log"][:4], parts["log"][:4], ranks[0]["log"][:4], strict=True):
+        for key in line:
             if key in ("entropy", "loss") or key.startswith(("rlstab/", "clip_ratio/")):
-                for two in others:
-                    assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-5), key
+                for other in others:
+                    assert other[key] == pytest.approx(line[key], rel=1e-4, abs=1e-5), key
 
 
 @pytest.mark.parametrize("cut", [{}, FOUR, {"num_iterations": 1, **FOUR}], ids=["1", "4", "one step per rollout"])
 def test_clip_alone_is_trls_dapo(cut: dict[str, Any], tmp_path: Path) -> None:
     """Bit for bit: gradients, weights, gradient norms."""
     plain, own = run(tmp_path / "plain", **cut), run(tmp_path / "own", [CLIP], **cut)
-    for one, two in zip(plain["steps"], own["steps"], strict=True):
-        assert farthest(one, two) == 0.0
-        assert same_weights(one, two)
-    assert [one["grad_norm"] for one in plain["log"][:4]] == [one["grad_norm"] for one in own["log"][:4]]
-    for one, two in zip(plain["log"][:4], own["log"][:4], strict=True):
-        assert two["loss"] == pytest.approx(one["loss"], abs=1e-6)
+    for pair in zip(plain["steps"], own["steps"], strict=True):
+        assert farthest(*pair) == 0.0
+        assert same_weights(*pair)
+    assert [line["grad_norm"] for line in plain["log"][:4]] == [line["grad_norm"] for line in own["log"][:4]]
+    for first, second in zip(plain["log"][:4], own["log"][:4], strict=True):
+        assert second["loss"] == pytest.approx(first["loss"], abs=1e-6)
         if not cut:  # with several micro-batches TRL averages their means
             for name in ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
-                assert two[name] == pytest.approx(one[name], abs=1e-6), name
+                assert second[name] == pytest.approx(first[name], abs=1e-6), name
 
 
 @pytest.mark.parametrize("estimator", ["k3_unbiased", "k3"])
@@ -112,18 +99,18 @@ def test_kl_is_trls(estimator: str, tmp_path: Path) -> None:
     kl = {"name": "kl", "coefficient": 0.5, "estimator": estimator, "cap": None}
     plain, own = run(tmp_path / "plain", **given), run(tmp_path / "own", [CLIP, kl], **given)
     other = run(tmp_path / "other", [CLIP], **{**given, "beta": 0.0, "use_bias_correction_kl": True})
-    for one, two in zip(plain["steps"], own["steps"], strict=True):
-        assert farthest(one, two) < 1e-5 * largest(one)
+    for first, second in zip(plain["steps"], own["steps"], strict=True):
+        assert farthest(first, second) < 1e-5 * largest(first)
     assert farthest(plain["steps"][-1], other["steps"][-1]) > 1e-3 * largest(plain["steps"][-1])
-    for one, two in zip(plain["log"][:4], own["log"][:4], strict=True):
-        assert two["kl"] == pytest.approx(one["kl"], rel=1e-4, abs=1e-6)
+    for first, second in zip(plain["log"][:4], own["log"][:4], strict=True):
+        assert second["kl"] == pytest.approx(first["kl"], rel=1e-4, abs=1e-6)
 
 
 def test_clip_alone_is_trls_dapo_over_ranks(over_two: Any) -> None:
     plain, own = over_two[1]["plain"], over_two[1]["clip"]
-    assert {one["ranks"] for one in (*plain, *own)} == {2}
-    for one, two in zip(plain[0]["steps"], own[0]["steps"], strict=True):
-        assert farthest(one, two) == 0.0
+    assert {each["ranks"] for each in (*plain, *own)} == {2}
+    for first, second in zip(plain[0]["steps"], own[0]["steps"], strict=True):
+        assert farthest(first, second) == 0.0
 
 
 class NoVLLM:
@@ -143,8 +130,8 @@ def test_lost_log_probs_of_the_sampler_change_nothing(
     given = {"use_vllm": True, "vllm_importance_sampling_mode": mode, "sampling": sampler(spoiled=(1, 4), scored=True)}
     given |= {"vllm_importance_sampling_clip_max": 50.0, **FOUR}
     plain, own = run(tmp_path / "plain", **given), run(tmp_path / "own", [CLIP], **given)
-    for one, two in zip(plain["steps"], own["steps"], strict=True):
-        assert farthest(one, two) == 0.0
+    for first, second in zip(plain["steps"], own["steps"], strict=True):
+        assert farthest(first, second) == 0.0
     assert all(torch.isfinite(values).all() for values in own["steps"][-1]["weights"].values())
     assert own["log"][0]["rlstab/host_correction/weight"] != 1.0
 
@@ -160,13 +147,13 @@ def test_lost_log_probs_are_replaced_by_old_ones_and_counted(tmp_path: Path) -> 
 def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_path: Path) -> None:
     folder, found = over_two
     whole, resumed, checkpoint = found["whole"], found["resumed"], folder / "whole" / "checkpoint-2"
-    assert [len(one["steps"]) for one in (*whole, *resumed)] == [4, 4, 2, 2]
-    assert {one["ranks"] for one in (*whole, *resumed)} == {2}
+    assert [len(each["steps"]) for each in (*whole, *resumed)] == [4, 4, 2, 2]
+    assert {each["ranks"] for each in (*whole, *resumed)} == {2}
     for rank in (0, 1):
-        for one, two in zip(whole[rank]["steps"][2:], resumed[rank]["steps"], strict=True):
-            assert farthest(one, two) == 0.0
-            assert same_weights(one, two)
-            assert one["settled"] == two["settled"]
+        for first, second in zip(whole[rank]["steps"][2:], resumed[rank]["steps"], strict=True):
+            assert farthest(first, second) == 0.0
+            assert same_weights(first, second)
+            assert first["settled"] == second["settled"]
     assert whole[0]["steps"][0]["settled"] != whole[0]["steps"][3]["settled"]
 
     other = trainer_of(tmp_path / "other", [CLIP, {"name": "s2t"}])
@@ -185,9 +172,9 @@ SHARDED = {**RESUMED, "objective": OBJECTIVES["clip, s2t, stare"]}
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("sharded")
     names = ("clip, s2t, stare", "lp-reg")
-    jobs = {name: {"objective": OBJECTIVES[name], **FOUR_ON_EACH_OF_TWO} for name in names}
-    jobs |= {"whole": SHARDED, "resumed": {**SHARDED, "resume": str(folder / "whole" / "checkpoint-2")}}
-    return over_ranks(folder, jobs, sharded=True)
+    given: dict[str, Any] = {name: {"objective": OBJECTIVES[name], **FOUR_ON_EACH_OF_TWO} for name in names}
+    given |= {"whole": SHARDED, "resumed": {**SHARDED, "resume": str(folder / "whole" / "checkpoint-2")}}
+    return over_ranks(folder, given, sharded=True)
 
 
 @pytest.mark.parametrize("name", ["clip, s2t, stare", "lp-reg"])
@@ -196,17 +183,15 @@ def test_sharding_changes_nothing(name: str, sharded: Any, tmp_path: Path) -> No
     whole = run(tmp_path, OBJECTIVES[name])
     for ranked in sharded[name]:
         assert ranked["ranks"] == 2
-        for one, two in zip(whole["steps"], ranked["steps"], strict=True):
-            assert two["sharded"]
-            assert farthest(one, two) < 1e-5 * max(1.0, largest(one))
-            assert (one["kept"], one["tokens"], one["state"]) == (two["kept"], two["tokens"], two["state"])
+        assert all(step["sharded"] for step in ranked["steps"])
+        same_steps(whole, ranked)
 
 
 def test_a_stopped_sharded_run_goes_on_bit_for_bit(sharded: Any) -> None:
     for whole, resumed in zip(sharded["whole"], sharded["resumed"], strict=True):
-        for one, two in zip(whole["steps"][2:], resumed["steps"], strict=True):
-            assert same_weights(one, two)
-            assert one["settled"] == two["settled"]
+        for first, second in zip(whole["steps"][2:], resumed["steps"], strict=True):
+            assert same_weights(first, second)
+            assert first["settled"] == second["settled"]
 
 
 def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
@@ -256,31 +241,9 @@ def test_no_forward_is_made_for_nobody(
     assert (seen.count(True), seen.count(False)) == (accumulation, without)
 
 
-def test_identities_do_not_depend_on_the_cut() -> None:
-    from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, stamp
-
-    def ids(ranks: int) -> tuple[list[int], list[int]]:
-        rows = 8 // ranks
-        each = [
-            stamp({"completion_ids": torch.zeros(rows, 3)}, first=5, rank=rank, ranks=ranks, group=4)
-            for rank in range(ranks)
-        ]
-        joined = [torch.cat([one[key] for one in each]).tolist() for key in (SEQUENCE_IDS, GROUP_IDS)]
-        return joined[0], joined[1]
-
-    assert ids(1) == ids(2) == ids(4) == (list(range(40, 48)), [40] * 4 + [44] * 4)
-
-
 def test_a_response_without_its_end_is_truncated() -> None:
     from rlstab.adapters.trl.responses import truncated
 
     ids = torch.tensor([[5, 19, 0, 0], [5, 6, 7, 8], [19, 5, 6, 0]])
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]])
     assert truncated({"completion_ids": ids, "completion_mask": mask}, {0, 19}).tolist() == [False, True, True]
-
-
-def test_the_jobs_are_what_they_say() -> None:
-    """The responses of two generations differ, and some of each have no end."""
-    first, second = ([trl_jobs.response(step, place) for place in range(8)] for step in (0, 2))
-    assert first != second
-    assert sum(one[-1] != trl_jobs.EOS for one in first) == 2

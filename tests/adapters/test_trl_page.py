@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
@@ -18,20 +18,23 @@ from trl import GRPOTrainer
 
 from rlstab.adapters.trl import WatchCallback
 from rlstab.errors import ConfigError, MissingSignal
-from tests.adapters.trl_jobs import QUIET, ROOT, recorder, run, trainer_of
+from tests.adapters.jobs import ROOT, farthest, largest, same_weights
+from tests.adapters.trl_jobs import ON_CPU, recorder, run, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 PAGE = (ROOT / "docs" / "hosts" / "trl.md").read_text(encoding="utf-8")
+#: Its blocks, by language.
+BLOCKS = {name: re.findall(rf"```{name}\n(.*?)```", PAGE, flags=re.DOTALL) for name in ("yaml", "sh", "python")}
 CLIP = {"name": "clip_higher"}
+SHARD = "from tests.adapters.cpu_fsdp import shard_on_cpus; shard_on_cpus()"
 
 
 def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (yaml,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
-    (tmp_path / "objective.yaml").write_text(yaml)
+    (tmp_path / "objective.yaml").write_text(BLOCKS["yaml"][0])
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+    for block in BLOCKS["python"]:
         exec(compile(block, "docs/hosts/trl.md", "exec", dont_inherit=True), namespace)
     assert list(namespace["trainer"].objective.keyed) == ["clip_higher", "s2t", "stare"]
     assert (tmp_path / "runs" / "trl" / "checkpoint-2" / "rlstab.json").exists()
@@ -45,7 +48,7 @@ def test_the_lines_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.Mon
     (yaml,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "objective.yaml").write_text(yaml)
     theirs: dict[str, Any] = {"__name__": "__main__"}  # what the reader's script has already
-    exec(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[0].partition("trainer =")[0], theirs)
+    exec(BLOCKS["python"][0].partition("trainer =")[0], theirs)
     config = theirs["GRPOConfig"](
         "runs/trl", per_device_train_batch_size=8, num_generations=4, max_steps=1, max_completion_length=8, bf16=False,
         use_cpu=True, report_to="none", save_strategy="no",
@@ -62,12 +65,34 @@ def test_the_lines_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.Mon
     exec(watching, theirs)
 
 
-def test_the_example_trains(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "trl_chain.py"), "--steps", "5", "--out", str(tmp_path)]
-    env = {**QUIET, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    ran = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+def shell(line: str, folder: Path, path: str = "") -> str:
+    """What a line of a shell prints, with this Python and the commands beside it, without a GPU."""
+    own = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": f"{path}:{ROOT}"}
+    env = {**ON_CPU, **own, "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, env=env, cwd=folder, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    line = next(one for one in ran.stdout.splitlines() if "rlstab/tokens/kept" in one)
+    return ran.stdout
+
+
+def test_the_launch_lines_of_the_page_run(tmp_path: Path) -> None:
+    """As printed, on two processes each; for FSDP2 accelerate is told that it may shard on a CPU."""
+    script, lines = BLOCKS["python"][0], BLOCKS["sh"][1].splitlines()
+    (tmp_path / "objective.yaml").write_text(BLOCKS["yaml"][0])
+    told = "launched {trainer.accelerator.num_processes} {trainer.accelerator.distributed_type.value}\\n"
+    (tmp_path / "train.py").write_text(f"{script}\nprint(f'{told}', end='')\n")
+    (tmp_path / "sitecustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    " + SHARD)
+    assert [line.partition(" --")[0] for line in lines] == ["accelerate launch"] * 2
+    for line, engine in zip(lines, ("MULTI_CPU", "FSDP"), strict=True):
+        said = shell(line, tmp_path, str(tmp_path))
+        assert said.count(f"launched 2 {engine}") == 2
+        checkpoint = tmp_path / "runs" / "trl" / "checkpoint-2"
+        assert (checkpoint / "rlstab.json").exists()
+        shutil.rmtree(checkpoint)
+
+
+def test_the_example_trains(tmp_path: Path) -> None:
+    said = shell(f"python {ROOT / 'examples' / 'trl_chain.py'} --steps 5 --out {tmp_path}", tmp_path)
+    line = next(line for line in said.splitlines() if "rlstab/tokens/kept" in line)
     reward = re.search(r"'reward': '([0-9.]+)'", line)
     assert reward is not None
     assert 0.05 < float(reward[1]) < 0.8  # the model that ships solves some and not all
@@ -88,7 +113,7 @@ WATCHED = [
 def test_a_watched_run_is_not_changed(accumulation: int, tmp_path: Path) -> None:
     """Gradients, weights and everything that TRL logs, with dropout and generation by the model."""
     cut = {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 8 // accumulation}
-    found = []
+    runs = []
     for watched in (False, True):
         trainer = trainer_of(tmp_path, extra={"rollout_func": None}, **cut)
         for module in trainer.model.modules():
@@ -99,37 +124,34 @@ def test_a_watched_run_is_not_changed(accumulation: int, tmp_path: Path) -> None
             trainer.add_callback(WatchCallback(trainer, [*STACK, {"name": "lp_reg", "share": 0.4}]))
         trainer.train()
         assert trainer.model.training
-        found.append((steps, trainer.state.log_history))
-    (plain, log), (seen, told) = found
-    for one, two in zip(plain, seen, strict=True):
-        for name, values in one["weights"].items():
-            assert torch.equal(values, two["weights"][name])
-            assert torch.equal(one["gradients"][name], two["gradients"][name])
-    for one, two in zip(log[:4], told[:4], strict=True):
-        assert {**one, "step_time": 0} == {**{key: two[key] for key in one}, "step_time": 0}
-        assert two.keys() >= {f"rlstab/{name}" for name in WATCHED}
-    assert all(sum(two[f"rlstab/{name}"] for two in told[:4]) > 0 for name in WATCHED)
-    assert any(float(values.abs().max()) > 0 for one in plain for values in one["gradients"].values())
+        runs.append((steps, trainer.state.log_history))
+    (plain, log), (seen, told) = runs
+    for pair in zip(plain, seen, strict=True):
+        assert same_weights(*pair)
+        assert farthest(*pair) == 0.0
+    for before, after in zip(log[:4], told[:4], strict=True):
+        assert {**before, "step_time": 0} == {**{key: after[key] for key in before}, "step_time": 0}
+        assert after.keys() >= {f"rlstab/{name}" for name in WATCHED}
+    assert all(sum(line[f"rlstab/{name}"] for line in told[:4]) > 0 for name in WATCHED)
+    assert any(largest(step) > 0 for step in plain)
 
 
 def test_what_is_watched_is_what_observe_reports(tmp_path: Path) -> None:
     """The callback on TRL's clip, and `observe` beside the adapter's: one run, the same numbers."""
-    from rlstab import load_objective, observe
+    from rlstab import compose, load_objective, observe
 
     watched = [{"name": "s2t"}, {"name": "stare", "target_entropy": 0.8}]
     trainer = trainer_of(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     trainer.add_callback(WatchCallback(trainer, watched))
     trainer.train()
     objective = load_objective([{"name": "clip_higher", "low": 0.2, "high": 0.2}])
-    members = [observe(one) for one in load_objective(watched).members]
-    from rlstab import compose
-
+    members = [observe(method) for method in load_objective(watched).members]
     other = run(tmp_path, compose(objective, *members), per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    for one, two in zip(trainer.state.log_history[:4], other["log"][:4], strict=True):
-        names = [key for key in one if key.startswith("rlstab/observe_")]
+    for line, wanted in zip(trainer.state.log_history[:4], other["log"][:4], strict=True):
+        names = [key for key in line if key.startswith("rlstab/observe_")]
         assert len(names) >= 4
         for name in names:
-            assert two[name] == pytest.approx(one[name], rel=1e-5), name
+            assert line[name] == pytest.approx(wanted[name], rel=1e-5), name
 
 
 def test_what_there_is_nothing_to_count_of_is_left_out(tmp_path: Path) -> None:

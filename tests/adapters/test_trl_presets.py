@@ -14,7 +14,8 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
 from rlstab.presets import PRESETS
-from tests.adapters.trl_jobs import EOS, model, recorder, sampler, trainer_of
+from tests.adapters.jobs import EOS
+from tests.adapters.trl_jobs import model, recorder, sampler, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
 
 from rlstab.errors import CheckpointError
-from tests.adapters.verl_jobs import on_cpu, over_ranks, run, weights, worker_of
+from tests.adapters import jobs
+from tests.adapters.jobs import farthest, largest, same_weights
+from tests.adapters.verl_jobs import on_cpu, run, worker_of
 
 #: verl and what it imports warn of their own future, and of engines that are not there.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,6 +37,12 @@ ACTS = {
 }
 #: Sixteen responses per optimizer step, cut otherwise.
 FOUR = {"actor.ppo_micro_batch_size_per_gpu": 4}
+#: Micro-batches by length, and rows one behind the other without padding, as in verl's own examples.
+LENGTHS = {
+    **{"actor.use_dynamic_bsz": "true", "rollout.log_prob_use_dynamic_bsz": "true"},
+    **{"actor.ppo_max_token_len_per_gpu": 40, "rollout.log_prob_max_token_len_per_gpu": 40},
+}
+PACKED = {"model.use_remove_padding": "true", "+model.override_config.attn_implementation": "sdpa"}
 RESUMED = {
     **FOUR,
     "actor.optim.lr_scheduler_type": "cosine",
@@ -43,21 +50,6 @@ RESUMED = {
     "objective": OBJECTIVES["mask-entropy"],
     "updates": 4,
 }
-
-
-def farthest(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The largest difference between two gradients of a model."""
-    assert one["gradients"].keys() == other["gradients"].keys()
-    return max(float((values - other["gradients"][name]).abs().max()) for name, values in one["gradients"].items())
-
-
-def largest(one: dict[str, Any]) -> float:
-    """The largest number in the gradient of a model."""
-    return max(float(values.abs().max()) for values in one["gradients"].values())
-
-
-def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(torch.equal(values, other["weights"][name]) for name, values in one["weights"].items())
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,65 +61,78 @@ def cpu() -> None:
 def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
     """What two real processes did, by the name of the job, and their folder; they start once for all the tests."""
     folder = tmp_path_factory.mktemp("ranks")
-    jobs: dict[str, Any] = {name: {"objective": objective, **FOUR} for name, objective in OBJECTIVES.items()}
-    jobs |= {"plain": FOUR, "clip": {"objective": [CLIP], **FOUR}, "whole": {**RESUMED, "save": 2}}
-    jobs |= {"resumed": {**RESUMED, "resume": str(folder / "whole" / "checkpoint-2")}}
-    return folder, over_ranks(folder, jobs)
+    given: dict[str, Any] = {name: {"objective": objective, **FOUR} for name, objective in OBJECTIVES.items()}
+    given |= {"plain": FOUR, "clip": {"objective": [CLIP], **FOUR}, "whole": {**RESUMED, "save": 2}}
+    given |= {"resumed": {**RESUMED, "resume": str(folder / "whole" / "checkpoint-2")}}
+    return folder, jobs.over_ranks("tests.adapters.verl_jobs", folder, given)
+
+
+class Shapes:
+    """Notes what the model is given: rows, and whether a mask."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[bool, bool]] = set()
+
+    def __call__(self, actor: Any) -> None:
+        actor.engine.module.register_forward_pre_hook(self.note, with_kwargs=True)
+
+    def note(self, module: Any, args: Any, given: dict[str, Any]) -> None:
+        self.seen.add((len(given["input_ids"]) == 1, given["attention_mask"] is None))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_micro_batches_and_real_ranks_change_nothing(name: str, over_two: Any, tmp_path: Path) -> None:
-    """Micro-batches of 4 against one of 16, rows padded or not, and two processes whose model FSDP2 shards."""
-    objective = OBJECTIVES[name]
+def test_the_cut_changes_nothing(name: str, over_two: Any, tmp_path: Path) -> None:
+    """Micro-batches of 4 or by length against one of 16, rows padded, nested or packed, two processes under FSDP2."""
+    objective, shapes = OBJECTIVES[name], Shapes()
     whole = run(tmp_path / "whole", objective)
     parts = run(tmp_path / "parts", objective, rolled={"nested": False}, **FOUR)
+    packed = run(tmp_path / "packed", objective, change=shapes, **LENGTHS, **PACKED)
     ranks = over_two[1][name]
-    assert [one["ranks"] for one in (whole, parts, *ranks)] == [1, 1, 2, 2]
-    assert {one["class"] for one in (whole, parts, *ranks)} == {"RLStabTrainingWorker"}
-    assert all(one["sharded"] for one in ranks)
+    assert [each["ranks"] for each in (whole, parts, packed, *ranks)] == [1, 1, 1, 2, 2]
+    assert {each["class"] for each in (whole, parts, packed, *ranks)} == {"RLStabTrainingWorker"}
+    assert all(each["sharded"] for each in ranks)
+    assert shapes.seen == {(True, True)}
     assert len(whole["steps"]) == 2
-    for other in (parts, *ranks):
-        for one, two in zip(whole["steps"], other["steps"], strict=True):
-            assert farthest(one, two) < 1e-5
-            assert (one["kept"], one["tokens"], one["state"]) == (two["kept"], two["tokens"], two["state"])
-        for first, second in zip(whole["updates"], other["updates"], strict=True):
-            for key, value in first["metrics"].items():
+    for other in (parts, packed, *ranks):
+        for first, second in zip(whole["steps"], other["steps"], strict=True):
+            assert farthest(first, second) < 1e-5
+            assert all(first[key] == second[key] for key in ("kept", "tokens", "state"))
+        for mine, theirs in zip(whole["updates"], other["updates"], strict=True):
+            for key, value in mine["metrics"].items():
                 if "perf/" not in key:
-                    assert second["metrics"][key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
-    assert all(largest(one) > 0.01 for one in whole["steps"])
-    assert all(whole["updates"][0]["metrics"][f"actor/rlstab/{one}"] > 0 for one in ACTS[name])
+                    assert theirs["metrics"][key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+    assert all(largest(step) > 0.01 for step in whole["steps"])
+    assert all(whole["updates"][0]["metrics"][f"actor/rlstab/{metric}"] > 0 for metric in ACTS[name])
 
 
 @pytest.mark.parametrize(
     ("settings", "rolled"),
-    [({}, {}), (FOUR, {}), (FOUR, {"nested": False}), (FOUR, {"lost": [1, 6]}), (FOUR, {"weights": True})],
-    ids=["1", "4", "padded", "lost log-probs", "weights of verl's correction"],
+    [({}, {}), (FOUR, {"nested": False}), (PACKED, {}), (FOUR, {"lost": [1, 6]}), (FOUR, {"weights": True})],
+    ids=["1", "4, padded", "packed", "lost log-probs", "weights of verl's correction"],
 )
 def test_clip_alone_is_verls_vanilla(settings: Any, rolled: Any, tmp_path: Path) -> None:
     """Bit for bit: gradients, weights; verl's own metrics under verl's own names."""
     given = {"rolled": rolled, "keys": {"calculate_entropy": True}, **settings}
     plain, own = run(tmp_path, **given), run(tmp_path, [CLIP], **given)
     assert (plain["class"], own["class"]) == ("TrainingWorker", "RLStabTrainingWorker")
-    for one, two in zip(plain["steps"], own["steps"], strict=True):
-        assert farthest(one, two) == 0.0
-    for one, two in zip(plain["updates"], own["updates"], strict=True):
-        assert same_weights(one, two)
-        assert one["metrics"]["actor/grad_norm"] == two["metrics"]["actor/grad_norm"]
-        assert two["metrics"]["actor/loss"] == pytest.approx(one["metrics"]["actor/loss"], abs=1e-6)
-        if not settings:  # with several micro-batches verl averages their means
-            for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy_loss"):
-                name = f"actor/{name}"
-                assert two["metrics"][name] == pytest.approx(one["metrics"][name], abs=1e-6), name
+    assert all(farthest(*pair) == 0.0 for pair in zip(plain["steps"], own["steps"], strict=True))
+    for theirs, ours in zip(plain["updates"], own["updates"], strict=True):
+        assert same_weights(theirs, ours)
+        assert theirs["metrics"]["actor/grad_norm"] == ours["metrics"]["actor/grad_norm"]
+        names = ["loss"]
+        if settings != FOUR:  # with several micro-batches verl averages their means
+            names += ["pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy_loss"]
+        for name in (f"actor/{name}" for name in names):
+            assert ours["metrics"][name] == pytest.approx(theirs["metrics"][name], abs=1e-6), name
     assert own["updates"][0]["metrics"]["actor/pg_clipfrac"] > 0
     assert ("actor/rlstab/host_correction/weight" in own["updates"][0]["metrics"]) == ("weights" in rolled)
 
 
 def test_clip_alone_is_verls_vanilla_over_ranks(over_two: Any) -> None:
     plain, own = over_two[1]["plain"], over_two[1]["clip"]
-    assert {one["ranks"] for one in (*plain, *own)} == {2}
-    assert {one["class"] for one in plain} == {"TrainingWorker"}
-    for one, two in zip(plain[0]["steps"], own[0]["steps"], strict=True):
-        assert farthest(one, two) == 0.0
+    assert {each["ranks"] for each in (*plain, *own)} == {2}
+    assert {each["class"] for each in plain} == {"TrainingWorker"}
+    assert all(farthest(*pair) == 0.0 for pair in zip(plain[0]["steps"], own[0]["steps"], strict=True))
 
 
 def test_clip_and_kl_are_verls_vanilla_with_its_kl_loss(tmp_path: Path) -> None:
@@ -137,14 +142,14 @@ def test_clip_and_kl_are_verls_vanilla_with_its_kl_loss(tmp_path: Path) -> None:
     alone = run(tmp_path, [CLIP], updates=1, **FOUR)
     assert farthest(plain["steps"][0], own["steps"][0]) < 1e-6
     assert farthest(plain["steps"][0], alone["steps"][0]) > 1e-3
-    told = [one["updates"][0]["metrics"] for one in (plain, own)]
-    assert told[1]["actor/loss"] == pytest.approx(told[0]["actor/loss"], abs=1e-6)
-    assert told[1]["actor/kl_loss"] == pytest.approx(told[0]["actor/kl_loss"], abs=1e-6)
+    for name in ("actor/loss", "actor/kl_loss"):
+        theirs, ours = (each["updates"][0]["metrics"][name] for each in (plain, own))
+        assert ours == pytest.approx(theirs, abs=1e-6)
 
 
 def test_lost_log_probs_are_replaced_by_old_ones_and_counted(tmp_path: Path) -> None:
-    found = run(tmp_path, [CLIP, {"name": "importance_correction"}], rolled={"lost": [0]}, updates=1)
-    tokens, metrics = found["steps"][0]["tokens"], found["updates"][0]["metrics"]
+    done = run(tmp_path, [CLIP, {"name": "importance_correction"}], rolled={"lost": [0]}, updates=1)
+    tokens, metrics = done["steps"][0]["tokens"], done["updates"][0]["metrics"]
     lost = metrics["actor/rlstab/sampler/unscored"] * tokens[0]
     assert lost == pytest.approx(round(lost))
     assert lost >= 2
@@ -158,59 +163,48 @@ def test_an_update_of_several_optimizer_steps(tmp_path: Path) -> None:
     whole = run(tmp_path, objective, keys=keys, updates=1, **{"actor.ppo_micro_batch_size_per_gpu": 8})
     parts = run(tmp_path, objective, keys=keys, updates=1, **FOUR)
     assert len(whole["steps"]) == len(parts["steps"]) == 4
-    for one, two in zip(whole["steps"], parts["steps"], strict=True):
-        assert farthest(one, two) < 1e-5
-        assert one["state"] == two["state"]
-    again = [one["kept"] for one in whole["steps"]]
-    assert again[:2] == again[2:]  # identities come from the tokens
-    assert len({str(one["state"]) for one in whole["steps"]}) > 1
-
-
-def test_dynamic_micro_batches_change_nothing(tmp_path: Path) -> None:
-    """verl sorts the rows into micro-batches by their length."""
-    objective = OBJECTIVES["s2t-stare"]
-    lengths = {"actor.use_dynamic_bsz": "true", "rollout.log_prob_use_dynamic_bsz": "true"}
-    lengths |= {"actor.ppo_max_token_len_per_gpu": 40, "rollout.log_prob_max_token_len_per_gpu": 40}
-    one, two = run(tmp_path, objective), run(tmp_path, objective, **lengths)
-    for before, after in zip(one["steps"], two["steps"], strict=True):
-        assert farthest(before, after) < 1e-5
-        assert before["kept"] == after["kept"]
+    for first, second in zip(whole["steps"], parts["steps"], strict=True):
+        assert farthest(first, second) < 1e-5
+        assert first["state"] == second["state"]
+    kept = [step["kept"] for step in whole["steps"]]
+    assert kept[:2] == kept[2:]  # identities come from the tokens
+    assert len({str(step["state"]) for step in whole["steps"]}) > 1
 
 
 def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_path: Path) -> None:
-    folder, found = over_two
-    whole, resumed, checkpoint = found["whole"], found["resumed"], folder / "whole" / "checkpoint-2"
-    assert [len(one["updates"]) for one in (*whole, *resumed)] == [4, 4, 2, 2]
-    assert {one["ranks"] for one in (*whole, *resumed)} == {2}
+    folder, done = over_two
+    whole, resumed, checkpoint = done["whole"], done["resumed"], folder / "whole" / "checkpoint-2"
+    assert [len(each["updates"]) for each in (*whole, *resumed)] == [4, 4, 2, 2]
+    assert {each["ranks"] for each in (*whole, *resumed)} == {2}
     for rank in (0, 1):
-        for one, two in zip(whole[rank]["updates"][2:], resumed[rank]["updates"], strict=True):
-            assert same_weights(one, two)
-            assert one["state"] == two["state"]
+        for first, second in zip(whole[rank]["updates"][2:], resumed[rank]["updates"], strict=True):
+            assert same_weights(first, second)
+            assert first["state"] == second["state"]
     assert whole[0]["updates"][0]["state"] != whole[0]["updates"][3]["state"]
-    assert {one.name for one in checkpoint.iterdir()} >= {"rlstab.json", "model_world_size_2_rank_1.pt"}
+    assert {file.name for file in checkpoint.iterdir()} >= {"rlstab.json", "model_world_size_2_rank_1.pt"}
 
     other = worker_of(tmp_path / "other", [CLIP, {"name": "s2t"}])
-    with pytest.raises(CheckpointError, match=r"belongs to the objective .* Resume with the objective of that run"):
+    with pytest.raises(CheckpointError, match=r"belongs to the objective"):
         other.load_checkpoint(str(checkpoint))
     (checkpoint / "rlstab.json").unlink()
     same = worker_of(tmp_path / "other", RESUMED["objective"])
-    with pytest.raises(CheckpointError, match=r"has no rlstab.json: another trainer wrote it"):
+    with pytest.raises(CheckpointError, match=r"has no rlstab.json"):
         same.load_checkpoint(str(checkpoint))
 
 
 def test_what_is_only_watched_changes_nothing(tmp_path: Path) -> None:
     watched = [CLIP, {"name": "observe", "method": "s2t"}]
-    one, two = run(tmp_path, [CLIP], updates=1, **FOUR), run(tmp_path, watched, updates=1, **FOUR)
-    assert farthest(one["steps"][0], two["steps"][0]) == 0.0
-    assert same_weights(one["updates"][0], two["updates"][0])
-    assert two["updates"][0]["metrics"]["actor/rlstab/observe_s2t/would_drop"] > 0
+    first, second = run(tmp_path, [CLIP], updates=1, **FOUR), run(tmp_path, watched, updates=1, **FOUR)
+    assert farthest(first["steps"][0], second["steps"][0]) == 0.0
+    assert same_weights(first["updates"][0], second["updates"][0])
+    assert second["updates"][0]["metrics"]["actor/rlstab/observe_s2t/would_drop"] > 0
 
 
 def test_weights_alone_are_loaded_whatever_the_objective(tmp_path: Path) -> None:
-    found = run(tmp_path, [CLIP], updates=1, save=1)
+    done = run(tmp_path, [CLIP], updates=1, save=1)
     other = worker_of(tmp_path / "other", [CLIP, {"name": "s2t"}], **{"actor.checkpoint.load_contents": "[model]"})
     other.load_checkpoint(str(tmp_path / "checkpoint-1"))
-    assert same_weights(found["updates"][0], {"weights": weights(other.actor)})
+    assert same_weights(done["updates"][0], {"weights": jobs.weights(other.actor.engine.module)})
 
 
 @pytest.mark.parametrize(

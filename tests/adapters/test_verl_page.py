@@ -15,7 +15,8 @@ import pytest
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
 
-from tests.adapters.verl_jobs import QUIET, ROOT, batch_of, composed, on_cpu, rollout, settings, worker_of
+from tests.adapters.jobs import ROOT
+from tests.adapters.verl_jobs import QUIET, batch_of, composed, on_cpu, rollout, worker_of
 
 #: verl and what it imports warn of their own future, and of engines that are not there.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,8 +32,7 @@ def cpu() -> None:
 
 def shell(line: str, folder: Path, **variables: str) -> str:
     """What a line of a shell prints, with this Python and the commands beside it."""
-    own = Path(sys.executable).parent
-    env = {**os.environ, **QUIET, "HOME": str(folder), "PATH": f"{own}:/usr/bin:/bin"}
+    env = {**os.environ, **QUIET, "HOME": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     given = {**env, "COLUMNS": "200", **variables}
     ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, cwd=folder, env=given, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
@@ -65,35 +65,27 @@ def overrides_of(printed: str) -> list[str]:
 
 
 def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
-    """All but the installation; verl's launch composes its configuration and stops there (Hydra's ``--cfg job``)."""
+    """All but the installation; verl's launch composes its configuration and stops there (Hydra's ``--cfg job``).
+
+    An actor with a tiny model trains on a CPU by verl's other settings as the page has them.
+    """
     from omegaconf import OmegaConf
+    from verl.utils import tensordict_utils as tu
 
     (yaml,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "objective.yaml").write_text(yaml)
     first, launch = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
     lines = [line.partition("#")[0].strip() for line in first.splitlines()]
     assert [line.split()[0] for line in lines] == ["pip", "rlstab", "rlstab"]
-    said = [" ".join(shell(line, tmp_path).split()) for line in lines[1:]]
-    assert "verl 0.9.1: rlstab.adapters.verl is live" in said[0]
-    assert "verl 0.9.1, through rlstab.adapters.verl" in said[1]
-    config = OmegaConf.create(shell(launch.rstrip() + " --cfg job", tmp_path))
-    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"rlstab:{tmp_path}/objective.yaml"
-    trainable(config)
+    doctor, check = (" ".join(shell(line, tmp_path).split()) for line in lines[1:])
+    assert "verl 0.9.1: rlstab.adapters.verl is live" in doctor
+    assert "verl 0.9.1, through rlstab.adapters.verl" in check
+    trainable(OmegaConf.create(shell(launch.rstrip() + " --cfg job", tmp_path)))
 
-
-def test_an_actor_trains_by_the_launch_of_the_page(tmp_path: Path) -> None:
-    """With a tiny model on a CPU, and verl's other settings as the page has them."""
-    from verl.utils import tensordict_utils as tu
-
-    (yaml,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
-    (tmp_path / "objective.yaml").write_text(yaml)
-    (launch,) = re.findall(r"```sh\n(python3.*?)```", PAGE, flags=re.DOTALL)
-    printed = shell('python3() { printf "%s\\n" "$@"; }\n' + launch, tmp_path)
-    ours = dict(one.split("=", 1) for one in overrides_of(printed) if one.startswith("actor_rollout_ref."))
+    given = overrides_of(shell('python3() { printf "%s\\n" "$@"; }\n' + launch, tmp_path))
+    ours = dict(line.removeprefix("actor_rollout_ref.").split("=", 1) for line in given if line.startswith("actor_r"))
     tiny = ("model.path", "actor.ppo_m", "rollout.n=", "rollout.log_prob", "rollout.name")
-    kept = {
-        name.partition(".")[2]: value for name, value in ours.items() if not name.partition(".")[2].startswith(tiny)
-    }
+    kept = {name: value for name, value in ours.items() if not name.startswith(tiny)}
     assert set(kept) == {"actor.strategy", "actor.policy_loss.loss_mode", "rollout.n"}
     worker = worker_of(tmp_path, **{**kept, "rollout.n": 4})
     assert list(worker.actor.objective.keyed) == ["clip_higher", "s2t", "stare"]
@@ -112,6 +104,16 @@ def test_the_example_is_a_launch_that_verl_takes(tmp_path: Path) -> None:
     trainable(config)
 
 
-def test_the_jobs_of_the_tests_are_such_launches(tmp_path: Path) -> None:
-    config = composed(settings(tmp_path, [{"name": "clip_higher"}]))
-    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"rlstab:{tmp_path}/objective.yaml"
+def test_a_launch_lacks_an_inference_server_alone() -> None:
+    """What both of verl's task runners import, with the extra and the pins of this repository; no rollout has one."""
+    import transfer_queue  # noqa: F401
+    import verl.trainer.main_ppo
+    import verl.trainer.main_ppo_v0  # noqa: F401
+    from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl.workers.rollout.base import get_rollout_class
+
+    for mode in ("sync", "colocate_async", "separate_async"):
+        assert get_trainer_cls(mode).__module__.startswith("verl.trainer.ppo.v1")
+    for server in ("vllm", "sglang"):
+        with pytest.raises((ImportError, ValueError), match=server):
+            get_rollout_class(server)

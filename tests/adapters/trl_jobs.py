@@ -5,35 +5,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import socket
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.adapters.cpu_fsdp import VARIABLES, shard_on_cpus
+from tests.adapters import cpu_fsdp, jobs
+from tests.adapters.jobs import CHAIN, response, sharded, step_of, weights
 
-ROOT = Path(__file__).parents[2]
-#: Neither a network nor a second thread, and no words between the dots.
-QUIET = {
-    **{"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
-    **{"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "TRL_EXPERIMENTAL_SILENCE": "1", "CI": "1"},
-}
-EOS, WORDS = 19, [one for one in range(1, 29) if one != 19]
+#: What a process of its own has beside :data:`tests.adapters.jobs.QUIET`.
+QUIET = {**jobs.QUIET, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CI": "1"}
+ON_CPU = {**QUIET, "ACCELERATE_USE_CPU": "true"}
 
-os.environ.update({key: value for key, value in QUIET.items() if key != "ACCELERATE_USE_CPU"})
-
-
-def response(generation: int, place: int) -> list[int]:
-    """The fixed response at a place of a generation: 3 to 12 tokens, three of four with an end."""
-    draw = random.Random(f"response {generation} {place}")
-    words = [draw.choice(WORDS) for _ in range(draw.randint(2, 11))]
-    return words + ([EOS] if place % 4 else [draw.choice(WORDS)])
+os.environ.update(QUIET)
 
 
 def sampler(*, spoiled: tuple[int, ...] = (), scored: bool = False) -> Any:
@@ -44,7 +32,7 @@ def sampler(*, spoiled: tuple[int, ...] = (), scored: bool = False) -> Any:
         completions = [response(step, rank * len(prompts) + place) for place in range(len(prompts))]
         draw = random.Random(f"sampled {step} {rank}")
         logprobs = [
-            [None if place in spoiled else -draw.uniform(0.5, 5.0) for place in range(len(one))] for one in completions
+            [None if place in spoiled else -draw.uniform(0.5, 5.0) for place in range(len(ids))] for ids in completions
         ]
         return {
             "prompt_ids": trainer.processing_class(prompts)["input_ids"],
@@ -56,7 +44,7 @@ def sampler(*, spoiled: tuple[int, ...] = (), scored: bool = False) -> Any:
 
 
 def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [float(sum(one) % 7) / 6 for one in completion_ids]
+    return [float(sum(ids) % 7) / 6 for ids in completion_ids]
 
 
 def prompts(count: int = 32) -> Any:
@@ -98,28 +86,25 @@ def config(folder: Path, **changes: Any) -> Any:
     return GRPOConfig(**given)
 
 
-def model(**changes: Any) -> Any:
+def model() -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(ROOT / "rlstab" / "data" / "chain-tiny", dtype=torch.float32, **changes)
+    return AutoModelForCausalLM.from_pretrained(CHAIN, dtype=torch.float32)
 
 
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(ROOT / "rlstab" / "data" / "chain-tiny", padding_side="left")
+    return AutoTokenizer.from_pretrained(CHAIN, padding_side="left")
 
 
-def trainer_of(
-    folder: Path, objective: Any = None, *, cls: Any = None, sampling: Any = None, extra: Any = None, **changes: Any
-) -> Any:
-    """TRL's trainer, or with an objective the adapter's."""
+def trainer_of(folder: Path, objective: Any = None, *, sampling: Any = None, extra: Any = None, **changes: Any) -> Any:
+    """TRL's trainer, or with an objective the adapter's; ``extra`` are other arguments of the trainer."""
     from trl import GRPOTrainer
 
     from rlstab.adapters.trl import RLStabGRPOTrainer
 
-    chosen = cls or (GRPOTrainer if objective is None else RLStabGRPOTrainer)
-    own = {} if objective is None else {"objective": objective}
+    chosen = GRPOTrainer if objective is None else partial(RLStabGRPOTrainer, objective=objective)
     return chosen(
         **{
             "model": model(),
@@ -129,16 +114,9 @@ def trainer_of(
             "eval_dataset": prompts(4),
             "processing_class": tokenizer(),
             "rollout_func": sampling or sampler(),
-            **own,
             **(extra or {}),
         }
     )
-
-
-def whole(values: Any) -> torch.Tensor:
-    """A copy of a tensor, put together where it is sharded."""
-    values = values.detach()
-    return (values.full_tensor() if hasattr(values, "full_tensor") else values).clone()
 
 
 def recorder(trainer: Any) -> list[dict[str, Any]]:
@@ -150,87 +128,34 @@ def recorder(trainer: Any) -> list[dict[str, Any]]:
     class Recorder(TrainerCallback):
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
             bare = trainer.accelerator.unwrap_model(trainer.model)
-            window = getattr(trainer, "_rlstab_window", None)
-            plan = window.plan if window is not None else None
-            steps.append(
-                {
-                    "gradients": {
-                        name: whole(one.grad) for name, one in bare.named_parameters() if one.grad is not None
-                    },
-                    "loss": 0.0 if window is None or window.loss is None else float(window.loss),
-                    **(
-                        {}
-                        if plan is None
-                        else {
-                            "kept": (plan.kept.tokens, plan.kept.sequences),
-                            "tokens": (plan.everything.tokens, plan.everything.sequences),
-                            "state": plan.state,
-                        }
-                    ),
-                }
-            )
+            steps.append(step_of(bare, getattr(trainer, "_rlstab_window", None)))
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             bare = trainer.accelerator.unwrap_model(trainer.model)
-            steps[-1]["weights"] = {name: whole(one) for name, one in bare.named_parameters()}
-            steps[-1]["sharded"] = any(hasattr(one, "full_tensor") for one in bare.parameters())
+            steps[-1] |= {"weights": weights(bare), "sharded": sharded(bare)}
+            steps[-1] |= {"moments": jobs.moments(trainer.optimizer)}
             steps[-1]["settled"] = getattr(trainer, "objective_state", None)
 
     trainer.add_callback(Recorder())
     return steps
 
 
-def run(
-    folder: Path, objective: Any = None, *, resume: str | None = None, head: str | None = None, **given: Any
-) -> dict[str, Any]:
-    """Train, and say what happened: the steps, the log, and how many processes answered."""
-    if head is not None:
-        given["extra"] = {**given.get("extra", {}), "head": head}
+def run(folder: Path, objective: Any = None, *, resume: str | None = None, **given: Any) -> dict[str, Any]:
+    """Train, and say what happened: the steps, the log, why a step was refused, and how many processes answered."""
     trainer = trainer_of(folder, objective, **given)
     steps = recorder(trainer)
     trainer.train(resume_from_checkpoint=resume)
-    counted = torch.ones(1)
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(counted)
-    return {"steps": steps, "log": trainer.state.log_history, "ranks": int(counted)}
+    refusal = getattr(trainer, "last_refusal", None)
+    return {"steps": steps, "log": trainer.state.log_history, "ranks": jobs.counted_ranks(), "refusal": refusal}
 
 
-def over_ranks(
-    folder: Path, jobs: dict[str, dict[str, Any]], *, world: int = 2, sharded: bool = False
-) -> dict[str, list[dict[str, Any]]]:
-    """Jobs one after the other in processes of their own: by name, what each process wrote down.
-
-    Jobs are plain JSON, and what they write is in ``folder/NAME``. The model is sharded by FSDP2, or held by all (DDP).
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in range(world):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-        env = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in own.items()}}
-        env |= VARIABLES if sharded else {}
-        command = [sys.executable, "-m", "tests.adapters.trl_jobs", str(folder)]
-        with (folder / f"rank-{rank}.log").open("w") as log:  # the process has a handle of its own
-            started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
-    ended = [one.wait(timeout=1200) for one in started]
-    if any(ended):
-        raise AssertionError("\n".join((folder / f"rank-{rank}.log").read_text()[-3000:] for rank in range(world)))
-    return {
-        name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(world)] for name in jobs
-    }
-
-
-def main(folder: Path) -> None:
-    if "FSDP_VERSION" in os.environ:
-        shard_on_cpus()
-    for name, job in json.loads((folder / "jobs.json").read_text()).items():
-        found = run(folder / name, **job)
-        torch.save(found, folder / f"{name}-{os.environ['RANK']}.pt")
-    torch.distributed.destroy_process_group()
+def over_ranks(folder: Path, given: dict[str, Any], *, sharded: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """Jobs over two processes, whose model is sharded by FSDP2, or held by both (DDP)."""
+    variables = {**ON_CPU, **(cpu_fsdp.VARIABLES if sharded else {})}
+    return jobs.over_ranks("tests.adapters.trl_jobs", folder, given, **variables)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if "FSDP_VERSION" in os.environ:
+        cpu_fsdp.shard_on_cpus()
+    jobs.of_rank(Path(sys.argv[1]), run)

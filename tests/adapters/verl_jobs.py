@@ -8,9 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
-import socket
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,14 +16,10 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[2]
-#: Neither a network nor a second thread, and no words between the dots.
-QUIET = {
-    **{"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1", "WG_BACKEND": "ray"},
-    **{"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"},
-}
-MODEL = ROOT / "rlstab" / "data" / "chain-tiny"
-EOS, WORDS = 19, [one for one in range(1, 29) if one != 19]
+from tests.adapters import jobs
+from tests.adapters.jobs import CHAIN, response, sharded, step_of, weights
+
+QUIET = {**jobs.QUIET, "WG_BACKEND": "ray", "PYTHONWARNINGS": "ignore"}
 ROWS, GROUP = 16, 4
 
 os.environ.update(QUIET)
@@ -41,7 +34,7 @@ def settings(folder: Path, objective: Any = None, **changes: Any) -> list[str]:
         changes = {"actor.policy_loss.loss_mode": f"rlstab:{path}", **changes}
     precision = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
     given = {
-        "model.path": MODEL,
+        "model.path": CHAIN,
         "model.use_remove_padding": "false",
         "+model.override_config.attn_implementation": "eager",
         "model.enable_gradient_checkpointing": "false",
@@ -81,21 +74,15 @@ def worker_of(folder: Path, objective: Any = None, **changes: Any) -> Any:
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     if not torch.distributed.is_initialized():
-        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
-        store = None if "RANK_OF_TESTS" in os.environ else torch.distributed.HashStore()
-        ranks = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
+        ranks: dict[str, Any] = {}
+        if "RANK" not in os.environ:
+            alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+            os.environ.update(alone)
+            ranks = {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
         torch.distributed.init_process_group("gloo", **ranks)
-    found = ActorRolloutRefWorker(composed(settings(folder, objective, **changes)).actor_rollout_ref, role="actor")
-    found.init_model()
-    return found
-
-
-def response(step: int, place: int) -> list[int]:
-    """The fixed response at a place of a rollout: 3 to 12 tokens, three of four with an end."""
-    draw = random.Random(f"response {step} {place}")
-    words = [draw.choice(WORDS) for _ in range(draw.randint(2, 11))]
-    return words + ([EOS] if place % 4 else [draw.choice(WORDS)])
+    worker = ActorRolloutRefWorker(composed(settings(folder, objective, **changes)).actor_rollout_ref, role="actor")
+    worker.init_model()
+    return worker
 
 
 def rollout(
@@ -154,17 +141,17 @@ def rollout(
 def shipped() -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(CHAIN, dtype=torch.float32)
 
 
 @torch.no_grad()
 def scored(prompts: list[torch.Tensor], responses: list[torch.Tensor]) -> list[torch.Tensor]:
     """Log-probs of the responses by the model that training begins with."""
-    found = []
-    for prompt, one in zip(prompts, responses, strict=True):
-        logits = shipped()(torch.cat([prompt, one]).unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
-        found.append(logits.log_softmax(-1).gather(1, one.unsqueeze(1)).squeeze(1))
-    return found
+    values = []
+    for prompt, ids in zip(prompts, responses, strict=True):
+        logits = shipped()(torch.cat([prompt, ids]).unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
+        values.append(logits.log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1))
+    return values
 
 
 def batch_of(rolled: dict[str, Any], rank: int, ranks: int, **keys: Any) -> Any:
@@ -190,17 +177,11 @@ def batch_of(rolled: dict[str, Any], rank: int, ranks: int, **keys: Any) -> Any:
         return torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_side=side)
 
     tensors = {name: padded(values, left=name == "prompts") for name, values in whole.items()}
-    there = [padded([torch.ones_like(one) for one in columns[name]], left=name == "prompts") for name in ("prompts",)]
-    tensors["attention_mask"] = torch.cat([*there, tensors["response_mask"]], dim=1)
+    there = padded([torch.ones_like(prompt) for prompt in columns["prompts"]], left=True)
+    tensors["attention_mask"] = torch.cat([there, tensors["response_mask"]], dim=1)
     tensors["input_ids"] = torch.cat([tensors["prompts"], tensors["responses"]], dim=1)
     tensors["position_ids"] = (tensors["attention_mask"].cumsum(1) - 1).clamp(min=0)
     return left_right_2_no_padding(tu.get_tensordict({**tensors, "uid": columns["uid"]}, told))
-
-
-def whole(values: Any) -> torch.Tensor:
-    """A copy of a tensor, put together where it is sharded."""
-    values = values.detach()
-    return (values.full_tensor() if hasattr(values, "full_tensor") else values).clone()
 
 
 def recorder(actor: Any) -> list[dict[str, Any]]:
@@ -209,110 +190,69 @@ def recorder(actor: Any) -> list[dict[str, Any]]:
     engine, own = actor.engine, actor.engine.optimizer_step.__func__
 
     def optimizer_step(self: Any) -> Any:
-        module = self.module
-        gradients = {name: whole(one.grad) for name, one in module.named_parameters() if one.grad is not None}
         loss = getattr(actor, "_rlstab_loss", None)
-        plan = None if loss is None else loss.window.plan
-        steps.append({"gradients": gradients, "rates": [group["lr"] for group in self.optimizer.param_groups]})
-        if plan is not None:
-            steps[-1] |= {
-                "kept": (plan.kept.tokens, plan.kept.sequences),
-                "tokens": (plan.everything.tokens, plan.everything.sequences),
-                "state": plan.state,
-            }
+        steps.append(step_of(self.module, None if loss is None else loss.window))
+        steps[-1]["rates"] = [group["lr"] for group in self.optimizer.param_groups]
         return own(self)
 
     type(engine).optimizer_step = optimizer_step
     return steps
 
 
-def weights(actor: Any) -> dict[str, torch.Tensor]:
-    return {name: whole(one) for name, one in actor.engine.module.named_parameters()}
-
-
-def moments(actor: Any) -> list[torch.Tensor]:
-    return [whole(one) for state in actor.engine.optimizer.state.values() for one in state.values()]
-
-
-def run(folder: Path, objective: Any = None, **given: Any) -> dict[str, Any]:
+def run(
+    folder: Path,
+    objective: Any = None,
+    *,
+    updates: int = 2,
+    resume: str | None = None,
+    save: int | None = None,
+    keys: dict[str, Any] | None = None,
+    rolled: dict[str, Any] | None = None,
+    change: Any = None,
+    **changes: Any,
+) -> dict[str, Any]:
     """Train, and say what happened: the steps, the metrics, and how many processes answered.
 
     Args:
         folder: of the objective, and of checkpoints.
         objective: of the adapter; without it, verl's own loss.
-        given: ``updates``; ``resume``, a checkpoint; ``save``, the update after which one is written; ``keys`` for the
-            trainer's batch; ``rolled`` for :func:`rollout`; ``change``, called with the actor; the rest are settings.
+        updates: the number of the last one.
+        resume: a checkpoint.
+        save: the update after which a checkpoint is written.
+        keys: for the trainer's batch.
+        rolled: for :func:`rollout`.
+        change: called with the actor.
+        changes: settings.
     """
-    updates, resume, save = given.pop("updates", 2), given.pop("resume", None), given.pop("save", None)
-    keys, rolled = given.pop("keys", {}), given.pop("rolled", {})
-    change = given.pop("change", None)
-    worker = worker_of(folder, objective, **given)
-    actor = worker.actor
-    if change is not None:
-        change(actor)
-    before = type(actor.engine).optimizer_step
-    try:
-        return {**_trained(worker, folder, updates, resume, save, keys, rolled), "class": type(actor).__name__}
-    finally:
-        type(actor.engine).optimizer_step = before
-
-
-def _trained(worker: Any, folder: Path, updates: int, resume: Any, save: Any, keys: Any, rolled: Any) -> dict[str, Any]:
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import reduce_metrics
     from verl.utils.py_functional import rename_dict
 
-    actor, steps, found = worker.actor, recorder(worker.actor), []
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    first = 0
+    worker = worker_of(folder, objective, **changes)
+    actor, rank, ranks = worker.actor, torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if change is not None:
+        change(actor)
     if resume is not None:
         worker.load_checkpoint(resume)
-        first = int(Path(resume).name.rpartition("-")[2])
-    for number in range(first, updates):
-        output = worker.update_actor(batch_of(rollout(number, **rolled), rank, ranks, **keys))
-        metrics = reduce_metrics(rename_dict(tu.get(output, "metrics"), "actor/"))
-        state = getattr(actor, "objective_state", None)
-        found.append({"metrics": metrics, "weights": weights(actor), "moments": moments(actor), "state": state})
-        found[-1]["refusal"] = getattr(actor, "last_refusal", None)
-        if save == number + 1:
-            worker.save_checkpoint(str(folder / f"checkpoint-{save}"), global_step=save)
-    counted = torch.ones(1)
-    torch.distributed.all_reduce(counted)
-    sharded = any(hasattr(one, "full_tensor") for one in actor.engine.module.parameters())
-    return {"steps": steps, "updates": found, "ranks": int(counted), "sharded": sharded}
-
-
-def over_ranks(folder: Path, jobs: dict[str, dict[str, Any]], *, world: int = 2) -> dict[str, list[dict[str, Any]]]:
-    """Jobs one after the other in processes of their own: by name, what each process wrote down.
-
-    Jobs are plain JSON, and what they write is in ``folder/NAME``.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in range(world):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-        env = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", "RANK_OF_TESTS": str(rank)}
-        env |= {key: str(value) for key, value in own.items()}
-        command = [sys.executable, "-m", "tests.adapters.verl_jobs", str(folder)]
-        with (folder / f"rank-{rank}.log").open("w") as log:  # the process has a handle of its own
-            started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
-    ended = [one.wait(timeout=1200) for one in started]
-    if any(ended):
-        raise AssertionError("\n".join((folder / f"rank-{rank}.log").read_text()[-3000:] for rank in range(world)))
-    return {
-        name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(world)] for name in jobs
-    }
-
-
-def main(folder: Path) -> None:
-    for name, job in json.loads((folder / "jobs.json").read_text()).items():
-        torch.save(run(folder / name, **job), folder / f"{name}-{os.environ['RANK']}.pt")
-    torch.distributed.destroy_process_group()
+    first = 0 if resume is None else int(Path(resume).name.rpartition("-")[2])
+    done: list[dict[str, Any]] = []
+    module, before = actor.engine.module, type(actor.engine).optimizer_step
+    steps = recorder(actor)
+    try:
+        for number in range(first, updates):
+            batch = batch_of(rollout(number, **(rolled or {})), rank, ranks, **(keys or {}))
+            metrics = reduce_metrics(rename_dict(tu.get(worker.update_actor(batch), "metrics"), "actor/"))
+            done.append({"metrics": metrics, "weights": weights(module)})
+            done[-1] |= {"moments": jobs.moments(actor.engine.optimizer)}
+            done[-1] |= {"state": getattr(actor, "objective_state", None)}
+            done[-1] |= {"refusal": getattr(actor, "last_refusal", None)}
+            if save == number + 1:
+                worker.save_checkpoint(str(folder / f"checkpoint-{save}"), global_step=save)
+    finally:
+        type(actor.engine).optimizer_step = before
+    counts = {"ranks": jobs.counted_ranks(), "sharded": sharded(module)}
+    return {"steps": steps, "updates": done, "class": type(actor).__name__, **counts}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    jobs.of_rank(Path(sys.argv[1]), run)

@@ -42,20 +42,12 @@ def outcomes(values, monkeypatch):
     return check._failed(check.check(list, [])), len(list(taken))
 
 
-def test_a_miss_is_measured_again_and_the_better_value_counts(monkeypatch):
-    assert outcomes([0.9, 0.22, 0.9], monkeypatch) == ([], 1)
-
-
-def test_what_misses_twice_has_failed(monkeypatch):
-    assert outcomes([0.9, 0.8], monkeypatch) == (["3, 20 %"], 0)
-
-
-def test_what_holds_is_measured_once(monkeypatch):
-    assert outcomes([0.22, 0.9], monkeypatch) == ([], 1)
-
-
-def test_a_check_without_a_value_has_failed(monkeypatch):
-    assert outcomes([None, None], monkeypatch) == (["3, 20 %"], 0)
+@pytest.mark.parametrize(
+    ("values", "failed", "left"),
+    [([0.9, 0.22, 0.9], False, 1), ([0.9, 0.8], True, 0), ([0.22, 0.9], False, 1), ([None, None], True, 0)],
+)
+def test_what_misses_is_measured_once_more_and_the_better_value_counts(values, failed, left, monkeypatch):
+    assert outcomes(values, monkeypatch) == (["3, 20 %"] * failed, left)
 
 
 def test_the_checked_limits_are_no_stricter_than_the_goals():

@@ -21,25 +21,25 @@ def test_moments_are_those_of_the_gradients_themselves() -> None:
     assert groups.groups == 3 * permutations
     pulls = torch.randn(per * permutations, dtype=torch.float64)
     others = torch.randn(per * permutations, dtype=torch.float64)
-    spread, reference = (coefficients(one, order, permutations, per) for one in (pulls, others))
-    found = spread_moments(spread, reference, vectors @ vectors.T)
+    spread, reference = (coefficients(each, order, permutations, per) for each in (pulls, others))
+    moments = spread_moments(spread, reference, vectors @ vectors.T)
 
     def sums(by: torch.Tensor, start: int) -> list[torch.Tensor]:
         return [
-            sum((by[one] * vectors[order[one]] for one in range(first, first + GROUP)), torch.zeros(7))
+            sum((by[row] * vectors[order[row]] for row in range(first, first + GROUP)), torch.zeros(7))
             for first in range(start, start + per, GROUP)
         ]
 
     own, different, crossed = [], [], []
     for start in range(0, per * permutations, per):
         here, there = sums(pulls, start), sums(others, start)
-        own += [float(one @ one) for one in here]
-        different += [float(one @ two) for one, two in itertools.permutations(here, 2)]
+        own += [float(pull @ pull) for pull in here]
+        different += [float(pull @ two) for pull, two in itertools.permutations(here, 2)]
         crossed += [float(here[one] @ there[two]) for one, two in itertools.permutations(range(3), 2)]
     signal = sum(different) / len(different)
-    assert found.signal == pytest.approx(signal)
-    assert found.variance == pytest.approx(sum(own) / len(own) - signal)
-    assert found.along == pytest.approx(sum(crossed) / len(crossed))
+    assert moments.signal == pytest.approx(signal)
+    assert moments.variance == pytest.approx(sum(own) / len(own) - signal)
+    assert moments.along == pytest.approx(sum(crossed) / len(crossed))
 
 
 def test_products_across_prompts() -> None:
@@ -51,5 +51,5 @@ def test_products_across_prompts() -> None:
 def test_of_one_gradient_for_all_there_is_no_variance() -> None:
     per = 2 * GROUP
     spread = coefficients(torch.full((per,), 1 / GROUP, dtype=torch.float64), torch.arange(per), 1, per)
-    found = spread_moments(spread, spread, torch.full((per, per), 4.0, dtype=torch.float64))
-    assert (found.variance, found.signal, found.along) == (0.0, 4.0, 4.0)
+    moments = spread_moments(spread, spread, torch.full((per, per), 4.0, dtype=torch.float64))
+    assert (moments.variance, moments.signal, moments.along) == (0.0, 4.0, 4.0)

@@ -116,22 +116,6 @@ def test_parents_and_pivots(seed: int, groups, max_parents) -> None:
     assert all(1 <= kept < rows[place]["length"] for place, kept in zip(expected, found.pivots.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("fitted", [None, (2.0, -6.0)])
-@pytest.mark.parametrize("gamma", [0.0, 2.0])
-def test_pivots_follow_the_published_distribution(gamma: float, fitted) -> None:
-    """6000 answers of 5 tokens: the share of each pivot is within five standard deviations of Q."""
-    count, stage = 6000, DeepGRPO(gamma=gamma)
-    draws = uniform(STREAM, torch.arange(count), torch.tensor(0)).tolist()
-    found = torch.bincount(torch.tensor([stage._pivot(5, draw, fitted) for draw in draws]), minlength=5)[1:] / count
-    weights = [
-        (kept / 5) ** gamma * (1 if fitted is None else 1 / (1 + math.exp(-fitted[0] - fitted[1] * kept / 5)))
-        for kept in range(1, 5)
-    ]
-    for share, weight in zip(found.tolist(), weights, strict=True):
-        expected = weight / sum(weights)
-        assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / count)
-
-
 def test_a_pivot_belongs_to_the_answer() -> None:
     """Wherever it stands in the batch, and whatever stands beside it."""
     rows = drawn(3)
@@ -215,15 +199,6 @@ def test_the_fit_is_a_minimum(seed: int) -> None:
     y[0], y[1] = 0.0, 1.0
     found = logistic(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
     assert slopes(x, y, found) == pytest.approx((0, 0), abs=1e-9 * count)
-
-
-def test_the_fit_by_hand() -> None:
-    """At 0 three quarters of the points succeed, at 1 one quarter."""
-    x = torch.tensor([0.0] * 4000 + [1.0] * 4000, dtype=torch.float64)
-    y = torch.tensor(([1.0] * 3 + [0.0]) * 1000 + ([0.0] * 3 + [1.0]) * 1000, dtype=torch.float64)
-    intercept, slope = logistic(x, y)
-    # log odds log 3 at 0 and -log 3 at 1, up to the ridge, which is small beside 8000 points
-    assert (intercept, slope) == pytest.approx((math.log(3), -2 * math.log(3)), rel=5e-3)
 
 
 def test_the_model_is_used_once_there_are_enough_of_both() -> None:

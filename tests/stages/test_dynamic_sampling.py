@@ -89,27 +89,6 @@ def test_without_refills_it_only_drops() -> None:
     assert (found.drop.tolist(), found.fresh, stage.rounds) == ([True, True, False, False], 0, 1)
 
 
-@pytest.mark.parametrize("refills", range(4))
-def test_rounds_until_full(refills: int) -> None:
-    """A rollout as the trainer makes one: 4 prompts, of which the sampled groups are dead as listed."""
-    dead = iter([True, False, True, True, True, False, False, True, True, False, False, False])
-
-    def answered(count: int) -> list[list[float]]:
-        return [[1.0, 1.0] if next(dead) else [1.0, 0.0] for _ in range(count)]
-
-    stage, groups, sampled = DynamicSampling(max_refills=refills), answered(4), 4
-    for left in reversed(range(stage.rounds)):
-        (found,) = asked(stage, batch(*groups))
-        groups = [group for group, drop in zip(groups, found.drop[::2].tolist(), strict=True) if not drop]
-        if not found.fresh or not left:
-            break
-        groups += answered(found.fresh)
-        sampled += found.fresh
-    # 4 of which 1 lives; 3 more: 2 live; 1 more: dead; 1 more: dead
-    assert (len(groups), sampled) == [(1, 4), (3, 7), (3, 8), (3, 9)][refills]
-    assert groups == [[1.0, 0.0]] * len(groups)
-
-
 def test_report_says_what_it_cost() -> None:
     stage, whole = DynamicSampling(), batch([1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0, 0.0], branches=(2, 3))
     parts = [whole.select(whole.group < 2), whole.select(whole.group >= 2)]

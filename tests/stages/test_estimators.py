@@ -1,59 +1,156 @@
-"""What holds for every advantage estimator: any cut, any order, edges, and what its card says of it."""
+"""Advantage estimators: each against sums by hand, edges that all have, and what single ones refuse and report."""
 
 from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
+from rlstab.core.stats import Settled
+from rlstab.errors import Conflict, OutOfRange
 from rlstab.stages import STAGES
+from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.max_rl import MaxRL
+from rlstab.stages.opo import OPO
+from rlstab.stages.opob import OPOB
+from rlstab.stages.opob_proxy import OPOBProxy, logit_squares
+from rlstab.stages.optimal_baseline import optimal_baseline
+from rlstab.stages.pipeline import check_exclusions
+from rlstab.stages.reinforce_pp import ReinforcePP
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
-from tests.stages.estimating import advantages, batch, drawn
+from tests.stages.estimating import WIDTH, advantages, batch, by_group, drawn
 
-SECTIONS = "Problem Equation Reads Gives Parameters State Deviations Interacts Limits Example Source".split()
-CLASSES = [one for one in map(STAGES.get, STAGES.names()) if issubclass(one, AdvantageEstimator)]
+Group = list[float]
+
+
+def less_the_mean(rewards: Group) -> Group:
+    return [reward - statistics.fmean(rewards) for reward in rewards]
+
+
+def over_the_deviation(rewards: Group, ddof: int = 1, epsilon: float = 1e-4) -> Group:
+    spread = (sum(one * one for one in less_the_mean(rewards)) / max(len(rewards) - ddof, 1)) ** 0.5
+    return [one / (spread + epsilon) if max(rewards) > min(rewards) else 0.0 for one in less_the_mean(rewards)]
+
+
+def less_the_others(rewards: Group) -> Group:
+    count = len(rewards)
+    return [(reward - (sum(rewards) - reward) / (count - 1)) if count > 1 else 0.0 for reward in rewards]
+
+
+def over_the_mean(rewards: Group) -> Group:
+    return [one / statistics.fmean(rewards) - 1 if max(rewards) > min(rewards) else 0.0 for one in rewards]
+
+
+#: By the rewards of a group alone.
+BY_REWARDS: list[tuple[AdvantageEstimator, Callable[[Group], Group]]] = [
+    (DrGRPO(), less_the_mean),
+    (GRPO(std=False), less_the_mean),
+    (GRPO(), over_the_deviation),
+    (GRPO(ddof=0, epsilon=0.5), lambda rewards: over_the_deviation(rewards, 0, 0.5)),
+    (RLOO(), less_the_others),
+    (MaxRL(), over_the_mean),
+]
+
+
+@pytest.mark.parametrize(("estimator", "expected"), BY_REWARDS, ids=lambda one: repr(one)[:30])
+def test_by_the_rewards_of_a_group(estimator: AdvantageEstimator, expected: Callable[[Group], Group]) -> None:
+    for seed in range(2):
+        whole = drawn(seed, graded=True)
+        (found,) = advantages(estimator, whole)
+        for places in by_group(whole):
+            rewards = [float(whole.rewards[place]) for place in places]
+            assert found[places].tolist() == pytest.approx(expected(rewards), abs=1e-11)
+
+
+def weights_of(whole: ResponseBatch, squares: list[float]) -> list[float]:
+    now, then = whole.extra["logprobs"].tolist(), whole.extra["rollout_logprobs"].tolist()
+    return [math.exp(sum(a) - sum(b)) ** 2 * square for a, b, square in zip(now, then, squares, strict=True)]
+
+
+def proxies(whole: ResponseBatch) -> list[float]:
+    rows = zip(whole.extra["logprobs"].tolist(), whole.extra["sum_p_sq"].tolist(), strict=True)
+    return [sum(1 - 2 * math.exp(one) + two for one, two in zip(*row, strict=True) if two) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("cls", "weigh"),
+    [
+        (OPO, lambda whole: whole.lengths.tolist()),
+        (OPOB, lambda whole: weights_of(whole, whole.extra["squared_gradient"].tolist())),
+        (OPOBProxy, lambda whole: weights_of(whole, proxies(whole))),
+    ],
+)
+@pytest.mark.parametrize("norm_by_std", [False, True])
+def test_by_a_weighted_baseline(cls, weigh, norm_by_std: bool) -> None:
+    estimator = cls() if cls is OPO else cls(norm_by_std=norm_by_std)
+    for seed in range(2):
+        whole = drawn(seed, graded=True)
+        weights, (found,) = weigh(whole), advantages(estimator, whole)
+        for places in by_group(whole):
+            rewards = [float(whole.rewards[place]) for place in places]
+            some = [weights[place] for place in places]
+            baseline = sum(w * reward for w, reward in zip(some, rewards, strict=True)) / sum(some)
+            spread = statistics.pstdev(rewards)
+            scale = spread if cls is not OPO and norm_by_std and spread > 1e-8 else 1.0
+            expected = [(reward - baseline) / scale for reward in rewards]
+            assert found[places].tolist() == pytest.approx(expected, abs=1e-11)
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_whitened_over_tokens(baseline: bool) -> None:
+    for seed in range(2):
+        whole = drawn(seed, graded=True)
+        values = whole.rewards.tolist()
+        for places in by_group(whole) if baseline else []:
+            for place, value in zip(places, less_the_mean([values[place] for place in places]), strict=True):
+                values[place] = value
+        tokens = [one for one, length in zip(values, whole.lengths.tolist(), strict=True) for _ in range(int(length))]
+        scale = (statistics.variance(tokens) + 1e-8) ** 0.5
+        expected = [(one - statistics.fmean(tokens)) / scale for one in values]
+        assert advantages(ReinforcePP(baseline=baseline), whole)[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+# -- what all have in common -------------------------------------------------------------------------------------------
+
 VARIANTS = {
     "grpo": [{"std": False}, {"ddof": 0}],
     "reinforce_pp": [{"baseline": True}],
     "opob": [{"norm_by_std": False}],
     "opob_proxy": [{"norm_by_std": False}],
-    "blockwise": [{"shrink": 2.0}],
     "bnpo": [{"low": -1.0, "high": 2.0}],
 }
-INSTANCES = [cls(**one) for cls in CLASSES for one in [{}, *VARIANTS.get(cls.name, [])]]
+CLASSES = [cls for cls in map(STAGES.get, STAGES.names()) if issubclass(cls, AdvantageEstimator)]
 #: Blocks have rewards of their own.
-BY_REWARD = [one for one in INSTANCES if one.name != "blockwise"]
-every = pytest.mark.parametrize("estimator", INSTANCES, ids=repr)
-every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
+INSTANCES = [cls(**some) for cls in CLASSES if cls.name != "blockwise" for some in [{}, *VARIANTS.get(cls.name, [])]]
 
 
-def test_all_are_here() -> None:
-    assert {cls.name for cls in CLASSES} >= {
-        *("blockwise", "bnpo", "dr_grpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "reinforce_pp", "rloo"),
+@pytest.mark.parametrize("estimator", INSTANCES, ids=repr)
+def test_equal_rewards_or_one_response_give_exactly_nothing(estimator: AdvantageEstimator) -> None:
+    whole = drawn(1)
+    for value in (0.0, 1.0, 0.1, 1 / 3):
+        same = whole.reshaped(torch.full_like(whole.rewards, value))
+        assert advantages(estimator, same)[0].tolist() == [0.0] * len(same)
+    assert advantages(estimator, drawn(0).select(torch.tensor([0])))[0].tolist() == [0.0]
+
+
+# -- single ones -------------------------------------------------------------------------------------------------------
+
+
+def evidence(squares: list[float], drift: list[float]) -> dict[str, object]:
+    return {
+        "logprobs": [[-1.0 + one, 0.0] for one in drift],
+        "rollout_logprobs": [[-1.0, 0.0]] * len(drift),
+        "squared_gradient": squares,
     }
-
-
-def reported(estimator: AdvantageEstimator) -> set[str]:
-    whole = drawn(0)
-    stat, state = measure_all(estimator, [whole], {}, LocalComm())
-    found = estimator.report(whole, stat, state)
-    assert all(torch.isfinite(one.total) for one in found.values()), found
-    return set(found)
-
-
-@pytest.mark.parametrize("estimator", BY_REWARD, ids=repr)
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3])
-def test_equal_rewards_everywhere_give_exactly_nothing(estimator: AdvantageEstimator, value: float) -> None:
-    seven = drawn(1)
-    same = seven.reshaped(torch.full_like(seven.rewards, value))
-    assert advantages(estimator, same)[0].tolist() == [0.0] * len(same)
-
-
-@pytest.mark.parametrize("estimator", BY_REWARD, ids=repr)
-def test_one_response(estimator: AdvantageEstimator) -> None:
-    lone = drawn(0).select(torch.tensor([0]))
-    assert advantages(estimator, lone)[0].tolist() == [0.0]
 
 
 def test_large_importance_weights_do_not_overflow() -> None:
@@ -66,7 +163,76 @@ def test_large_importance_weights_do_not_overflow() -> None:
             "sum_p_sq": [[0.5, 0.5]] * 3,
         },
     )
-    found = advantages(STAGES.get("opob")(norm_by_std=False), far)[0]  # type: ignore[arg-type]
+    found = advantages(OPOB(norm_by_std=False), far)[0]
     # weights of e^2800, whose logarithm float64 holds to 1e-13
     assert found.tolist() == pytest.approx([0.25, -0.75, -0.75], abs=1e-12)
-    assert bool(advantages(STAGES.get("opob_proxy")(), far)[0].isfinite().all())  # type: ignore[arg-type]
+    assert bool(advantages(OPOBProxy(), far)[0].isfinite().all())
+
+
+def test_without_any_weight_the_mean_is_plain() -> None:
+    given = batch([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], extra=evidence([0.0, 0.0, 0.0, 3.0], [0.0] * 4))
+    assert advantages(OPOB(norm_by_std=False), given)[0].tolist() == [0.5, -0.5, -1.0, 0.0]
+    assert advantages(OPO(), batch([1.0, 0.0], lengths=[0.0, 0.0]))[0].tolist() == [0.0, 0.0]
+
+
+def test_no_constant_makes_the_second_moment_of_the_gradient_smaller_than_opob() -> None:
+    """Of orthogonal gradients, the square of a group's gradient is the sum of (w_i n_i (R_i - b))^2."""
+    given = drawn(2, graded=True)
+    group = given.select(torch.tensor(max(by_group(given), key=len)))
+    ratios = group.extra["logprobs"].sum(-1) - group.extra["rollout_logprobs"].sum(-1)
+    weights = ratios.exp().square() * group.extra["squared_gradient"]
+
+    def moment(baseline: float) -> float:
+        return float((weights * (group.rewards - baseline).square()).sum())
+
+    best = float(optimal_baseline(group, weights.log())[0])
+    assert all(moment(best) < moment(best + step) for step in (-0.3, -0.01, 0.01, 0.3))
+
+
+def test_the_proxy_of_opob_is_the_squared_gradient_by_the_logits() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    chosen = torch.randint(7, (3, 5))
+    logprobs = logits.log_softmax(-1).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    mask = torch.arange(5) < torch.tensor([[5], [3], [1]])
+    (gradient,) = torch.autograd.grad(logprobs[mask].sum(), logits)
+    sum_p_sq = logits.detach().softmax(-1).square().sum(-1)
+    found = torch.where(mask, logit_squares(logprobs.detach(), sum_p_sq), 0.0)
+    torch.testing.assert_close(found, gradient.square().sum(-1))
+    sure = logit_squares(torch.tensor([0.0, -1e-8, 0.0]), torch.tensor([1.0, 1 - 2e-8, 1 - 1e-7]))
+    assert sure.tolist() == pytest.approx([0.0] * 3, abs=1e-7)
+    assert (sure >= 0).all()
+
+
+def test_what_stands_after_the_end_does_not_matter() -> None:
+    whole = drawn(1, graded=True)
+    after = torch.arange(WIDTH) >= whole.lengths.unsqueeze(-1)
+    junk = {
+        name: torch.where(after, -3.0 if name == "rollout_logprobs" else 7.0, values)
+        if values.dtype == torch.float64 and values.shape == after.shape
+        else values
+        for name, values in whole.extra.items()
+    }
+    for stage in (OPOB(), OPOBProxy()):
+        assert torch.equal(advantages(stage, replace(whole, extra=junk))[0], advantages(stage, whole)[0])
+
+
+def test_negative_rewards_are_refused_by_max_rl() -> None:
+    with pytest.raises(OutOfRange, match=r"'max_rl': a reward is -0\.5, expected at least 0: .*'dr_grpo'"):
+        advantages(MaxRL(), batch([1.0, -0.5]))
+    with pytest.raises(Conflict, match="the stage 'max_rl' and the stage 'overlong' exclude each other: advantages"):
+        check_exclusions([MaxRL()], {"overlong": "stage"})
+
+
+def test_reports() -> None:
+    opo = OPO().report(batch([1.0, 0.0, 1.0], [0, 0, 1], [3.0, 1.0, 5.0]), Settled(), {})["baseline_shift"]
+    assert (opo.value, float(opo.count)) == (0.25, 2)  # 3 / 4 less 1 / 2; the lone response is not counted
+    given = batch([1.0, 0.0, 1.0], [0, 0, 1], extra=evidence([3.0, 1.0, 1.0], [0.0] * 3))
+    opob = OPOB().report(given, Settled(), {})
+    assert opob["baseline_shift"].value == pytest.approx(0.25)
+    assert opob["effective_share"].value == pytest.approx(16 / (2 * 10))  # (3 + 1)^2 / (2 (9 + 1))
+    assert float(opob["effective_share"].count) == 2
+    whitened, given = ReinforcePP(), batch([0.0, 1.0], lengths=[1.0, 3.0])
+    stat, state = measure_all(whitened, [given], {}, LocalComm())
+    found = {name: one.value for name, one in whitened.report(given, stat, state).items()}
+    assert found == {"mean": 0.75, "deviation": 0.5}

@@ -96,46 +96,6 @@ def test_what_was_known_of_a_prompt_fades_when_it_is_asked_again_and_only_then()
     assert float(pass_rates.expected_rate(idle)[0]) == rates[1]
 
 
-def test_branches_are_no_evidence():
-    main = [(0, 0, 1.0, 0), (0, 0, 0.0, 0), (1, 1, 0.0, 0)]
-    branches = [(0, 2, 1.0, 5), (0, 2, 1.0, 5), (2, 3, 1.0, 1)]
-    stage = Goldilocks(pool=3)
-    one, other = state_after(stage, [main]), state_after(stage, [main + branches])
-    assert all(torch.equal(one[key], other[key]) for key in ("right", "wrong"))
-
-
-def test_shaped_rewards_are_no_evidence():
-    batch = responses([(0, 0, 1.0, 0), (0, 0, 0.0, 0)])
-    stage = Goldilocks(pool=1)
-    _, one = measure_all(stage, [batch], stage.init_state(), LocalComm())
-    _, other = measure_all(stage, [batch.reshaped(batch.rewards * 100)], stage.init_state(), LocalComm())
-    assert one["right"].tolist() == other["right"].tolist() == [1.0]
-
-
-@pytest.mark.parametrize("random_share", [0.0, 0.5])
-def test_in_the_first_rollout_all_prompts_are_equally_likely(random_share):
-    stage, seeds = Goldilocks(pool=5, random_share=random_share), 1500
-    counts = [0] * 5
-    for seed in range(seeds):
-        for one in stage.select(offer(2, seed=seed), stage.init_state()).tolist():
-            counts[one] += 1
-    assert all(abs(one / seeds - 0.4) < 5 * (0.4 * 0.6 / seeds) ** 0.5 for one in counts)
-
-
-def test_a_share_of_slots_is_filled_at_random():
-    """Of 10 prompts 5 are known to be worthless. The second slot takes one of these at random, from 4 good ones and 5
-    where the first took a good one, which it does unless its own prompt is one of the 5 of 10.
-    """
-    stage, rollouts, share = Goldilocks(pool=10, random_share=0.4), 2000, 0.4
-    state = {"right": torch.zeros(10).double(), "wrong": torch.zeros(10).double()}
-    state["wrong"][5:] = 1e3
-    shown = torch.stack([stage.select(offer(2, rollout=one), state) >= 5 for one in range(rollouts)])
-    first = share / 2
-    second = share * (first * 4 / 9 + (1 - first) * 5 / 9)
-    for found, expected in zip(shown.double().mean(0).tolist(), (first, second), strict=True):
-        assert abs(found - expected) < 5 * (expected * (1 - expected) / rollouts) ** 0.5
-
-
 def test_what_it_reports():
     stage = Goldilocks(pool=4)
     state = state_after(stage, [[(0, 0, 1.0, 0)] * 2])

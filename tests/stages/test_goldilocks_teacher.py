@@ -138,15 +138,6 @@ def test_features_are_asked_for_once_and_for_no_prompt_twice():
     assert len(asked[0]) == len(set(asked[0])) <= 13 + 20
 
 
-def test_branches_teach_nothing():
-    stage = GoldilocksTeacher(pool=5, window=4)
-    main = [(1, 0, 1.0, 0), (1, 0, 0.0, 0), (3, 1, 1.0, 0)]
-    one, other = state_after(stage, [main]), state_after(stage, [[*main, (1, 2, 1.0, 3), (4, 3, 1.0, 2)]])
-    assert one["filled"] == other["filled"] == 2
-    assert torch.equal(one["prompts"], other["prompts"])
-    assert one["worth"].tolist() == other["worth"].tolist() == [0.5, 0.0, 0.0, 0.0]
-
-
 def test_what_it_reports():
     stage = GoldilocksTeacher(pool=5, window=4)
     state = state_after(stage, rollouts_of(5, 1, seed=1))

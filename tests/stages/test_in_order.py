@@ -23,9 +23,3 @@ def expected(places, size, seed, shuffle):
 def test_equals_the_oracle(shuffle, drawn, count, size):
     found = InOrder(shuffle=shuffle).select(offer(count, drawn=drawn, size=size, seed=3), {})
     assert found.tolist() == expected(range(drawn, drawn + count), size, 3, shuffle)
-
-
-def test_an_epoch_shows_every_prompt_once_and_the_next_one_in_another_order():
-    epochs = [InOrder().select(offer(20, drawn=start, size=20), {}).tolist() for start in (0, 20)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
-    assert epochs[0] != epochs[1]

@@ -39,19 +39,6 @@ def test_the_three_cases_of_the_paper(buffer: int, penalty: float) -> None:
     assert min(expected) < 0 == max(expected) or buffer == 40
 
 
-def test_the_tokens_that_a_branch_was_given_count() -> None:
-    branch, whole = Answer(1.0, 10, 8, True, 0), Answer(1.0, 18, 0, True, 0)
-    assert shaped(Overlong(buffer=4), [branch, whole], 20) == [-0.5, -0.5]
-
-
-def test_it_changes_nothing_at_its_limits() -> None:
-    found = answers(50, 40, seed=0)
-    assert set(shaped(Overlong(buffer=20, penalty=0.0), found, 40)) == {0.0}
-    short = [one for one in found if one.sampled + one.given <= 20]
-    assert short
-    assert set(shaped(Overlong(buffer=20), short, 40)) == {0.0}
-
-
 def test_a_buffer_beyond_the_limit_is_refused() -> None:
     with pytest.raises(OutOfRange) as caught:
         shaped(Overlong(buffer=4096), [Answer(0.0, 20, 0, False, 0)], 24)

@@ -127,8 +127,8 @@ def test_a_report_adds_up_over_parts(selector, size):
          "'uniform': pool = 30, and the task has 20 training prompts. Set `pool` to at most 20."),
         (Goldilocks(pool=12), offer(16), "'goldilocks' was asked for 16 different prompts, and its pool has 12. ..."),
         (Paced(pool=30), offer(16, size=20), "'paced': pool = 30, and the task has 20 training prompts. ..."),
-        (GoldilocksTeacher(pool=12), offer(16), "'goldilocks_teacher' was asked for 16 different prompts, and its ..."),
-    ],
+        (GoldilocksTeacher(pool=12), offer(16), "'goldilocks_teacher' was asked for 16 different prompts, and its ...")
+    ]
 )  # fmt: skip
 def test_a_pool_that_does_not_fit_is_refused(selector, asked, text):
     with says(ValueError, text):

@@ -1,8 +1,12 @@
-"""Completions that try to hang, crash, execute, or write to the terminal."""
+"""Completions that try to hang, crash, execute, or write to the terminal. It must not import torch."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
+
+from rlstab.tasks.scorers import GymScorer
 
 NESTED = [
     "$9^{9^{9^{9}}}$", "9**9**9**9", "9^9^9^9", "(9**9**9)%10", "2**(2**(2**64))", "10**10**10", "1e999999999",
@@ -23,22 +27,15 @@ LONG = [
     r"\frac{1}{2}" * 5000, r"$1$ " * 20_000, r"\boxed{1}" * 5000, "x=1 " * 20_000, "1 2 3\n" * 50_000,
 ]  # fmt: skip
 
+_NESTS = [
+    ("", "(", "1", ")", 30_000), ("", "[", "", "]", 100_000), ("", '{"a":', "1", "}", 50_000),
+    ("$", r"\frac{1}{", "1", "}", 5000), ("$", r"\sqrt{", "2", "}", 5000), ("$", "x^{", "x", "}", 5000),
+    ("$", r"\left(", "1", r"\right)", 5000), ("", r"\boxed{", "1", "}", 20_000),
+]  # fmt: skip
 DEEP = [
-    "(" * n + "1" + ")" * n for n in (90, 1000, 30_000)
-] + [
-    "[" * n + "]" * n for n in (90, 1000, 100_000)
-] + [
-    '{"a":' * n + "1" + "}" * n for n in (90, 1000, 50_000)
-] + [
-    "$" + r"\frac{1}{" * n + "1" + "}" * n + "$" for n in (20, 200, 5000)
-] + [
-    "$" + r"\sqrt{" * n + "2" + "}" * n + "$" for n in (20, 200, 5000)
-] + [
-    "$" + "x^{" * n + "x" + "}" * n + "$" for n in (20, 200, 5000)
-] + [
-    "$" + r"\left(" * n + "1" + r"\right)" * n + "$" for n in (20, 200, 5000)
-] + [
-    r"\boxed{" * n + "1" + "}" * n for n in (20, 200, 20_000)
+    mark + opening * depth + middle + closing * depth + mark
+    for mark, opening, middle, closing, most in _NESTS
+    for depth in (20, 500, most)
 ] + [
     "not " * 20_000 + "True", "-" * 20_000 + "1", "~" * 20_000 + "1", "lambda:" * 2000 + "1", "a." * 20_000 + "a",
     "$" + r"\begin{matrix}" * 300 + r"\end{matrix}" * 300 + "$", "<a>" * 50_000, "f(" * 5000 + ")" * 5000,
@@ -115,3 +112,18 @@ def payloads(canary: Path) -> list[str]:
 def hostile(canary: Path) -> list[str]:
     """All of them; those that execute make a file in the folder."""
     return [*NESTED, *LONG, *DEEP, *BACKTRACKING, *FORMATS, *TERMINAL, *payloads(canary)]
+
+
+class AnyDataSet:
+    """The scorers of all data sets of reasoning-gym: an answer is a name and an entry."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, GymScorer] = {}
+
+    def prepare(self) -> None:
+        importlib.import_module("reasoning_gym.factory")
+
+    def score(self, prompt: str, completion: str, answer: Any) -> float:
+        name, entry = answer
+        scorer = self.made.setdefault(name, GymScorer(name, {}, None, None))
+        return scorer.score(prompt, completion, entry)

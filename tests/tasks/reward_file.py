@@ -14,39 +14,33 @@ def brevity(prompt, completion, answer):
 
 def seen(prompt, completion, answer):
     """1 where all three arrive as they were sent."""
-    return prompt == f"{answer}?" and completion in ("", "yes \U0001d7d9")
+    return prompt == f"{answer}?" and completion in ("", "\U0001d7d9")
+
+
+def fail():
+    raise ValueError("odd [completion]")
+
+
+ACTS = {
+    "hang": lambda: time.sleep(1000),
+    "power": lambda: 9**9**9,
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raise": fail,
+    "leave": lambda: sys.exit("bye"),
+    "none": lambda: None,
+    "text": lambda: "1",
+    "nan": lambda: float("nan"),
+    "infinite": lambda: -float("inf"),
+    "whole": lambda: 3,
+    "truth": lambda: True,
+    "negative": lambda: -12.5,
+    "torch": lambda: "torch" in sys.modules,
+}
 
 
 def acts(prompt, completion, answer):
     """Does what the completion says."""
-    match completion:
-        case "hang":
-            time.sleep(1000)
-        case "power":
-            return 9**9**9
-        case "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "raise":
-            raise ValueError("odd [completion]")
-        case "leave":
-            sys.exit("bye")
-        case "none":
-            return None
-        case "text":
-            return "1"
-        case "nan":
-            return float("nan")
-        case "infinite":
-            return -float("inf")
-        case "whole":
-            return 3
-        case "truth":
-            return True
-        case "negative":
-            return -12.5
-        case "torch":
-            return "torch" in sys.modules
-    return 0.25
+    return ACTS[completion]() if completion in ACTS else 0.25
 
 
 class Manner:

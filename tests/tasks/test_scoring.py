@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rlstab.errors import ScorerError
-from rlstab.tasks.scorers import AnswerPattern, TextScorer
+from rlstab.tasks.scorers import TextScorer
 from rlstab.tasks.scoring import Outcome, Workers
 from tests.tasks.acts import Acts, NeverReady
 
@@ -22,7 +22,7 @@ LIMIT = 1.0
 
 
 def asked(workers: Workers, *completions: str) -> list[Outcome]:
-    return workers.score([(None, one) for one in completions])
+    return workers.score([("", completion, None) for completion in completions])
 
 
 @pytest.fixture(scope="module")
@@ -32,60 +32,46 @@ def workers():
     shared.close()
 
 
-def test_scores_in_order(workers):
+def test_scores_arrive_in_order_and_nothing_of_a_completion_is_lost(workers):
     numbers = [index / 7 for index in range(100)]
-    assert asked(workers, *(f"say {one!r}" for one in numbers)) == [Outcome(one) for one in numbers]
+    assert asked(workers, *(f"say {number!r}" for number in numbers)) == [Outcome(number) for number in numbers]
     assert asked(workers) == []
-
-
-def test_nothing_of_a_completion_is_lost(workers):
     texts = ["", "\0", "\ud800", "\x1b[31m", "\U0001d7d9\u202e", "x" * 3_000_000, "\n" * 10]
-    assert [one.score for one in asked(workers, *(f"length {one}" for one in texts))] == [len(one) for one in texts]
-
-
-def test_a_score_that_is_not_finite_is_an_error_of_its_completion(workers):
-    outcomes = asked(workers, "say nan", "say 1", "say inf", "say -inf")
-    assert [outcome.score for outcome in outcomes] == [0.0, 1.0, 0.0, 0.0]
-    assert [outcome.error is not None for outcome in outcomes] == [True, False, True, True]
+    assert asked(workers, *(f"length {text}" for text in texts)) == [Outcome(float(len(text))) for text in texts]
 
 
 def test_a_hang_is_cut_off_and_the_rest_is_scored(workers):
     for hang in ("loop", "power", "sleep"):
-        assert asked(workers, "say 1", hang, "say 2", "say 3") == [
-            Outcome(1.0),
-            Outcome(timed_out=True),
-            Outcome(2.0),
-            Outcome(3.0),
-        ]
+        assert asked(workers, "say 1", hang, "say 2") == [Outcome(1.0), Outcome(timed_out=True), Outcome(2.0)]
     with pytest.raises(ScorerError, match="`time_limit`"):
-        workers.score_one(None, "sleep")
+        workers.score_one("", "sleep", None)
 
 
-def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers):
+def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers, tmp_path):
     for act, error in {
         "complain odd [length]": "ValueError: odd [length]",
         "exit": "SystemExit: bye",
         "recurse": "RecursionError: ",
         "memory": "MemoryError: ",
+        f"write {tmp_path / 'file'}": "OSError: [Errno 27] File too large",
         "crash": "the process that scored it was ended by SIGSEGV",
         "leave": "the process that scored it ended with code 7",
+        "say nan": "it returned nan",
+        "say -inf": "it returned -inf",
         "garbage {": "the process gave no answer",
         "garbage [1]": "the process gave no answer",
         "garbage " + "[" * 9000: "the process gave no answer",
         'garbage {"score": true}': "the process gave no answer",
+        'garbage {"score": NaN}': "the process gave no answer",
+        'garbage {"score": 1e999}': "the process gave no answer",
         "complain " + "y" * 5000: "ValueError: " + "y" * 988,
     }.items():
         before, outcome, after = asked(workers, "say 1", act, "say 2")
         assert (before, after) == (Outcome(1.0), Outcome(2.0))
         assert (outcome.score, outcome.timed_out) == (0.0, False)
         assert str(outcome.error).startswith(error)
-        with pytest.raises(ScorerError):
-            workers.score_one(None, act)
-
-
-def test_a_scorer_writes_no_file(workers, tmp_path):
-    (found,) = asked(workers, f"write {tmp_path / 'file'}")
-    assert found.error.startswith("OSError: [Errno 27] File too large")
+    with pytest.raises(ScorerError, match="odd"):
+        workers.score_one("", "complain odd", None)
 
 
 def test_workers_do_not_import_torch(workers):
@@ -95,35 +81,25 @@ def test_workers_do_not_import_torch(workers):
 
 def test_results_depend_neither_on_the_number_of_workers_nor_on_the_order():
     pytest.importorskip("math_verify")
-    jobs = [(f"\\frac{{{i % 5}}}{{3}}", f"we get $\\frac{{{i % 4}}}{{{1 + i % 3}}}$") for i in range(24)]
-    jobs += [("1", "$9^{9^{9^{9}}}$"), (" ", "1")]
+    jobs = [("", f"we get $\\frac{{{i % 4}}}{{{1 + i % 3}}}$", f"\\frac{{{i % 5}}}{{3}}") for i in range(24)]
+    jobs += [("", "$9^{9^{9^{9}}}$", "1"), ("", "1", " ")]
     shuffled = random.Random(0).sample(range(len(jobs)), len(jobs))
-    found = []
+    results = []
     for count, order in ((1, range(len(jobs))), (3, shuffled)):
-        mine = Workers(TextScorer("math_verify", AnswerPattern(None)), count, LIMIT)
+        mine = Workers(TextScorer("math_verify", None), count, LIMIT)
         outcomes = dict(zip(order, mine.score([jobs[place] for place in order]), strict=True))
-        found.append([outcomes[place] for place in range(len(jobs))])
+        results.append([outcomes[place] for place in range(len(jobs))])
         mine.close()
-    assert found[0] == found[1]
-    assert [one.timed_out for one in found[0]].count(True) == 1
-    assert 0 < sum(one.score for one in found[0]) < 24
-
-
-def test_an_expression_that_backtracks_for_ever_is_cut_off():
-    mine = Workers(TextScorer("exact", AnswerPattern(r"^((?:a+)+)$")), 1, LIMIT)
-    assert mine.score([("a", "a"), ("a", "a" * 40 + "!"), ("a", "b")]) == [
-        Outcome(1.0),
-        Outcome(timed_out=True),
-        Outcome(0.0),
-    ]
-    mine.close()
+    assert results[0] == results[1]
+    assert [outcome.timed_out for outcome in results[0]].count(True) == 1
+    assert 0 < sum(outcome.score for outcome in results[0]) < 24
 
 
 def test_nobody_waits_once_stop_is_set():
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
     mine = Workers(Acts(), 1, 600.0)
-    assert mine.score([(None, "sleep")] * 3, stop) == []
+    assert mine.score([("", "sleep", None)] * 3, stop) == []
     assert asked(mine, "say 1") == [Outcome(1.0)]
     mine.close()
 
@@ -140,9 +116,9 @@ def test_an_interrupted_question_leaves_no_answers_behind():
 
 def test_a_worker_that_was_killed_while_it_was_idle_is_replaced(workers):
     assert asked(workers, "say 1") == [Outcome(1.0)]
-    for one in workers._workers.values():
-        os.kill(one._process.pid, signal.SIGKILL)
-        one._process.wait()
+    for worker in workers._workers.values():
+        os.kill(worker._process.pid, signal.SIGKILL)
+        worker._process.wait()
     assert asked(workers, "say 2", "say 3") == [Outcome(2.0), Outcome(3.0)]
 
 
@@ -154,13 +130,13 @@ def test_a_worker_that_cannot_start_says_why():
 def test_closed_workers_are_gone_and_come_back(workers):
     mine = Workers(Acts(), 2, LIMIT)
     assert asked(mine, "say 1", "say 2") == [Outcome(1.0), Outcome(2.0)]
-    before = [one._process for one in mine._workers.values()]
+    before = [worker._process for worker in mine._workers.values()]
     mine.close()
-    assert all(one.returncode is not None for one in before)
+    assert all(process.returncode is not None for process in before)
     assert asked(mine, "say 3") == [Outcome(3.0)]
-    before = [one._process for one in mine._workers.values()]
+    before = [worker._process for worker in mine._workers.values()]
     del mine
-    assert all(one.returncode is not None for one in before)
+    assert all(process.returncode is not None for process in before)
 
 
 PROGRAM = """
@@ -168,8 +144,8 @@ import sys, threading, time
 from rlstab.tasks.scoring import Workers
 from tests.tasks.acts import Acts
 hang = Workers(Acts(), 2, 1000.0)
-assert len(hang.score([(None, "say 1")] * 50)) == 50
-threading.Thread(target=lambda: hang.score([(None, sys.argv[1])] * 2), daemon=True).start()
+assert len(hang.score([("", "say 1", None)] * 50)) == 50
+threading.Thread(target=lambda: hang.score([("", sys.argv[1], None)] * 2), daemon=True).start()
 while len(hang._workers) < 2:
     time.sleep(0.05)
 time.sleep(0.5)
@@ -191,20 +167,13 @@ def test_workers_die_with_a_parent_that_is_killed(hang):
     assert left == []
 
 
-@pytest.mark.parametrize(
-    ("program", "left"),
-    [
-        ("len(open('FILE').read())", "mine"),
-        ("os.unlink('FILE') or 4", None),
-        ("4 * ('HF_TOKEN' not in os.environ)", "mine"),
-    ],
-)
-def test_a_worker_has_the_rights_of_the_user_but_not_the_secrets(program, left, tmp_path, monkeypatch):
+def test_a_worker_has_the_rights_of_the_user_but_not_the_secrets(tmp_path, monkeypatch):
     """As SECURITY.md says."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     mine, file = Workers(Acts(), 1, 5.0), tmp_path / "file"
     file.write_text("mine")
-    program = program.replace("os.", "__import__('os').").replace("FILE", str(file))
-    assert asked(mine, f"python {program}") == [Outcome(4.0)]
-    assert (file.read_text() if file.exists() else None) == left
+    for program in (f"len(open('{file}').read())", "4 * ('HF_TOKEN' not in os.environ)", f"os.unlink('{file}') or 4"):
+        assert file.exists()
+        assert asked(mine, f"python {program}") == [Outcome(4.0)]
+    assert not file.exists()
     mine.close()

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from rlstab.config.settings import JsonlSettings
-from rlstab.errors import DataError, OutOfRange, ScorerError
-from rlstab.tasks import Example, Jsonl, Message
+from rlstab.config.settings import DatasetSettings, JsonlSettings, ReasoningGymSettings
+from rlstab.errors import DataError, ScorerError
+from rlstab.tasks import Example, Message, TextTask
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(10)]
 SYSTEM, USER = {"role": "system", "content": "Add."}, {"role": "user", "content": "2+3="}
@@ -22,15 +23,15 @@ def write(folder: Path, rows: list[Any], name: str = "sums.jsonl") -> str:
     return str(folder / name)
 
 
-def of(path: str | Path, **settings: Any) -> Jsonl:
+def of(path: str | Path, **settings: Any) -> TextTask:
     """All of a file for both splits, unless settings say otherwise."""
     held_out = {} if {"eval_path", "eval_size"} & settings.keys() else {"eval_path": str(path)}
-    return Jsonl(JsonlSettings(path=str(path), **held_out, **settings))
+    return TextTask(JsonlSettings(path=str(path), **held_out, **settings))
 
 
 def test_the_last_lines_are_held_out_and_rows_start_again(tmp_path):
     task = of(write(tmp_path, ROWS), eval_size=3)
-    assert (task.name, task.size) == ("sums", {"train": 7, "eval": 3})
+    assert (task.name, task.size) == ("sums.jsonl", {"train": 7, "eval": 3})
     assert [task.example("eval", i).prompt for i in range(4)] == ["7+7=", "8+8=", "9+9=", "7+7="]
     assert [task.example("train", i).prompt for i in reversed(range(14))] == [r["prompt"] for r in ROWS[6::-1]] * 2
     other = write(tmp_path, [{"prompt": "1+2=", "answer": "3"}], "test.jsonl")
@@ -41,11 +42,10 @@ def test_the_last_lines_are_held_out_and_rows_start_again(tmp_path):
 def test_exact_scores(tmp_path):
     rows = [{"q": "a", "a": " yes "}, {"q": "b", "a": 12}, {"q": "c", "a": 0.5}]
     task = of(write(tmp_path, rows), prompt_field="q", answer_field="a", prompt_template="Q: {prompt} {}\nA:")
-    yes, twelve, half = (task.example("eval", i) for i in range(3))
-    assert yes.prompt == "Q: a {}\nA:"
-    assert [task.score(yes, text) for text in ("yes", "\nyes ", "Yes", "yes!")] == [1.0, 1.0, 0.0, 0.0]
-    assert [task.score(twelve, text) for text in ("12", "12.0", "")] == [1.0, 0.0, 0.0]
-    assert task.score(half, "0.5") == 1.0
+    assert task.example("eval", 0).prompt == "Q: a {}\nA:"
+    cases = [(0, "yes", 1), (0, "\nyes ", 1), (0, "Yes", 0), (0, "yes!", 0), (1, "12", 1), (1, "12.0", 0), (1, "", 0)]
+    for index, text, score in [*cases, (2, "0.5", 1)]:
+        assert task.score(task.example("eval", index), text) == score, text
     pattern = of(write(tmp_path, ROWS), eval_size=1, answer_pattern=r"#### (\S+)")
     texts = ("#### 17, no, #### 18", "#### 18, no, #### 17", "18")  # the last match counts
     assert [pattern.score(pattern.example("eval", 0), text) for text in texts] == [1.0, 0.0, 0.0]
@@ -79,15 +79,12 @@ GOOD = b'{"prompt": "1+1=", "answer": "2"}\n'
 def test_a_line_that_cannot_be_used_is_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     for content, where, named in [
-        (b"", "", "no examples"),
         (b"\n \n", "", "no examples"),
         (GOOD + b"\n" + b'{"prompt": 1,}\n', ", line 3", "JSON"),
         (b'{"prompt": "a", "answer": NaN}\n', ", line 1", "NaN"),
-        (GOOD + b'["1+1=", "2"]\n', ", line 2", "an array"),
-        (b"null\n", ", line 1", "null"),
+        (GOOD + b'["1+1=", "2"]\n', ", line 2", "a list"),
         (GOOD + b'{"question": "1+1=", "answer": "2"}\n', ", line 2", "task.prompt_field"),
         (b'{"prompt": "1+1="}\n', ", line 1", "task.answer_field"),
-        (b'{"prompt": ["a"], "answer": "2"}\n', ", line 1", "message 1"),
         (b'{"prompt": 3, "answer": "2"}\n', ", line 1", "'prompt'"),
         (b'{"prompt": "a", "answer": true}\n', ", line 1", "'answer'"),
         (GOOD + b'{"prompt": "\xff", "answer": "2"}\n', ", line 2", "UTF-8"),
@@ -108,11 +105,12 @@ def test_a_line_that_cannot_be_used_is_named(tmp_path):
 
 def test_a_chat_that_cannot_be_used_is_named(tmp_path):
     for prompt, settings, named in [
-        ([], {}, "empty"),
+        ([], {}, "nothing to answer"),
+        (["a"], {}, "message 1"),
         ([USER, {"role": "user"}], {}, "message 2"),
         ([{**USER, "name": "x"}], {}, "message 1"),
         ([{"role": "user", "content": ["2+3="]}], {}, "message 1"),
-        ([USER, ASSISTANT], {}, "assistant"),
+        ([USER, ASSISTANT], {}, "nothing to answer"),
         ([SYSTEM, USER], {"system": "Be brief."}, "`system`"),
         ([USER], {"prompt_template": "Q: {prompt}"}, "`prompt_template`"),
     ]:
@@ -121,9 +119,19 @@ def test_a_chat_that_cannot_be_used_is_named(tmp_path):
             of(path, **settings)
         assert str(caught.value).startswith(f"{path}, line 2: the field 'prompt'")
         assert named in str(caught.value)
-    for setting, value in (("prompt_template", "Q"), ("answer_pattern", "("), ("answer_pattern", "a")):
-        with pytest.raises(OutOfRange, match=setting):
-            of(write(tmp_path, ROWS), **{setting: value})
+
+
+def test_patterns_and_templates_are_checked_with_the_settings():
+    for settings, required in (
+        (JsonlSettings, {"path": "a"}),
+        (DatasetSettings, {"path": "a"}),
+        (ReasoningGymSettings, {"dataset": "a"}),
+    ):
+        for setting, value in (("prompt_template", "Q"), ("answer_pattern", "("), ("answer_pattern", "a")):
+            with pytest.raises(ValidationError, match=setting):
+                settings(**required, **{setting: value})
+    with pytest.raises(ValidationError, match="right_answer_pattern"):
+        DatasetSettings(path="a", right_answer_pattern="a{9999999999}")
 
 
 def test_mathematics(tmp_path):
@@ -138,9 +146,9 @@ def test_mathematics(tmp_path):
         ("12", "", 0.0),
         (r"$\{1,2\}$", r"$\{2,1\}$", 1.0),
     ]
-    task = of(write(tmp_path, [{"prompt": "?", "answer": answer} for answer, _, _ in cases]), scorer="math_verify")
+    rows = [{"prompt": "?", "answer": answer} for answer, _, _ in cases] + [{"prompt": "?", "answer": " "}]
+    task = of(write(tmp_path, rows), scorer="math_verify")
     for index, (_, completion, score) in enumerate(cases):
         assert task.score(task.example("eval", index), completion) == score, completion
-    unreadable = of(write(tmp_path, [{"prompt": "?", "answer": " "}]), scorer="math_verify")
     with pytest.raises(ScorerError, match="right answer ' '"):
-        unreadable.score(unreadable.example("train", 0), "1")
+        task.score(task.example("eval", len(cases)), "1")

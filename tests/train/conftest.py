@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.train.forks import Forks
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
+def forks() -> Forks:
     """Forks the processes of a run."""
-    started = Forks()
-    yield started
-    started.end()
+    return Forks()

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 from rlstab.config import RunConfig
 from rlstab.errors import RlstabError
 from rlstab.train import Stopped, train
-from tests.train.forks import start
+from tests.train.forks import print_to
 from tests.train.runs import ADAPTER, STAGED, checkpoints, differences, left, long, quiet
 
 #: Python says of these to an audit hook before it does them.
@@ -104,23 +105,27 @@ class Hook:
 
 def trainer(run: RunConfig, log: Path, hook: Hook | None = None, **options: Any) -> int:
     """Fork a trainer; its process id."""
-
-    def do() -> int:
+    process = os.fork()
+    if process:
+        return process
+    code = FAILED
+    try:
+        print_to(log)
         if hook is not None:
             hook.install()
+        train(run, console=quiet(), **options)
         code = FINISHED
-        try:
-            train(run, console=quiet(), **options)
-        except Stopped:
-            code = TERMINATED
-        except RlstabError as error:
-            print(f"{type(error).__name__}: {error}")
-            code = REFUSED
-        if hook is not None:
-            print(f"events {hook.count}")
-        return code
-
-    return start(do, log, failed=FAILED)
+    except Stopped:
+        code = TERMINATED
+    except RlstabError as error:
+        print(f"{type(error).__name__}: {error}")
+        code = REFUSED
+    except BaseException:
+        traceback.print_exc()
+    if hook is not None:
+        print(f"events {hook.count}")
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def end(process: int) -> int:

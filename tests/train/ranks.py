@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 from collections.abc import Iterable
@@ -20,11 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from rlstab.config import load_run
 from rlstab.train import Rollout, train
+from tests.train.forks import COUNTED
 from tests.train.own import fading, places, poison
 from tests.train.runs import quiet
-
-#: The line in which a process says what it counted begins so.
-COUNTED = "counted: "
 
 
 def plain(file: Path, **options: Any) -> None:
@@ -32,9 +29,9 @@ def plain(file: Path, **options: Any) -> None:
     train(load_run(file), **options)
 
 
-def tell(found: Any) -> None:
+def tell(counts: Any) -> None:
     """Say what was counted, for :func:`tests.train.forks.Done.counted`."""
-    print(COUNTED + json.dumps(found))
+    print(COUNTED + json.dumps(counts))
 
 
 def processes() -> int:
@@ -80,24 +77,22 @@ def campaign(file: Path, kills: int, seed: int) -> None:
     tell(campaigns.main(kills, seed))
 
 
-def early(file: Path) -> None:
-    """Rank 1 is gone before the processes meet."""
-    if os.environ["RANK"] == "1":
-        os._exit(3)
-    train(load_run(file))
+def ending_of(file: Path, **options: Any) -> str:
+    """The error with which the run ends, on which nothing is printed."""
+    try:
+        train(load_run(file), console=quiet(), **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def limited(file: Path, size: int, **options: Any) -> None:
     """The run, where no file can grow beyond so many bytes: as on a disk that is full."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-    found = ""
-    try:
-        train(load_run(file), console=quiet(), **options)
-    except Exception as error:
-        found = f"{type(error).__name__}: {error}"
+    said = ending_of(file, **options)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    tell(found)
+    tell(said)
 
 
 def unpickled(file: Path) -> None:
@@ -107,11 +102,7 @@ def unpickled(file: Path) -> None:
     sys.addaudithook(
         lambda event, given: named.append(".".join(given)) if on[0] and event == "pickle.find_class" else None
     )
-    said = ""
-    try:
-        train(load_run(file), resume=True, console=quiet())
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+    said = ending_of(file, resume=True)
     on[0] = False
     tell({"named": named, "said": said})
 
@@ -134,14 +125,14 @@ class Sent(TorchDispatchMode):
         self.seen: list[tuple[str, int, str]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        tensors = [value for value in tree_leaves((args, found)) if isinstance(value, Tensor)]
+        made = func(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves((args, made)) if isinstance(value, Tensor)]
         # the second kind returns what comes; waiting for it is an operation of its own
         if func.namespace in ("c10d", "_c10d_functional") and tensors and "wait" not in func.__name__:
             most = max(tensors, key=Tensor.numel)
             name = func._schema.name.partition("::")[2].strip("_").replace("_", "")
             self.seen.append((name, most.numel(), str(most.dtype).removeprefix("torch.")))
-        return found
+        return made
 
 
 def counted(file: Path) -> None:

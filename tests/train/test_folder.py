@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlstab.cli import main
-from rlstab.errors import CheckpointError, ConfigError, DataError, ModelError, RlstabError
+from rlstab.errors import ConfigError, DataError, ModelError
 from tests.train import own
 from tests.train.forks import Forks
 from tests.train.runs import (
@@ -91,7 +91,7 @@ def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> No
     (out / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
         go(long(out), overwrite=True)
-    assert files(out) == {"metrics.jsonl": b"mine", "notes.txt": b"mine"}
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {"metrics.jsonl": b"mine", "notes.txt": b"mine"}
 
 
 class Breaks(own.Graded):
@@ -118,20 +118,20 @@ def test_a_run_that_is_replaced_waits_until_the_new_one_can_go_on(run: Path) -> 
         assert differences(run, before) == []
 
 
-def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    for there in (True, False):
-        for number_of, changes in enumerate([{"model__name": "./misspelt"}, {"rollout__max_new_tokens": 100_000}]):
-            out = tmp_path / f"{there}{number_of}" / "new" / "run"
-            if there:
-                out.mkdir(parents=True)
-                (out / "notes.txt").write_text("mine")
-            with pytest.raises((ModelError, DataError, ConfigError)):
-                go(small(out, **changes))
-            assert files(tmp_path / f"{there}{number_of}" if there else tmp_path).get("new/run/notes.txt") == (
-                b"mine" if there else None
-            )
-            assert out.exists() == there
-    assert len(go(small(tmp_path / "True0" / "new" / "run", optimisation__rollouts=1)).records) == 1
+def test_a_start_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    unfit: list[dict[str, Any]] = [{"model__name": "./misspelt"}, {"rollout__max_new_tokens": 100_000}]
+    for changes in unfit:
+        with pytest.raises((ModelError, DataError, ConfigError)):
+            go(small(tmp_path / "new" / "run", **changes))
+        assert list(tmp_path.iterdir()) == []
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    for changes in unfit:
+        with pytest.raises((ModelError, DataError, ConfigError)):
+            go(small(out, **changes))
+        assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    assert len(go(small(out, optimisation__rollouts=1)).records) == 1
 
 
 @pytest.mark.parametrize("place", ["the same disk", "another disk"])
@@ -160,7 +160,6 @@ def test_checkpoints_may_be_a_link_to_a_folder(place: str, tmp_path: Path, whole
 
 def test_a_full_disk_is_one_line_and_costs_nothing(forks: Forks, whole: Path, tmp_path: Path) -> None:
     """No file can grow beyond a size: that of a configuration, of records, of weights, and of an optimizer's state."""
-    told = 0
     for size in (200, 4000, 500_000):
         out = tmp_path / str(size)
         shutil.copytree(whole, out)
@@ -175,8 +174,6 @@ def test_a_full_disk_is_one_line_and_costs_nothing(forks: Forks, whole: Path, tm
         assert not [name for name in now if name.startswith("checkpoints/") and name not in before], "half a file"
         go(long(out), resume=True)
         assert differences(out, left(whole)) == []
-        told += 1
-    assert told == 3
 
 
 def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks, run: Path) -> None:
@@ -243,8 +240,3 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
     rollouts = number(newest) + 1
     more = small(out, optimisation__rollouts=rollouts)
     assert go(more, resume=True).records[-1]["rollout"] == rollouts
-
-
-def test_errors_of_a_folder_are_errors_of_rlstab() -> None:
-    assert issubclass(CheckpointError, RlstabError)
-    assert issubclass(ConfigError, RlstabError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +77,8 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(forks: Forks, tmp_path: Path) 
     go(long(tmp_path / "whole", **STAGED))
     whole, out = left(tmp_path / "whole"), tmp_path / "run"
     file = file_of(long(out, task={"name": f"{own.__file__}:Slow"}, **STAGED))
-    assert forks.tries(file, victims=[0], records=1).codes == [-signal.SIGKILL]
-    done = forks.tries(file, options={"resume": True}, victims=[0], checkpoint=2, records=4)
+    assert forks.tries(file, victims=(0,), records=1).codes == [-signal.SIGKILL]
+    done = forks.tries(file, options={"resume": True}, victims=(0,), checkpoint=2, records=4)
     assert done.codes == [-signal.SIGKILL]
     assert [number(path) for path in checkpoints(out)] == [2]
     forks.does(file, options={"resume": True})
@@ -92,11 +91,11 @@ def test_after_any_of_300_kills_a_run_goes_on_bit_for_bit(forks: Forks, tmp_path
 
     By hand: ``python -m tests.train.kills 300 0``.
     """
-    (found,) = forks.does(tmp_path / "campaign", 1, "campaign", options={"kills": 300, "seed": 0}).counted
-    print(f"python -m tests.train.kills 300 0: {found}")
-    assert found["failures"] == []
-    assert found["kills"] >= 300
-    assert all(count > 50 for count in found["of"].values())
+    (told,) = forks.does(tmp_path / "campaign", 1, "campaign", options={"kills": 300, "seed": 0}).counted
+    print(f"python -m tests.train.kills 300 0: {told}")
+    assert told["failures"] == []
+    assert told["kills"] >= 300
+    assert all(count > 50 for count in told["of"].values())
 
 
 # -- another number of processes -------------------------------------------------------------------------------------
@@ -128,14 +127,14 @@ def test_a_run_goes_on_in_another_number_of_processes(
     slow = {"task": {"name": f"{own.__file__}:Slow"}}
     for (engine, processes), cut in ((before, True), (after, False)):
         file = file_of(long(out, **smooth, **slow, engine=engine))
-        kill = {"victims": list(range(processes)), "checkpoint": 2} if cut else {"options": {"resume": True}}
+        kill = {"victims": tuple(range(processes)), "checkpoint": 2} if cut else {"options": {"resume": True}}
         done = forks.tries(file, processes, **kill)
         assert done.codes == [-signal.SIGKILL if cut else 0] * processes, "\n".join(done.said)
         assert about(out)["processes"] == processes
     assert [record["rollout"] for record in without_times(out)] == [0, 1, 2, 3, 4]
-    found = largest_difference(tmp_path / "whole", out)
-    print(f"{before} to {after}: largest difference {found:.1e}")
-    assert found <= ALIKE
+    apart = largest_difference(tmp_path / "whole", out)
+    print(f"{before} to {after}: largest difference {apart:.1e}")
+    assert apart <= ALIKE
 
 
 @pytest.mark.slow
@@ -146,7 +145,7 @@ def test_after_the_kill_of_all_ranks_the_run_goes_on_bit_for_bit(engine: str, fo
     whole, out = left(tmp_path / "whole"), tmp_path / "run"
     file = file_of(long(out, **settings))
     for moment in (1, 3, 4):
-        done = forks.tries(file, 2, options={"resume": True}, victims=[0, 1], records=moment, after=0.05)
+        done = forks.tries(file, 2, options={"resume": True}, victims=(0, 1), records=moment, after=0.05)
         assert done.codes == [-signal.SIGKILL] * 2
     forks.does(file, 2, options={"resume": True})
     assert about(out)["processes"] == 2
@@ -236,7 +235,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path: P
     settings = {"evaluation__every": 0}
     go(long(tmp_path / "whole", **settings), task=Signalling(-1, lambda: None))
     whole = left(tmp_path / "whole")
-    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)]
     for which in (signal.SIGINT, signal.SIGTERM):
         out = tmp_path / which.name
         task = Signalling(26, lambda which=which: os.kill(os.getpid(), which))  # type: ignore[misc]
@@ -247,7 +246,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path: P
         newest = checkpoints(out)[-1]
         assert caught.value.checkpoint == newest
         assert lines(out / "metrics.jsonl")[-1]["rollout"] == number(newest) in (3, 4)
-        assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
+        assert [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)] == handlers
         go(long(out, **settings), resume=True, task=Signalling(-1, lambda: None))
         kept = {name: value for name, value in whole.items() if not name[0].isdigit() or name[0] == "4"}
         assert [name for name in differences(out, kept) if not name[0].isdigit() or name[0] == "4"] == []
@@ -276,4 +275,3 @@ def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="overwrite"):
         go(long(tmp_path / "run"), resume=True, overwrite=True)
     assert not (tmp_path / "run").exists()
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)

@@ -113,10 +113,7 @@ def test_candidates_of_s2t_are_compared_in_float64() -> None:
         logprob = torch.tensor([[math.log(max_prob)]])  # rounded to float32, up or down
         below = logprob.item() < math.log(max_prob)
         batch = TokenBatch.from_padded(
-            response_mask=torch.ones(1, 1),
-            advantages=torch.ones(1),
-            old_logprobs=logprob,
-            entropies=torch.zeros(1, 1),
+            response_mask=torch.ones(1, 1), advantages=torch.ones(1), old_logprobs=logprob, entropies=torch.zeros(1, 1)
         )
         out = make_plan(compose(S2TMask(max_prob=max_prob)), [batch]).terms(batch)
         assert out.report["s2t/candidates"].value == float(below)

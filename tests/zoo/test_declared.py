@@ -1,18 +1,20 @@
-"""What a class declares is what its method does, seen by watching what is read and filled."""
+"""What a class declares is what its method reads, fills, reports and refuses."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
+import pytest
 
-from rlstab import EntropyBonus, KLPenalty, Penalty, PolicyOutputs, S2TMask, Settled, Terms, TokenBatch, TokenMean
+import rlstab as r
+from rlstab import PolicyOutputs, TokenBatch
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.comm import LocalComm
 from rlstab.core.objective import TokenObjective
-from rlstab.core.stats import settle
-from rlstab.zoo import METHODS
-from tests.zoo.watch import evidence, examples, live
+from rlstab.core.settings import settings_of
+from rlstab.core.stats import Settled, settle
+from rlstab.errors import Conflict, OutOfRange
+from tests.zoo.watch import evidence, examples, live, shipped
 
 
 class WatchedBatch(TokenBatch):
@@ -61,42 +63,109 @@ def misdeclared(method: TokenObjective) -> set[str]:
 
 
 def test_every_method_reads_and_fills_what_it_declares() -> None:
-    for cls in map(METHODS.get, METHODS.names()):
+    for cls in shipped():
         for method in examples(cls):
             assert misdeclared(method) == set(), method
 
 
 def test_what_is_wrong_is_found() -> None:
-    class NeedsMore(S2TMask):
-        needs = {"logprobs", "entropies", "max_logprobs"}
+    for cls, changes, names in (
+        (r.S2TMask, {"needs": {"logprobs", "entropies", "max_logprobs"}}, {"max_logprobs"}),
+        (r.S2TMask, {"needs": {"entropies"}}, {"logprobs"}),
+        (r.S2TMask, {"writes": {"keep", "weight"}}, {"weight"}),
+        (r.KLPenalty, {"live_needs": {"entropies"}}, {"entropies"}),
+        (r.EntropyBonus, {"live_needs": set()}, {"entropies"}),
+    ):
+        assert misdeclared(type(cls.__name__, (cls,), changes)()) == names
 
-    class NeedsLess(S2TMask):
-        needs = {"entropies"}
 
-    class DifferentiatesMore(KLPenalty):
-        live_needs = {"entropies"}
+#: Of a composition with nothing but this method, beyond what every loss reports; of the others nothing.
+REPORTED = {
+    "adaptive_entropy": "coefficient value",
+    "ar": "weight",
+    "aspo": "high_entropy",
+    "block_mean": "without",
+    "clip_cov": "candidates hit",
+    "cppo": "gate stopped",
+    "drpo": "gate stopped",
+    "entropy_bonus": "value",
+    "entropy_shaping": "bonus",
+    "ess_scale": "ess lr_scale",
+    "fipo": "gate stopped",
+    "holder_mean": "power",
+    "importance_correction": "weight",
+    "kl": "value",
+    "kl_cov": "threshold selected value",
+    "lp_reg": "threshold selected value",
+    "m2po": "threshold harmful dropped",
+    "maspo": "gate stopped",
+    "mismatch": "k1 k3 chi2 ess log_ppl_diff max_abs_log_ratio",
+    "off_policy_mask": "gate stopped",
+    "random_mask": "dropped",
+    "s2t": "threshold candidates dropped",
+    "sapo": "gate stopped",
+    "sign_weights": "weight",
+    "stare": "gate boost threshold boosted damped",
+    "steer": "smallest largest weight",
+    "stream_weight": "branches weight",
+    "top_entropy": "share threshold",
+    "truncated_mask": "dropped",
+    "wapo": "winners groups",
+}
+#: Settings without which a method cannot be made, or has nothing to do.
+CHOSEN = {
+    "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
+    "constant_length": {"length": 7},
+    "stare": {"target_entropy": 9.0, "variant": "C2"},
+    "wapo": {"length": 7},
+}
 
-    class DifferentiatesLess(EntropyBonus):
-        live_needs = set[str]()
 
-    class WritesMore(S2TMask):
-        writes = {"keep", "weight"}
+def test_metrics_have_the_name_of_their_method() -> None:
+    tensors = evidence()
+    batch = TokenBatch.from_padded(**tensors)
+    for cls in shipped():
+        method = cls(**CHOSEN.get(cls.name, {}))
+        out = method(batch, PolicyOutputs.from_padded(batch, **live(tensors)), state=method.init_state())
+        own = {metric for metric in out.report if not metric.startswith(("ratio/", "tokens/"))}
+        assert own == {f"{cls.name}/{metric}" for metric in REPORTED.get(cls.name, "").split()}
 
-    class FillsMore(TokenMean):
-        def terms(self, batch: TokenBatch, stat: Settled, state: object) -> Terms:
-            return Terms(weight=torch.ones_like(batch.advantages))
 
-    class PenaltyReadsMore(EntropyBonus):
-        def terms(self, batch: TokenBatch, stat: Settled, state: object) -> Terms:
-            return Terms(penalties={"": Penalty(-0.1, lambda policy, anchor: policy.logprobs, reads={"entropies"})})
+def test_every_setting_is_checked() -> None:
+    for cls in shipped():
+        for setting in settings_of(cls):
+            with pytest.raises(OutOfRange, match=f"'{cls.name}': {setting.name} = 'wrong', expected "):
+                cls(**(CHOSEN.get(cls.name, {}) | {setting.name: "wrong"}))
 
-    assert misdeclared(NeedsMore()) == {"max_logprobs"}
-    assert misdeclared(NeedsLess()) == {"logprobs"}
-    assert misdeclared(DifferentiatesMore()) == misdeclared(DifferentiatesLess()) == {"entropies"}
-    assert misdeclared(WritesMore()) == {"weight"}
-    assert misdeclared(FillsMore()) == {"weight", "aggregate"}
-    try:
-        misdeclared(PenaltyReadsMore())
-    except AssertionError:
-        return
-    raise AssertionError("a penalty whose `reads` names too much was not found")
+
+def test_settings_that_contradict_each_other() -> None:
+    for cls, given, named in (
+        (r.AdaptiveEntropy, {"low": 0.01, "high": 0.001}, "low"),
+        (r.AdaptiveEntropy, {"initial": 0.1}, "initial"),
+        (r.ImportanceCorrection, {"min_weight": 3.0}, "min_weight"),
+        (r.ImportanceCorrection, {"keep_low": 2.0, "keep_high": 0.5}, "keep_low"),
+        (r.Mismatch, {"to": "old_logprobs"}, "of and to"),
+        (r.MASPO, {"sigma": 11.0}, "max_sigma"),
+        (r.MASPO, {"min_scale": 2.0, "max_scale": 1.0}, "min_scale"),
+        (r.STARE, {"increment": 0.1, "boost": 2.0}, "boost"),
+        (r.STARE, {"increment": 0.1, "damp": 0.2}, "damp"),
+        (r.ClipCov, {"low": 6.0}, "low"),
+        (r.CISPO, {"cap": 0.2}, "cap"),
+    ):
+        with pytest.raises(OutOfRange, match=f"'{cls.name}': .*{named}"):
+            cls(**given)
+    assert r.STARE(boost=2.0, damp=0.2).increment == 0  # gains that never move have no bounds
+    assert r.ImportanceCorrection(max_weight=None, keep_low=2.0, keep_high=None).keep_low == 2.0  # None is no bound
+
+
+def test_methods_that_would_do_one_thing_twice() -> None:
+    for method, other in (
+        (r.DPPO(), r.GSPO()),
+        (r.DPPO(), r.ClipHigher()),
+        (r.DPPO(), r.ImportanceCorrection()),
+        (r.VESPO(), r.GSPO()),
+        (r.VESPO(), r.ImportanceCorrection()),
+    ):
+        with pytest.raises(Conflict, match=f"'{method.name}' and '{other.name}' exclude each other"):
+            r.compose(method, other)
+    assert r.compose(r.DPPO(anchor="old"), r.ImportanceCorrection())

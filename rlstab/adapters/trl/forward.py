@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rlstab.adapters.trl.responses import Inputs, response_mask
 from rlstab.core.batch import BASICS, TokenBatch, layout_of, to_padded
-from rlstab.core.objective import TokenObjective, require_signals
+from rlstab.core.compose import Composition
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError, OutOfRange
@@ -61,9 +61,9 @@ class TRLForward:
         self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         """The live outputs for the tokens of a planned part, with ``(B, T)`` signals that came with them, if any."""
-        found, aux = self.signals(model, inputs, plan.objective.live_needs)
-        asked = {name: found[name] for name in {"logprobs", *plan.objective.live_needs}}
-        return PolicyOutputs.from_padded(which, **asked), found, aux
+        signals, aux = self.signals(model, inputs, plan.objective.live_needs)
+        asked = {name: signals[name] for name in {"logprobs", *plan.objective.live_needs}}
+        return PolicyOutputs.from_padded(which, **asked), signals, aux
 
 
 class OwnForward:
@@ -79,10 +79,14 @@ class OwnForward:
             what = "images" if trainer._is_vlm else "a load-balancing loss"
             raise ConfigError(f"rlstab's head does not pass on {what}. Write head='trl', or take another model.")
         if not add_signals(model, trainer.temperature, wide=trainer.args.cast_lm_head_to_fp32):
+            head = type(model.get_output_embeddings())
+            wraps = f"{head.__name__} of PEFT takes the place of the model's vocabulary head, and its logits"
+            own = f"the logits of {type(model).__name__}"
+            by_peft = head.__module__.startswith("peft.")
             raise ConfigError(
-                f"the logits of {type(model).__name__} are more than a product of hidden states and a weight, so "
-                f"rlstab's head cannot make its signals. Write head='trl', which has log-probs and entropies, and "
-                f"remove methods that read more; or take another model."
+                f"{wraps if by_peft else own} are more than a product of hidden states and a weight, so rlstab's head "
+                f"cannot make its signals. Write head='trl', which has log-probs and entropies, and remove methods "
+                f"that read more; or {'leave the head out of modules_to_save' if by_peft else 'take another model'}."
             )
         self.trainer, self.options = trainer, dict(options)
 
@@ -96,11 +100,11 @@ class OwnForward:
         wanted = torch.stack(list(rows.values())).any(0)
         where = to_padded(which, wanted)
         where[0, 0] |= ~wanted.any()  # every rank runs a forward and a backward, whatever it holds
-        some = {name: one[wanted] for name, one in rows.items() if name != "logprobs"} if bool(wanted.any()) else None
-        found = self._padded(model, inputs, where, rows.keys(), some)
+        some = {name: live[wanted] for name, live in rows.items() if name != "logprobs"} if wanted.any() else None
+        signals = self._padded(model, inputs, where, rows.keys(), some)
         still = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
-        packed = {name: values.reshape(-1)[layout_of(which).index] for name, values in found.items()}
-        nothing = sum(values.sum() * 0.0 for values in found.values())
+        packed = {name: values.reshape(-1)[layout_of(which).index] for name, values in signals.items()}
+        nothing = sum(values.sum() * 0.0 for values in signals.values())
         return (
             PolicyOutputs(**{name: torch.where(wanted, packed[name], still[name]) + nothing for name in rows}),
             {},
@@ -118,7 +122,7 @@ class OwnForward:
         """``(B, T)`` signals where the ``(B, T)`` bool is True, else 0."""
         index = where.reshape(-1).nonzero().squeeze(-1)
         with self.trainer.accelerator.autocast():
-            found = model(
+            signals = model(
                 input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
                 rlstab={
@@ -131,10 +135,8 @@ class OwnForward:
                 },
             )
         return {
-            name: torch.zeros(where.numel(), dtype=one.dtype, device=one.device)
-            .index_copy(0, index, one)
-            .view(where.shape)
-            for name, one in found.items()
+            name: values.new_zeros(where.numel()).index_copy(0, index, values).view(where.shape)
+            for name, values in signals.items()
         }
 
 
@@ -143,13 +145,13 @@ Forward: TypeAlias = TRLForward | OwnForward
 
 def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
     """Signals that TRL has beside those of a forward, with the settings of this trainer."""
-    found = {"truncated"}
-    found |= {"ref_logprobs"} if trainer.beta != 0.0 else set()
-    found |= {"rollout_logprobs"} if trainer.use_vllm or trainer.rollout_func is not None else set()
-    return frozenset(found)
+    provided = {"truncated", "branch"}
+    provided |= {"ref_logprobs"} if trainer.beta != 0.0 else set()
+    provided |= {"rollout_logprobs"} if trainer.use_vllm or trainer.rollout_func is not None else set()
+    return frozenset(provided)
 
 
-def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[str], head: str = "auto") -> Forward:
+def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str], head: str = "auto") -> Forward:
     """The forward that makes what an objective reads and nobody else provides.
 
     Raises:
@@ -164,13 +166,8 @@ def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[s
         enough = needs <= TRLForward.gives and live <= TRLForward.live
         head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
     chosen: type[Forward] = TRLForward if head == "trl" else OwnForward
-    require_signals(
-        objective,
-        provides=provided | chosen.gives,
-        live=chosen.live,
-        host=f"TRL with this GRPOConfig and head='{head}'",
-        otherwise={name: adapted("trl").cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
-    )
+    named = f"TRL with this GRPOConfig and head='{head}'"
+    adapted("trl").require(objective, gives=provided | chosen.gives, live=chosen.live, named=named)
     if chosen is TRLForward:
         return TRLForward(trainer)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
@@ -204,8 +201,8 @@ def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = Fals
         asked = {name: rlstab[name] for name in ("needs", "min_p", "rows")}
         with torch.autocast(hidden.device.type, enabled=torch.is_autocast_enabled(hidden.device.type) and not wide):
             kind = torch.float32 if wide else None
-            found: TokenSignals = head.signals(hidden, rlstab["ids"], kind, temperature=temperature, **asked)
-        return {name: one for name, one in vars(found).items() if one is not None}
+            signals: TokenSignals = head.signals(hidden, rlstab["ids"], kind, temperature=temperature, **asked)
+        return {name: values for name, values in vars(signals).items() if values is not None}
 
     model.forward = types.MethodType(forward, model)
     return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from accelerate.utils import gather_object
 
-from rlstab.adapters.window import Sums, Tallies
+from rlstab.adapters.window import Tallies, renamed
 
 #: TRL's names; every other metric is under ``rlstab/``.
 NAMES: Mapping[str, str] = {
@@ -15,22 +15,13 @@ NAMES: Mapping[str, str] = {
     "ratio/clipped_high": "clip_ratio/high_mean",
     "kl/value": "kl",
 }
-#: The sum of the two sides.
-REGION = "clip_ratio/region_mean"
 
 
 def tallies() -> Tallies:
     """Over the ranks of accelerate."""
-    return Tallies(_over_ranks)
+    return Tallies(lambda own: gather_object([own]))
 
 
 def named(means: Mapping[str, float]) -> dict[str, float]:
     """Means by TRL's names."""
-    found = {NAMES.get(name, f"rlstab/{name}"): value for name, value in means.items()}
-    sides = [found[NAMES[side]] for side in ("ratio/clipped_low", "ratio/clipped_high") if NAMES[side] in found]
-    return {**found, **({REGION: sum(sides)} if sides else {})}
-
-
-def _over_ranks(own: Sums) -> list[Sums]:
-    found: list[Sums] = gather_object([own])
-    return found
+    return renamed(means, NAMES, "rlstab/", "clip_ratio/region_mean")

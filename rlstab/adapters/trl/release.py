@@ -66,8 +66,8 @@ def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl._
         )
     other = [name for name, known in BESIDE.items() if Version(installed(name)).release[:2] != Version(known).release]
     if other:
-        found = ", ".join(f"{name} {installed(name)}" for name in other)
-        warnings.warn(f"the adapter was not tested with {found}, but with {tested()}.", stacklevel=3)
+        beside = ", ".join(f"{name} {installed(name)}" for name in other)
+        warnings.warn(f"the adapter was not tested with {beside}, but with {tested()}.", stacklevel=3)
 
 
 def check_attributes(trainer: Any) -> None:

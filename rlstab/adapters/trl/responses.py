@@ -54,12 +54,12 @@ def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
     TRL keeps no old ones, and the live ratio needs none.
     """
     read = set(objective.needs)
-    found = read & SIGNAL_NAMES
+    signals = read & SIGNAL_NAMES
     if "rollout_logprobs" in objective.needs:
         read.add("old_logprobs")  # a value that the sampler lost is replaced by it
     if "logprobs" in read or ("old_logprobs" in read and inputs.get("old_per_token_logps") is None):
-        found.add("logprobs")
-    return frozenset(found)
+        signals.add("logprobs")
+    return frozenset(signals)
 
 
 def batch_of(
@@ -85,7 +85,7 @@ def batch_of(
     mask, needs = response_mask(inputs), objective.needs - BASICS
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=mask.device)
-    anchor = next(one for one in (old, now, unread) if one is not None)
+    anchor = next(values for values in (old, now, unread) if values is not None)
     named: dict[str, Any] = {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "ref_logprobs" in needs:
         named["ref_logprobs"] = _promised(inputs, "ref_per_token_logps", "ref_logprobs")
@@ -97,6 +97,8 @@ def batch_of(
         named["rollout_logprobs"] = torch.where(missing, anchor.to(sampled.dtype), sampled)
     if "truncated" in needs:
         named["truncated"] = truncated(inputs, ends)
+    if "branch" in needs:
+        named["branch"] = torch.zeros_like(mask)  # TRL grows no branches; a function of the user's may know of some
     extra = {CORRECTION: inputs[CORRECTION].expand(mask.shape)} if CORRECTION in needs else {}
     for name, provider in providers.items():
         if name in needs:

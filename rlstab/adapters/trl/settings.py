@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from accelerate import DistributedType
 from trl import GRPOConfig
 
-from rlstab.adapters.settings import kl_settings, reference_readers, require_defaults, require_one_correction
+from rlstab.adapters.settings import check_reference, defaults_of, kl_settings, require_defaults, require_one_correction
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
 
@@ -39,10 +38,6 @@ REPLACED: Mapping[str, str] = {
 BIAS_CORRECTION, UNBIASED = "use_bias_correction_kl", "k3_unbiased"
 #: Optimizers that step inside the backward pass, where no step can be refused.
 _STEPS_EARLY = ("lomo", "layerwise")
-_DEEPSPEED = (
-    "it takes the optimizer step inside the backward pass, where it can be neither refused nor scaled. Launch with "
-    "FSDP or DDP."
-)
 
 
 def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
@@ -51,36 +46,27 @@ def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
     Raises:
         ConfigError: names the setting, and what to write instead.
     """
-    fields = dataclasses.fields(type(config))
-    require_defaults("GRPOConfig", vars(config), {field.name: field.default for field in fields}, REPLACED)
-    _check_reference(config, objective)
+    require_defaults("GRPOConfig", vars(config), defaults_of(type(config)), REPLACED)
+    check_reference(
+        objective,
+        loaded=f"GRPOConfig.beta = {config.beta}" if config.beta else "",
+        switch="beta=0.0",
+        on="",
+        coefficient="GRPOConfig.beta",
+        value=config.beta,
+        idle=0.0,
+    )
     _check_estimator(config, objective)
     if config.use_vllm and config.vllm_importance_sampling_correction:
         own = "vllm_importance_sampling_correction"
         require_one_correction(objective, f"GRPOConfig.{own}", f"{own}=False")
     check_windows(config)
-    _check_early(config)
-
-
-def _check_reference(config: GRPOConfig, objective: TokenObjective) -> None:
-    """``beta`` loads the reference model, and the coefficient is the objective's."""
-    readers, coefficients = reference_readers(objective), kl_settings(objective, "coefficient")
-    if not readers and config.beta != 0.0:
+    optimizer = str(getattr(config.optim, "value", config.optim))
+    if any(word in optimizer for word in _STEPS_EARLY):
         raise ConfigError(
-            f"GRPOConfig.beta = {config.beta} has no effect: no method of the objective reads the reference model. "
-            f"Leave it at 0.0, or add to the objective: {{name: kl, coefficient: {config.beta}}}."
+            f"GRPOConfig.optim = {optimizer!r} steps inside the backward pass, where no step can be refused. Take "
+            f"'adamw_torch'."
         )
-    if readers and config.beta == 0.0:
-        raise ConfigError(
-            f"'{readers[0]}' reads 'ref_logprobs', and TRL loads a reference model only where GRPOConfig.beta is not "
-            f"0. Write beta={min(coefficients, default=0.001)!r}."
-        )
-    for coefficient in coefficients:
-        if config.beta != coefficient:
-            raise ConfigError(
-                f"GRPOConfig.beta = {config.beta}, and the coefficient of 'kl' is {coefficient}: the objective's "
-                f"counts. Write beta={coefficient!r}, so that the two say the same."
-            )
 
 
 def _check_estimator(config: GRPOConfig, objective: TokenObjective) -> None:
@@ -112,18 +98,6 @@ def check_windows(config: GRPOConfig) -> None:
         )
 
 
-def _check_early(config: GRPOConfig) -> None:
-    """Refuse what steps inside the backward pass before anything is loaded."""
-    if config.deepspeed is not None:
-        raise ConfigError(f"GRPOConfig.deepspeed: {_DEEPSPEED}")
-    optimizer: Any = getattr(config.optim, "value", config.optim)
-    if any(word in str(optimizer) for word in _STEPS_EARLY):
-        raise ConfigError(
-            f"GRPOConfig.optim = {str(optimizer)!r} steps inside the backward pass, where no step can be refused. Take "
-            f"'adamw_torch'."
-        )
-
-
 def check_engine(accelerator: Any) -> None:
     """Refuse an engine that ``accelerate launch --config_file``, the environment or GRPOConfig chose.
 
@@ -131,7 +105,10 @@ def check_engine(accelerator: Any) -> None:
         ConfigError: names it.
     """
     if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        raise ConfigError(f"accelerate was launched with {accelerator.distributed_type.value}: {_DEEPSPEED}")
+        raise ConfigError(
+            f"accelerate was launched with {accelerator.distributed_type.value}: it takes the optimizer step inside "
+            f"the backward pass, where it can be neither refused nor scaled. Launch with FSDP or DDP."
+        )
     for kind in ("tp", "cp", "sp"):
         if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):
             raise ConfigError(

@@ -8,7 +8,6 @@ moments of the optimizer alone.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -32,10 +31,10 @@ from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
-from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
-from rlstab.errors import HostError, NonFinite
+from rlstab.errors import HostError
+from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
 
@@ -86,6 +85,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         self._rlstab_providers = dict(signals or {})
         provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
+        _warn_of_dropout(self.model, self.objective)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
             raise HostError(
                 "the model was sharded while it was loaded (tp_plan), and the adapter counts every rank as "
@@ -124,7 +124,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         """The window that begins with a micro-batch; one of a single micro-batch is planned from its live outputs."""
         count, slices = self.current_gradient_accumulation_steps, self.args.steps_per_generation
         place = self._step % (slices * self.num_iterations)
-        inputs = [self._buffered_inputs[(self._step + one) % slices] for one in range(count)]
+        inputs = [self._buffered_inputs[(self._step + ahead) % slices] for ahead in range(count)]
         if place + count > slices * self.num_iterations or inputs[0] is not first:
             raise HostError(
                 f"an optimizer step of {count} micro-batches begins at micro-batch {place} of a generation that has "
@@ -133,8 +133,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             )
         window = Window()
         if count > 1:
-            evidence = [self._evidence(one) for one in inputs]
-            self._plan(window, inputs, evidence)
+            self._plan(window, inputs, [self._evidence(part) for part in inputs])
         return window
 
     def _evidence(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -143,19 +142,16 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         if not needs:
             return {}
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            found, _ = self._rlstab_forward.signals(self.model, inputs, needs)
-        return {name: found[name] for name in {"logprobs", "entropies", *needs}}
+            signals, _ = self._rlstab_forward.signals(self.model, inputs, needs)
+        return {name: signals[name] for name in {"logprobs", "entropies", *needs}}
 
     def _plan(self, window: Window, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
         batches = [
-            batch_of(one, found, self.objective, self._rlstab_providers, self._rlstab_ends)
-            for one, found in zip(inputs, evidence, strict=True)
+            batch_of(part, signals, self.objective, self._rlstab_providers, self._rlstab_ends)
+            for part, signals in zip(inputs, evidence, strict=True)
         ]
         window.batches, window.unscored = [batch for batch, _ in batches], [lost for _, lost in batches]
-        try:
-            window.plan = make_plan(self.objective, window.batches, self.objective_state, self._rlstab_comm)
-        except NonFinite as error:
-            window.refusal = str(error)
+        window.make_plan(self.objective, self.objective_state, self._rlstab_comm)
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
@@ -166,18 +162,18 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         assert window is not None
         live: PolicyOutputs | None = None
         if window.plan is None and window.refusal is None:  # the step is this micro-batch: its outputs are the evidence
-            live, found, aux = self._all_outputs(model, inputs, window)
+            live, signals, aux = self._all_outputs(model, inputs, window)
         elif window.plan is not None:
-            live, found, aux = self._rlstab_forward.outputs(model, inputs, window.plan, window.batches[window.place])
+            live, signals, aux = self._rlstab_forward.outputs(model, inputs, window.plan, window.batches[window.place])
         else:
-            found, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
+            signals, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
         if window.plan is None or live is None:
             # the same backward on every rank; its gradients are thrown away
-            loss = found["logprobs"].sum() * (0.0 if train else torch.nan)
+            loss = signals["logprobs"].sum() * (0.0 if train else torch.nan)
             window.place += 1
         else:
             out = window.plan.loss(window.place, live)
-            window.add(out.loss, out.nonfinite, self._report(inputs, out.report, found))
+            window.add(out.nonfinite, self._report(inputs, out.report, signals))
             loss = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
         mode = "train" if train else "eval"
         if aux is not None:
@@ -185,7 +181,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             loss = loss + self.router_aux_loss_coef * aux / parts
             self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux.detach()).mean().item())
         if not train:
-            self._count(window, "eval")
+            self._rlstab_tallies["eval"].add_step(window, self.objective)
         return loss
 
     def _all_outputs(
@@ -193,18 +189,18 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
     ) -> tuple[PolicyOutputs | None, dict[str, Tensor], Tensor | None]:
         """Plan a step of one micro-batch from its live outputs."""
         evidence, live = must_forward(inputs, self.objective), {"logprobs", *self.objective.live_needs}
-        found, aux = self._rlstab_forward.signals(model, inputs, evidence | live)
-        values = {name: found[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}
+        signals, aux = self._rlstab_forward.signals(model, inputs, evidence | live)
+        values = {name: signals[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}
         self._plan(window, [inputs], [values])
         if window.plan is None:
-            return None, found, aux
-        return PolicyOutputs.from_padded(window.batches[0], **{name: found[name] for name in live}), found, aux
+            return None, signals, aux
+        return PolicyOutputs.from_padded(window.batches[0], **{name: signals[name] for name in live}), signals, aux
 
-    def _report(self, inputs: Inputs, report: Mapping[str, Mean], found: Mapping[str, Tensor]) -> Mapping[str, Mean]:
+    def _report(self, inputs: Inputs, report: Mapping[str, Mean], signals: Mapping[str, Tensor]) -> Mapping[str, Mean]:
         """With the entropy that TRL logs, where its head made it of every token."""
-        if "tokens/entropy" in report or "entropies" not in found:
+        if "tokens/entropy" in report or "entropies" not in signals:
             return report
-        return {**report, "tokens/entropy": Mean.of(found["entropies"], response_mask(inputs).bool())}
+        return {**report, "tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs).bool())}
 
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
@@ -212,19 +208,12 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         """Refuse, skip or scale the step; gradients that are None leave weights and moments alone."""
         window = self._rlstab_window
         assert window is not None
-        bad, _ = self._rlstab_comm.sum(window.tally().cpu()).tolist()
         groups = self.optimizer.param_groups
-        parameters = [one for group in groups for one in group["params"]]
-        if window.refusal is None:
-            norm = _norm([one.grad for one in parameters if one.grad is not None])
-            if bad or not math.isfinite(norm):
-                window.refusal = (
-                    f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is "
-                    f"{norm}. The optimizer step was refused; weights and state are those before it."
-                )
-        if window.refusal is not None or (window.plan is not None and window.plan.has_no_gradient):
-            for one in parameters:
-                one.grad = None
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        window.refuse_nonfinite(self._rlstab_comm, _norm(parameters))
+        if window.moves_nothing:
+            for parameter in parameters:
+                parameter.grad = None
         self._rlstab_rates = [group["lr"] for group in groups]
         if window.plan is not None:
             for group in groups:
@@ -243,11 +232,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             logger.warning(f"optimizer step {self.state.global_step + 1}: {window.refusal}")
         elif window.plan is not None:
             self.objective_state = window.plan.state
-        self._count(window, "train")
-
-    def _count(self, window: Window, mode: str) -> None:
-        for report in (window.counted(self.objective), *window.reports_of_step()):
-            self._rlstab_tallies[mode].add(report)
+        self._rlstab_tallies["train"].add_step(window, self.objective)
 
     def _collect(self, mode: str) -> None:
         """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
@@ -256,9 +241,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, with the metrics of the objective over the whole evaluation."""
-        found = super().evaluation_loop(*args, **kwargs)
+        output = super().evaluation_loop(*args, **kwargs)
         self._collect("eval")
-        return found
+        return output
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
@@ -269,10 +254,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self.objective_state = {
-                **self.objective.init_state(),
-                **restore_state(checkpoint, self._rlstab_own),
-            }
+            self.objective_state = {**self.objective.init_state(), **restore_state(checkpoint, self._rlstab_own)}
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
@@ -298,7 +280,23 @@ class _AroundTheOptimizer(TrainerCallback):
     on_epoch_end = on_step_end
 
 
-def _norm(gradients: list[Tensor]) -> float:
+def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
+    """Each forward draws its own dropout, so that of the evidence is not that of the loss."""
+    dropped = [
+        name
+        for name, module in model.named_modules()
+        if (isinstance(module, torch.nn.Dropout) and module.p > 0) or getattr(module, "attention_dropout", 0.0) > 0
+    ]
+    if dropped and objective.needs & SIGNAL_NAMES:
+        logger.warning(
+            f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), and each forward draws its "
+            f"own: methods that read the policy decide by another draw than the one that is trained. Write "
+            f"disable_dropout=True, lora_dropout=0.0 and attention_dropout=0.0, wherever yours is set."
+        )
+
+
+def _norm(parameters: list[Tensor]) -> float:
     """Of all gradients together; over ranks where they are sharded."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
     return float(total.full_tensor() if hasattr(total, "full_tensor") else total)

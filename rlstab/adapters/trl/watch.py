@@ -18,14 +18,14 @@ from rlstab.adapters.trl.metrics import named, tallies
 from rlstab.adapters.trl.release import check_release
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, Provider, batch_of
 from rlstab.adapters.trl.settings import check_windows
+from rlstab.adapters.window import Window
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import compose, observe
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
-from rlstab.errors import ConfigError, NonFinite
+from rlstab.errors import ConfigError
 
 logger = logging.get_logger(__name__)
 
@@ -62,13 +62,13 @@ class WatchCallback(TrainerCallback):
         check_release()
         check_windows(trainer.args)
         members = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective)).keyed
-        self.left_out = [key for key, one in members.items() if one.writes & {"ratio", "aggregate"}]
-        watched = compose(*(one for key, one in members.items() if key not in self.left_out))
+        self.left_out = [key for key, method in members.items() if method.writes & {"ratio", "aggregate"}]
+        watched = compose(*(method for key, method in members.items() if key not in self.left_out))
         if not watched.members:
             raise ConfigError(f"{', '.join(self.left_out)}: of these there is nothing to count. Watch another method.")
         if self.left_out:
             logger.warning(f"not watched, for there is nothing to count: {', '.join(self.left_out)}")
-        self.objective = observe(watched)
+        self.objective = compose(observe(watched))
         self.trainer, self.providers = trainer, dict(signals or {})
         self.forward = forward_for(trainer, self.objective, {*provided_by(trainer), *self.providers}, head)
         ranks = trainer.accelerator.num_processes
@@ -80,26 +80,27 @@ class WatchCallback(TrainerCallback):
     @torch.no_grad()
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-batches of the step are there, and the weights are still those that it began with."""
-        batches = []
+        window = Window()
         modes = {module: module.training for module in self.trainer.model.modules()}
         self.trainer.model.eval()  # no dropout, so no random number is drawn
         try:
             for number, inputs in enumerate(self._micro_batches()):
                 named = inputs if SEQUENCE_IDS in inputs else {**inputs, **self._identities(inputs, number)}
                 needs = {"logprobs", *self.objective.needs}
-                found, _ = self.forward.signals(self.trainer.model, named, needs & (self.forward.gives | {"logprobs"}))
-                batches.append(batch_of(named, found, self.objective, self.providers, self.ends)[0])
+                made, _ = self.forward.signals(self.trainer.model, named, needs & (self.forward.gives | {"logprobs"}))
+                batch, _ = batch_of(named, made, self.objective, self.providers, self.ends)
+                window.batches = [*window.batches, batch]
         finally:
             for module, training in modes.items():
                 module.training = training
-        try:
-            plan = make_plan(self.objective, batches, self.state, self.comm)
-        except NonFinite as error:
-            logger.warning(f"optimizer step {state.global_step + 1} could not be watched: {error}")
+        window.make_plan(self.objective, self.state, self.comm)
+        plan = window.plan
+        if plan is None:
+            logger.warning(f"optimizer step {state.global_step + 1} could not be watched: {window.refusal}")
             return
-        for batch in batches:
+        for batch in window.batches:
             report = plan.loss(batch, PolicyOutputs(batch.logprobs)).report
-            self.tallies.add({name: one for name, one in report.items() if name.startswith("observe_")})
+            self.tallies.add({name: mean for name, mean in report.items() if name.startswith("observe_")})
         if plan.lr_scale != 1.0:
             self.tallies.add({"observed/lr_scale": Mean.scalar(plan.lr_scale)})
         self.state = plan.state
@@ -114,7 +115,7 @@ class WatchCallback(TrainerCallback):
         """Those of the optimizer step whose backward passes are done."""
         trainer = self.trainer
         count, slices = trainer.current_gradient_accumulation_steps, trainer.args.steps_per_generation
-        return [trainer._buffered_inputs[(trainer._step - count + one) % slices] for one in range(count)]
+        return [trainer._buffered_inputs[(trainer._step - count + place) % slices] for place in range(count)]
 
     def _identities(self, inputs: Inputs, number: int) -> dict[str, Tensor]:
         """By the place in the optimizer step, and by the prompt: TRL has shuffled its own away."""
@@ -123,8 +124,8 @@ class WatchCallback(TrainerCallback):
         ranks, step = trainer.accelerator.num_processes, trainer.state.global_step
         first = (step * ranks * trainer.current_gradient_accumulation_steps + place) * rows
         pairs = zip(inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist(), strict=True)
-        prompts = [repr([one for one, there in zip(*pair, strict=True) if there]).encode() for pair in pairs]
-        groups = [zlib.crc32(one) << 20 | zlib.adler32(one) & 0xFFFFF for one in prompts]
+        prompts = [repr([token for token, there in zip(*pair, strict=True) if there]).encode() for pair in pairs]
+        groups = [zlib.crc32(prompt) << 20 | zlib.adler32(prompt) & 0xFFFFF for prompt in prompts]
         device = inputs["completion_ids"].device
         return {
             SEQUENCE_IDS: first + torch.arange(rows, device=device),

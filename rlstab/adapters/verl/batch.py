@@ -18,7 +18,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import MissingSignal
 
-#: The column by which a row of a micro-batch is found again in the mini-batch.
+#: The column by which a row of a micro-batch is traced back to its place in the mini-batch.
 ROW = "rlstab_row"
 #: verl's weight against the mismatch between sampler and trainer, where its rollout correction makes one.
 WEIGHTS = "rollout_is_weights"
@@ -60,15 +60,15 @@ class MiniBatch:
         columns = {name: _padded(data[name]).to(device) for name in names if name in data.keys()}
         prompts, responses = _ids(data, "prompts"), _ids(data, "responses")
         sessions = tu.get(data, "session_id", default=[""] * len(prompts))
-        uids = tu.get(data, "uid", default=[one.tobytes() for one in prompts])
+        uids = tu.get(data, "uid", default=[prompt.tobytes() for prompt in prompts])
         named = zip(prompts, responses, _listed(sessions), strict=True)
         return cls(
             columns=columns,
-            truncated=torch.tensor([not len(one) or int(one[-1]) not in ends for one in responses], device=device),
+            truncated=torch.tensor([not len(ids) or int(ids[-1]) not in ends for ids in responses], device=device),
             sequence_ids=_hashes(
                 _told_apart([b"|".join((a.tobytes(), b.tobytes(), _bytes(c))) for a, b, c in named]), device
             ),
-            group_ids=_hashes([_bytes(one) for one in _listed(uids)], device),
+            group_ids=_hashes([_bytes(uid) for uid in _listed(uids)], device),
         )
 
     def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> TokenBatch:
@@ -78,20 +78,20 @@ class MiniBatch:
             MissingSignal: verl's batch does not hold a signal that its configuration promised.
         """
         needs = objective.needs
-        found = {name: self.evidence[name] for name in self.evidence if name in {"logprobs", "entropies", *needs}}
+        signals = {name: values for name, values in self.evidence.items() if name in {"logprobs", "entropies", *needs}}
         if "ref_logprobs" in needs:
-            found["ref_logprobs"] = self._promised("ref_logprobs")
+            signals["ref_logprobs"] = self._promised("ref_logprobs")
         if "rollout_logprobs" in needs:
             sampled = self._promised("rollout_logprobs")
-            found["rollout_logprobs"] = torch.where(torch.isnan(sampled), self.columns["old_log_probs"], sampled)
-        if "truncated" in needs:
-            found["truncated"] = self.truncated
+            signals["rollout_logprobs"] = torch.where(torch.isnan(sampled), self.columns["old_log_probs"], sampled)
+        marks = {"truncated": self.truncated, "branch": torch.zeros_like(self.truncated)}  # verl grows no branches
+        signals |= {name: values for name, values in marks.items() if name in needs}
         extra = {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
 
         def chosen(values: Tensor) -> Tensor:
             return values if rows is None else values[rows]
 
-        signals: dict[str, Any] = {name: chosen(values) for name, values in found.items()}
+        some: dict[str, Any] = {name: chosen(values) for name, values in signals.items()}
         return TokenBatch.from_padded(
             response_mask=chosen(self.mask),
             advantages=chosen(self.columns["advantages"]),
@@ -99,7 +99,7 @@ class MiniBatch:
             sequence_ids=chosen(self.sequence_ids),
             group_ids=chosen(self.group_ids),
             extra={name: chosen(values) for name, values in extra.items()},
-            **signals,
+            **some,
         )
 
     @property
@@ -135,10 +135,10 @@ def _ids(data: Any, name: str) -> list[np.ndarray]:
     """The ids of the tokens of each row, without padding."""
     values = data[name]
     if values.is_nested:
-        return [one.cpu().numpy() for one in values.unbind()]
+        return [ids.cpu().numpy() for ids in values.unbind()]
     prompt, response = data["prompts"].shape[1], data["responses"].shape[1]
     there = dict(zip(("prompts", "responses"), data["attention_mask"].bool().split([prompt, response], 1), strict=True))
-    return [one[mask].cpu().numpy() for one, mask in zip(values, there[name], strict=True)]
+    return [ids[mask].cpu().numpy() for ids, mask in zip(values, there[name], strict=True)]
 
 
 def _listed(values: Any) -> list[Any]:
@@ -161,5 +161,6 @@ def _told_apart(rows: list[bytes]) -> list[bytes]:
 
 def _hashes(values: list[bytes], device: torch.device | str) -> Tensor:
     """64 bits of each: the same on every rank, in every cut and in every run."""
-    found = [hashlib.blake2b(one, digest_size=8).digest() for one in values]
-    return torch.tensor([int.from_bytes(one, "big", signed=True) for one in found], dtype=torch.int64, device=device)
+    digests = [hashlib.blake2b(value, digest_size=8).digest() for value in values]
+    ids = [int.from_bytes(digest, "big", signed=True) for digest in digests]
+    return torch.tensor(ids, dtype=torch.int64, device=device)

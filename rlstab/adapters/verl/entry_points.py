@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 
 from rlstab.adapters.verl.plugin import HOME, ActorWorker
 from rlstab.errors import HostError
@@ -23,47 +23,30 @@ def check_plugin() -> None:
     Raises:
         HostError: the adapter's entry point is missing, switched off or broken, or verl's workers do not have it.
     """
-    found = {one: _failure(one) for one in entry_points(group=GROUP)}
-    for one, error in found.items():
-        if one.name != NAME and error is not None:
-            warnings.warn(
-                f"verl's plugin '{one.name}' ({one.value}), which is not this adapter, does not load, and verl hides "
-                f"it: {type(error).__name__}: {error}.",
-                stacklevel=3,
-            )
-    own = {one: error for one, error in found.items() if one.name == NAME}
-    if not own:
+    points = entry_points(group=GROUP)
+    for point in points:
+        try:
+            point.load()
+        except Exception as error:  # whatever a plugin does when it is imported
+            hidden = f"({point.value}) does not load, and verl hides it: {type(error).__name__}: {error}."
+            if point.name == NAME:
+                raise HostError(f"the entry point '{NAME}' {hidden} Mend that, or install rlstab again.") from error
+            warnings.warn(f"verl's plugin '{point.name}', which is not this adapter, {hidden}", stacklevel=3)
+    if NAME not in points.names:
         raise HostError(
             f"no entry point '{NAME}' in the group '{GROUP}': verl does not know of the adapter. Install rlstab as a "
             f"package (pip install -e . in its folder), not by PYTHONPATH alone."
         )
-    for one, error in own.items():
-        if error is not None:
-            raise HostError(
-                f"the entry point '{NAME}' ({one.value}) does not load, and verl hides it: {type(error).__name__}: "
-                f"{error}. Mend that, or install rlstab again."
-            ) from error
-    if not _is_on(os.environ.get(SWITCH, "auto")):
+    switch = os.environ.get(SWITCH, "auto").strip().lower()
+    if switch != "auto" and NAME not in map(str.strip, switch.split(",")):
         raise HostError(
             f"{SWITCH}={os.environ[SWITCH]!r} keeps verl from loading the adapter. Unset it, or add rlstab."
         )
     importlib.import_module("rlstab.adapters.verl.worker")
     host = importlib.import_module(HOME).ActorRolloutRefWorker
-    if not isinstance(vars(host).get("actor_worker_cls"), ActorWorker):
+    actor = vars(host).get("actor_worker_cls")
+    if not isinstance(actor, ActorWorker):
         raise HostError(
-            f"another package set ActorRolloutRefWorker.actor_worker_cls to {vars(host).get('actor_worker_cls')}, in "
-            f"the place of the adapter. Do not load that package."
+            f"another package set ActorRolloutRefWorker.actor_worker_cls to {actor}, in the place of the adapter. Do "
+            f"not load that package."
         )
-
-
-def _failure(one: EntryPoint) -> Exception | None:
-    try:
-        one.load()
-    except Exception as error:  # whatever a plugin does when it is imported
-        return error
-    return None
-
-
-def _is_on(policy: str) -> bool:
-    allowed = policy.strip().lower()
-    return allowed == "auto" or NAME in [one.strip() for one in allowed.split(",")]

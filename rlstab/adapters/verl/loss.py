@@ -16,7 +16,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from rlstab.adapters.verl.batch import ROW, MiniBatch, wide_as
-from rlstab.adapters.window import Sums, Tallies, Window
+from rlstab.adapters.window import Sums, Tallies, Window, renamed
 from rlstab.core.batch import layout_of
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -54,7 +54,7 @@ class PlannedLoss:
         self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
     ) -> Any:
         if student_logits is not None:
-            return self._signals(student_logits)
+            return self._from_logits(student_logits)
         if self.window is None:  # the evidence is made; nobody wants a loss
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
@@ -72,7 +72,7 @@ class PlannedLoss:
         entropies = "entropies" in needs or (live and bool(self.needs))
         tu.assign_non_tensor(data, calculate_entropy=entropies, distillation_use_topk=bool(self.needs))
 
-    def found(self, model_output: Any, data: Any, names: frozenset[str]) -> dict[str, Tensor]:
+    def signals(self, model_output: Any, data: Any, names: frozenset[str]) -> dict[str, Tensor]:
         """``(B, T)`` signals of the mini-batch, of the rows that ``data`` holds."""
         assert self.batch is not None
         width = self.batch.mask.shape[1]
@@ -80,7 +80,7 @@ class PlannedLoss:
             name: wide_as(no_padding_2_padding(model_output[OUTPUTS.get(name, name)], data), width) for name in names
         }
 
-    def _signals(self, logits: Tensor) -> dict[str, Tensor]:
+    def _from_logits(self, logits: Tensor) -> dict[str, Tensor]:
         rows = logits.squeeze(0)
         nobody = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
         made = token_signals_from_logits(rows, nobody, needs=self.needs, min_p=self.min_p)
@@ -96,11 +96,9 @@ class PlannedLoss:
             nothing: Tensor = model_output["log_probs"].values().sum() * 0.0
             return nothing
         piece = window.plan.piece(batch.batch(objective, data[ROW]))
-        live = self.found(model_output, data, frozenset({"logprobs", *objective.live_needs}))
+        live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))
         out = window.plan.loss(piece, PolicyOutputs.from_padded(piece.batch, **live))
-        window.add(
-            out.loss, out.nonfinite, {**out.report, **self._told(model_output, data, piece.batch, live, out.report)}
-        )
+        window.add(out.nonfinite, {**out.report, **self._told(model_output, data, piece.batch, live, out.report)})
         ranks: int = data["dp_size"]
         return out.loss * ranks  # ranks average gradients, and denominators are global
 
@@ -111,7 +109,7 @@ class PlannedLoss:
         now = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
         told = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
         if "tokens/entropy" not in report and "entropy" in model_output:
-            entropies = self.found(model_output, data, frozenset({"entropies"}))["entropies"]
+            entropies = self.signals(model_output, data, frozenset({"entropies"}))["entropies"]
             told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])
         return told
 
@@ -123,24 +121,20 @@ NAMES: Mapping[str, str] = {
     "ratio/drift": "actor/ppo_kl",
     "kl/value": "actor/kl_loss",
 }
-#: The sum of the two sides.
-CLIPPED = "actor/pg_clipfrac"
 
 
 def tallies(group: Any) -> Tallies:
     """Over the ranks of a process group."""
 
     def over_ranks(own: Sums) -> list[Sums]:
-        found: list[Sums] = [own] * dist.get_world_size(group)
-        dist.all_gather_object(found, own, group=group)
-        return found
+        ranks: list[Sums] = [own] * dist.get_world_size(group)
+        dist.all_gather_object(ranks, own, group=group)
+        return ranks
 
     return Tallies(over_ranks)
 
 
 def named(means: Mapping[str, float]) -> dict[str, Metric]:
     """Means as verl's metrics: over the optimizer steps of an update verl takes their mean, whatever their name."""
-    found = {NAMES.get(name, f"actor/rlstab/{name}"): value for name, value in means.items()}
-    sides = [means[side] for side in ("ratio/clipped_low", "ratio/clipped_high") if side in means]
-    found |= {CLIPPED: sum(sides)} if sides else {}
-    return {name: Metric(AggregationType.MEAN, value) for name, value in found.items()}
+    metrics = renamed(means, NAMES, "actor/rlstab/", "actor/pg_clipfrac")
+    return {name: Metric(AggregationType.MEAN, value) for name, value in metrics.items()}

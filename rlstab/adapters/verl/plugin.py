@@ -39,7 +39,7 @@ def install() -> None:
     """Put :class:`ActorWorker` into verl's workers, now or when they are imported."""
     if HOME in sys.modules:
         _put_into(sys.modules[HOME])
-    elif not any(isinstance(one, _WhenImported) for one in sys.meta_path):
+    elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
         sys.meta_path.insert(0, _WhenImported())
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from rlstab.adapters.settings import kl_settings, reference_readers, require_defaults
+from rlstab.adapters.settings import check_reference, defaults_of, require_defaults
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
 
@@ -50,42 +49,25 @@ def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = 
     Raises:
         ConfigError: names the setting, and what to write instead.
     """
-    for section, given, named, replaced in (
-        (_ACTOR, config.actor, ActorConfig, REPLACED),
-        (f"{_ACTOR}.policy_loss", config.actor.policy_loss, PolicyLossConfig, REPLACED_LOSS),
-    ):
-        require_defaults(section, given, {field.name: field.default for field in dataclasses.fields(named)}, replaced)
-    _check_reference(config.actor, objective)
-    if config.actor.strategy not in ENGINES:
+    actor, defaults = config.actor, defaults_of(ActorConfig)
+    require_defaults(_ACTOR, actor, defaults, REPLACED)
+    require_defaults(f"{_ACTOR}.policy_loss", actor.policy_loss, defaults_of(PolicyLossConfig), REPLACED_LOSS)
+    check_reference(
+        objective,
+        loaded=f"{_ACTOR}.use_kl_loss" if actor.use_kl_loss else "",
+        switch="use_kl_loss=false",
+        on=f"{_ACTOR}.use_kl_loss=true ",
+        coefficient=f"{_ACTOR}.kl_loss_coef",
+        value=actor.kl_loss_coef,
+        idle=defaults["kl_loss_coef"],
+    )
+    if actor.strategy not in ENGINES:
         raise ConfigError(
-            f"{_ACTOR}.strategy = {config.actor.strategy!r}: the adapter knows verl's engine for FSDP alone. Write "
+            f"{_ACTOR}.strategy = {actor.strategy!r}: the adapter knows verl's engine for FSDP alone. Write "
             f"strategy=fsdp2, or fsdp."
         )
     if distilled:
         raise ConfigError(
             "distillation.enabled: verl adds the loss of a teacher to its own, and the objective is the loss. Switch "
             "it off."
-        )
-
-
-def _check_reference(actor: Any, objective: TokenObjective) -> None:
-    """``use_kl_loss`` loads the reference model, and the coefficient is the objective's."""
-    readers = reference_readers(objective)
-    wanted = kl_settings(objective, "coefficient") or [actor.kl_loss_coef]
-    if actor.use_kl_loss and not readers:
-        raise ConfigError(
-            f"{_ACTOR}.use_kl_loss has no effect: no method of the objective reads the reference model. Leave it at "
-            f"false, or add to the objective: {{name: kl, coefficient: {actor.kl_loss_coef}}}."
-        )
-    if readers and not actor.use_kl_loss:
-        raise ConfigError(
-            f"'{readers[0]}' reads 'ref_logprobs', and verl computes them only with a reference model. Write "
-            f"{_ACTOR}.use_kl_loss=true {_ACTOR}.kl_loss_coef={wanted[0]!r}."
-        )
-    default = next(one.default for one in dataclasses.fields(ActorConfig) if one.name == "kl_loss_coef")
-    allowed = wanted if readers else [default]
-    if actor.kl_loss_coef not in allowed:
-        raise ConfigError(
-            f"{_ACTOR}.kl_loss_coef = {actor.kl_loss_coef} has no effect: the coefficient is that of 'kl' in the "
-            f"objective. Write kl_loss_coef={allowed[0]!r}."
         )

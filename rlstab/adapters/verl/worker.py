@@ -33,9 +33,8 @@ from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, check_complete, require_signals
-from rlstab.core.plan import make_plan
-from rlstab.errors import ConfigError, HostError, NonFinite, RlstabError
+from rlstab.core.objective import State, check_complete
+from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES
 
@@ -63,7 +62,13 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
 
     def __init__(self, host: Any, config: Any) -> None:
         check_release()
-        self.objective: Composition = compose(load_objective(_named(host.config)))
+        path = objective_file(host.config)
+        if not path:
+            raise ConfigError(
+                "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE, "
+                "with the path of an objective."
+            )
+        self.objective: Composition = compose(load_objective(path))
         check_complete(self.objective)
         check_settings(host.config, self.objective, distilled=host.distillation_enabled)
         require_from(host.config, self.objective)
@@ -81,11 +86,11 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
 
     def _rlstab_require_same(self, group: Any) -> None:
         own = objective_hash(self.objective)
-        found: list[str] = [own] * dist.get_world_size(group)
-        dist.all_gather_object(found, own, group=group)
-        if len(set(found)) > 1:
+        ranks: list[str] = [own] * dist.get_world_size(group)
+        dist.all_gather_object(ranks, own, group=group)
+        if len(set(ranks)) > 1:
             raise ConfigError(
-                f"data-parallel ranks read different objectives: {', '.join(sorted(set(found)))}. Put the file where "
+                f"data-parallel ranks read different objectives: {', '.join(sorted(set(ranks)))}. Put the file where "
                 f"every node reads the same, and name it by its absolute path."
             )
 
@@ -136,11 +141,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         batch.evidence = self._rlstab_evidence(data)
         whole = batch.batch(objective)
         window.batches, window.unscored = [whole], [batch.unscored]
-        state = {**objective.init_state(), **self.objective_state}
-        try:
-            window.plan = make_plan(objective, [whole], state, self._rlstab_comm)
-        except NonFinite as error:
-            window.refusal = str(error)
+        window.make_plan(objective, {**objective.init_state(), **self.objective_state}, self._rlstab_comm)
         loss.window = window
         return window
 
@@ -167,7 +168,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         with self.engine.eval_mode(disable_auto_offload=offload):
             outputs = self.engine.infer_batch(data, loss_function=loss)["model_output"]
         names = frozenset({"logprobs", *needs})
-        return {name: values.float() for name, values in loss.found(outputs, data, names).items()}
+        return {name: values.float() for name, values in loss.signals(outputs, data, names).items()}
 
     @contextmanager
     def _rlstab_around_the_optimizer(self, window: Window) -> Iterator[None]:
@@ -180,14 +181,9 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
             del engine.optimizer_step  # the method of its class again
 
     def _rlstab_step(self, window: Window, step: Callable[[], float]) -> float:
-        bad, _ = self._rlstab_comm.sum(window.tally().cpu()).tolist()
-        if bad and window.refusal is None:
-            window.refusal = (
-                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf. The optimizer step was refused; "
-                f"weights and state are those before it."
-            )
+        window.refuse_nonfinite(self._rlstab_comm)
         plan = window.plan
-        if window.refusal is not None or plan is None or plan.has_no_gradient:
+        if window.moves_nothing or plan is None:
             self.engine.optimizer_zero_grad()
             return 0.0 if window.refusal is None else math.nan
         groups = self.engine.optimizer.param_groups
@@ -208,18 +204,17 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
                 logger.warning(f"an optimizer step was refused: {window.refusal}")
         elif window.plan is not None:
             self.objective_state = {key: window.plan.state[key] for key in self.objective.init_state()}
-        for report in (window.counted(self.objective), *window.reports_of_step()):
-            self._rlstab_tallies.add(report)
+        self._rlstab_tallies.add_step(window, self.objective)
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
         """verl's, with the state of the objective beside it."""
-        found = super().save_checkpoint(local_path, *args, **kwargs)
+        saved = super().save_checkpoint(local_path, *args, **kwargs)
         if local_path is not None and self.rank == 0:
             keep_state(local_path, self.objective, self.objective_state)
         dist.barrier()
-        return found
+        return saved
 
     def load_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
         """verl's, and the state of the objective, where what is loaded is more than weights.
@@ -246,21 +241,6 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         return state
 
 
-def _named(config: Any) -> str:
-    """The path of the objective.
-
-    Raises:
-        ConfigError: the setting names none.
-    """
-    path = objective_file(config)
-    if not path:
-        raise ConfigError(
-            "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE, "
-            "with the path of an objective."
-        )
-    return path
-
-
 def require_from(config: Any, objective: Composition) -> None:
     """Refuse an objective that reads what verl does not have with these settings.
 
@@ -272,21 +252,15 @@ def require_from(config: Any, objective: Composition) -> None:
         MissingSignal: names the method, the signal, and what to change.
     """
     fused = bool(config.model.get("use_fused_kernels", False))
-    given = ENGINES_OWN | {"truncated"} | (frozenset() if fused else FROM_LOGITS)
+    given = ENGINES_OWN | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
     given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
     given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
-    require_signals(
-        objective,
-        provides=given,
-        live=host.live & given,
-        host="verl with these settings",
-        otherwise={name: host.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
-    )
+    host.require(objective, gives=given, live=host.live & given, named="verl with these settings")
 
 
 def _ends(model_config: Any) -> set[int]:
     """Ids of tokens that end a response, by the model and by its tokenizer."""
     sources = (model_config.generation_config, model_config.hf_config, model_config.tokenizer)
-    found = [getattr(one, "eos_token_id", None) for one in sources]
-    return {int(end) for one in found if one is not None for end in (one if isinstance(one, list) else [one])}
+    ends = [getattr(source, "eos_token_id", None) for source in sources]
+    return {int(end) for own in ends if own is not None for end in (own if isinstance(own, list) else [own])}

@@ -1,0 +1,135 @@
+"""Rows of examples, each with the words by which errors call it: of a JSON Lines file, and of the package datasets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+from rlstab import hub
+from rlstab.errors import DataError, did_you_mean, kind_of
+from rlstab.extras import require
+from rlstab.files import is_file
+
+if TYPE_CHECKING:  # workers import this room without pydantic
+    from rlstab.config.settings import DatasetSettings, JsonlSettings
+
+#: Where each row stands, and its fields.
+Rows: TypeAlias = Iterable[tuple[str, Mapping[str, Any]]]
+
+#: A line as it should be.
+LINE = json.dumps({"prompt": "2+3=", "answer": "5"})
+
+
+def read_rows(settings: JsonlSettings | DatasetSettings) -> tuple[Rows, Rows]:
+    """The rows to train on, and those that settings name to hold out, none where they name none.
+
+    Raises:
+        DataError: there are none, or they cannot be read.
+        MissingPackage: datasets is asked for and not installed.
+    """
+    if settings.name == "dataset":
+        return _data_set_rows(settings)
+    return _jsonl_rows(settings.path), () if settings.eval_path is None else _jsonl_rows(settings.eval_path)
+
+
+def _jsonl_rows(path: str) -> Rows:
+    """One JSON object per line; blank lines do not count."""
+    if not is_file(path):  # a device or a pipe may never end
+        raise DataError(f"{path}: there is no such file. Check task.path and task.eval_path.")
+    empty = True
+    try:
+        with Path(path).open("rb") as file:  # bytes: lines end at \n alone, and each has its own encoding error
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    empty = False
+                    yield _parsed(f"{path}, line {number}", line)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
+    if empty:
+        raise DataError(f"{path}: has no examples. Write one JSON object per line, such as {LINE}.")
+
+
+def _parsed(where: str, line: bytes) -> tuple[str, Mapping[str, Any]]:
+    try:
+        # utf-8-sig: some editors put a byte order mark before the first line
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: is not UTF-8 ({error.reason}). Save the file in UTF-8.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: is not valid JSON ({error}). Write one object per line, such as {LINE}.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: is {kind_of(row)}, not an object. Write one object per line, such as {LINE}.")
+    return where, row
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
+    """From the hub, which is asked once, by name; a folder of `Dataset.save_to_disk`; or a folder of data files.
+
+    No code of a data set is run.
+    """
+    require("datasets", "The task dataset")
+    import datasets
+
+    folder = Path(settings.path).expanduser()
+    local, who = folder.is_dir(), f"the data set '{settings.path}'"
+    if not local and settings.path.startswith((".", "/", "~")):
+        raise DataError(f"there is no folder '{folder}'. Set task.path to one, or to a name on the hub.")
+    offline = "" if local else hub.why_offline()
+    wanted = [split for split in (settings.split, settings.eval_split) if split is not None]
+    with _quiet(bool(offline)):
+        try:
+            if local and any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+                saved = datasets.load_from_disk(str(folder))
+                splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+                known = [*splits]
+            else:
+                source = str(folder) if local else settings.path, settings.subset
+                known = datasets.get_dataset_split_names(*source, revision=settings.revision)
+                splits = {
+                    name: datasets.load_dataset(*source, split=name, revision=settings.revision)
+                    for name in {*wanted} & {*known}
+                }
+        except Exception as error:  # files of others fail in every way
+            raise DataError(
+                f"{who} cannot be loaded: {offline or hub.first_line(error)}. Give a folder, or a name on the hub or "
+                f"in the cache, with task.subset where it has several."
+            ) from error
+    for name in wanted:
+        if name not in splits:
+            raise DataError(f"{who} has no split '{name}'. {did_you_mean(name, known)}")
+    train, *held_out = (_named(f"{who}, split '{name}'", splits[name], settings) for name in wanted)
+    return train, held_out[0] if held_out else ()
+
+
+def _named(where: str, table: Any, settings: DatasetSettings) -> Rows:
+    """The rows with the columns that are read, for others may be large; with all of them where one is missing."""
+    fields, known = (settings.prompt_field, settings.answer_field), {*table.column_names}
+    columns = {field if field in known else field.partition(".")[0] for field in fields}
+    for number, row in enumerate(table.select_columns(sorted(columns)) if columns <= known else table):
+        yield f"{where}, row {number}", row
+
+
+@contextmanager
+def _quiet(offline: bool) -> Iterator[None]:
+    """Without progress bars, which would run into errors. Offline the cache alone is asked, which takes no minutes."""
+    import datasets
+    import huggingface_hub
+
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bar()
+    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
+    if offline:
+        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = before
+        if shown:
+            datasets.enable_progress_bar()

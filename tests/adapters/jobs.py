@@ -1,0 +1,138 @@
+"""What the jobs for TRL and for verl share: fixed responses, real ranks, and what is compared of two runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlstab import Gate, Terms, TokenObjective
+
+ROOT = Path(__file__).parents[2]
+CHAIN = ROOT / "rlstab" / "data" / "chain-tiny"
+#: Neither a network nor a second thread, and no words between the dots.
+QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}
+EOS, WORDS = 19, [word for word in range(1, 29) if word != 19]
+
+
+def response(rollout: int, place: int) -> list[int]:
+    """The fixed response at a place of a rollout: 3 to 12 tokens, three of four with an end."""
+    draw = random.Random(f"response {rollout} {place}")
+    words = [draw.choice(WORDS) for _ in range(draw.randint(2, 11))]
+    return words + ([EOS] if place % 4 else [draw.choice(WORDS)])
+
+
+def whole(values: Any) -> torch.Tensor:
+    """A copy of a tensor, put together where it is sharded."""
+    values = values.detach()
+    return (values.full_tensor() if hasattr(values, "full_tensor") else values).clone()
+
+
+def weights(module: Any) -> dict[str, torch.Tensor]:
+    return {name: whole(values) for name, values in module.named_parameters()}
+
+
+def moments(optimizer: Any) -> list[torch.Tensor]:
+    return [whole(values) for state in optimizer.state.values() for values in state.values()]
+
+
+def sharded(module: Any) -> bool:
+    return any(hasattr(values, "full_tensor") for values in module.parameters())
+
+
+def step_of(module: Any, window: Any) -> dict[str, Any]:
+    """An optimizer step before it is made: its gradients, and its plan where the adapter made one."""
+    gradients = {name: whole(values.grad) for name, values in module.named_parameters() if values.grad is not None}
+    plan = None if window is None else window.plan
+    if plan is None:
+        return {"gradients": gradients}
+    kept, every = plan.kept, plan.everything
+    counts = {"kept": (kept.tokens, kept.sequences), "tokens": (every.tokens, every.sequences)}
+    return {"gradients": gradients, "state": plan.state, **counts}
+
+
+def over_ranks(module: str, folder: Path, jobs: dict[str, Any], **variables: str) -> dict[str, list[dict[str, Any]]]:
+    """Jobs one after the other in two processes of ``python -m MODULE``: by name, what each process wrote down.
+
+    Jobs are plain JSON, and what they write is in ``folder/NAME``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in ("0", "1"):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+        env = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", **own, **variables}
+        with (folder / f"rank-{rank}.log").open("w") as log:  # the process has a handle of its own
+            command = [sys.executable, "-m", module, str(folder)]
+            started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
+    if any([process.wait(timeout=1200) for process in started]):  # all of them: none is left behind
+        raise AssertionError("\n".join((folder / f"rank-{rank}.log").read_text()[-3000:] for rank in (0, 1)))
+    return {name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in (0, 1)] for name in jobs}
+
+
+def of_rank(folder: Path, run: Any) -> None:
+    """What such a process does: run the jobs, and write down what each gave."""
+    for name, job in json.loads((folder / "jobs.json").read_text()).items():
+        torch.save(run(folder / name, **job), folder / f"{name}-{os.environ['RANK']}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def counted_ranks() -> int:
+    """How many processes answer."""
+    count = torch.ones(1)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(count)
+    return int(count)
+
+
+def farthest(first: dict[str, Any], second: dict[str, Any]) -> float:
+    """The largest difference between the gradients of two steps."""
+    mine, other = first["gradients"], second["gradients"]
+    assert mine.keys() == other.keys()
+    return max(float((values - other[name]).abs().max()) for name, values in mine.items())
+
+
+def largest(step: dict[str, Any]) -> float:
+    """The largest number in the gradients of a step."""
+    return max(float(values.abs().max()) for values in step["gradients"].values())
+
+
+def same_weights(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return all(torch.equal(values, second["weights"][name]) for name, values in first["weights"].items())
+
+
+def unmoved(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Neither weights nor moments of the optimizer differ, and there are some."""
+    pairs = zip(before["moments"], after["moments"], strict=True)
+    return same_weights(before, after) and all(torch.equal(*pair) for pair in pairs) and bool(before["moments"])
+
+
+class Trouble(TokenObjective):
+    """In the second optimizer step: NaN in a gate, or half the learning rate."""
+
+    name = "trouble"
+    writes = {"gates", "lr_scale"}
+    kind: str = "gate"
+
+    def init_state(self) -> Any:
+        return {"step": 0}
+
+    def advance(self, state: Any, stat: Any) -> Any:
+        return {"step": state["step"] + 1}
+
+    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
+        now = state["step"] == 2
+        if self.kind == "lr":
+            return Terms(lr_scale=0.5 if now else 1.0)
+        value = torch.nan if now else 1.0
+        return Terms(gates={"": Gate(lambda ratio, constants: torch.full_like(ratio, value))})

@@ -1,0 +1,126 @@
+"""Countdown: scores against an independent checker, splits that never meet, known problems."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from examples.demonstrations import of_countdown
+from rlstab.errors import OutOfRange
+from rlstab.tasks import ALPHABET, Chain, Countdown, Example
+from rlstab.tasks.countdown import Problem
+
+NINE = Example("3 7 8>29:", Problem((3, 7, 8), 29, ()))
+
+
+def test_answers_of_countdown():
+    for completion in ("3*7=21,21+8=29$", "7*3=21,8+21=29$", "3*7=21,21+8=29$ and more, 1+1=3$"):
+        assert Countdown().score(NINE, completion) == 1.0
+    for completion in [
+        "", "$", "3*7=21,21+8=29", "$3*7=21,21+8=29$", "3*7=21$", "3*7=21,21+8=29,29*1=29$", "3*7=22,22+8=30$",
+        "3*7=22,22+7=29$", "3+7=10,10+8=18$", "3*7=21,21+8=29,$", "21+8=29,3*7=21$", "3*7=21,3+7=10$",
+        "8*3=24,24+5=29$", " 3*7=21,21+8=29$", "3*7=21, 21+8=29$", "3*7=21,21+8=29\n$", "03*7=21,21+8=29$",
+        "+3*7=21,21+8=29$", "3*7=2_1,21+8=29$", "3*7=21,21+8=29.0$", "٣*7=21,21+8=29$", "\uff13*7=21,21+8=29$",
+        "3*7*1=21,21+8=29$", "3*7=" + "9" * 5000 + ",21+8=29$",
+    ]:  # fmt: skip
+        assert Countdown().score(NINE, completion) == 0.0, completion
+    below, equal = Example("", Problem((2, 5, 9), 6, ())), Example("", Problem((4, 4, 2), 10, ()))
+    assert [Countdown().score(below, text) for text in ("2-5=-3,9+-3=6$", "5-2=3,9-3=6$")] == [0.0, 1.0]
+    assert [Countdown().score(equal, text) for text in ("4*2=8,8+2=10$", "4+4=8,8+2=10$")] == [0.0, 1.0]
+
+
+def independent_score(numbers: list[int], target: int, completion: str) -> float:
+    """Another way to check: rewrite the steps into one expression over named numbers and evaluate that."""
+    if "$" not in completion:
+        return 0.0
+    body = completion[: completion.index("$")]
+    if not all(character in "0123456789+-*=," for character in body):
+        return 0.0
+    available = [(str(number), str(number)) for number in numbers]  # how it is written -> the expression behind it
+    for step in body.split(","):
+        sides = step.split("=")
+        operands = re.split(r"([-+*])", sides[0])
+        if len(sides) != 2 or len(operands) != 3:
+            return 0.0
+        expressions = []
+        for written in (operands[0], operands[2]):
+            hits = [i for i, (text, _) in enumerate(available) if text == written]
+            if not hits:
+                return 0.0
+            expressions.append(available.pop(hits[0])[1])
+        expression = f"({expressions[0]}{operands[1]}{expressions[1]})"
+        if str(eval(expression)) != sides[1] or eval(expression) < 0:
+            return 0.0
+        available.append((sides[1], expression))
+    return float(len(available) == 1 and eval(available[0][1]) == target)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    index=st.integers(0, 10**6),
+    numbers=st.integers(2, 5),
+    noise=st.integers(0, 10**6),
+    edit=st.none() | st.tuples(st.integers(0, 40), st.integers(0, 2), st.sampled_from(ALPHABET)),
+)
+def test_countdown_against_an_independent_checker(index, numbers, noise, edit):
+    task = Countdown(numbers=numbers)
+    example = task.example("train", index)
+    text = of_countdown(task, example, random.Random(noise), follow=0.8, wrong=0.1)
+    if edit is not None:
+        at, remove, insert = edit
+        text = text[:at] + insert + text[at + remove :]
+    expected = independent_score(list(example.answer.numbers), example.answer.target, text)
+    assert task.score(example, text) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text() | st.text(alphabet=ALPHABET))
+def test_any_text_has_a_score(text):
+    assert Countdown().score(NINE, text) in (0.0, 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(index=st.integers(0, 10**9), seed=st.integers(0, 10**9), count=st.integers(2, 6), high=st.integers(9, 99))
+def test_demonstrations_without_noise_score_one(index, seed, count, high):
+    task = Countdown(numbers=count, low=1, high=high, seed=seed)
+    for split in ("train", "eval"):
+        example = task.example(split, index)
+        answer = of_countdown(task, example, random.Random(0), follow=1.0, wrong=0.0)
+        assert task.score(example, answer) == 1.0
+        assert set(example.prompt + answer) <= set(ALPHABET)
+
+
+def test_demonstrations_are_as_noisy_as_they_say():
+    task, rng = Countdown(), random.Random(0)
+    examples = [task.example("train", i) for i in range(2000)]
+    right = sum(task.score(e, of_countdown(task, e, rng, follow=1.0, wrong=0.1)) for e in examples)
+    assert right / 2000 == pytest.approx(0.9**2, abs=0.044)  # five standard errors
+
+
+def test_problems_are_known():
+    known = ["2 8 3>9:", "8 1 9>73:", "4 8 3>1:", "4 6 9>11:", "7 9 5>38:", "6 4 1>9:"]
+    assert [Countdown().example(split, i).prompt for split in ("train", "eval") for i in range(3)] == known
+
+
+@pytest.mark.parametrize("cls", [Chain, Countdown])
+def test_no_eval_problem_is_trained_on(cls):
+    assert cls().example("train", 10**12) == cls().example("train", 10**12)
+    assert cls().size == {"train": None, "eval": None}
+
+    def problems(split, seed):
+        answers = [cls(seed=seed).example(split, i).answer for i in range(1500)]
+        return {a.terms if cls is Chain else (tuple(sorted(a.numbers)), a.target) for a in answers}
+
+    held_out = problems("eval", 0)
+    assert len(held_out) > 150
+    assert all(held_out.isdisjoint(problems("train", seed)) for seed in range(2))
+
+
+def test_settings_out_of_range():
+    for arguments in ({"numbers": 1}, {"low": 5, "high": 4}, {"numbers": 2, "low": 2, "high": 2}):
+        with pytest.raises(OutOfRange, match=next(iter(arguments))):
+            Countdown(**arguments)

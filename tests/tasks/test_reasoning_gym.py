@@ -1,0 +1,85 @@
+"""Data sets of reasoning-gym: examples in any order, splits that never meet, scores."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from rlstab.config.settings import ReasoningGymSettings
+from rlstab.errors import OutOfRange, ScorerError, UnknownName
+from rlstab.tasks import ReasoningGym
+from rlstab.tasks.reasoning_gym import EXECUTING
+
+
+def gym(dataset: str, **options) -> ReasoningGym:
+    pytest.importorskip("reasoning_gym")
+    return ReasoningGym(ReasoningGymSettings(dataset=dataset, **options))
+
+
+def test_examples_and_scores():
+    task = gym("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, eval_size=10)
+    assert (task.name, task.size) == ("chain_sum", {"train": None, "eval": 10})
+    example = task.example("train", 5)
+    left, op, right = re.search(r"(\d) ([-+]) (\d)", example.prompt).groups()
+    answer = str(int(left) + int(right) if op == "+" else int(left) - int(right))
+    assert [task.score(example, text) for text in (answer, f" {answer}\n", "no idea")] == [1.0, 1.0, 0.0]
+    with pytest.raises(ScorerError, match="ValueError"):
+        gym("prime_factorization").score(gym("prime_factorization").example("train", 0), "two times x")
+
+
+def test_is_deterministic_in_any_order():
+    indices = [0, 1, 63, 64, 200, 10**7, 2**40]
+    ahead = [gym("chain_sum", seed=3).example("train", i) for i in indices]
+    task = gym("chain_sum", seed=3)
+    assert [task.example("train", i) for i in reversed(indices)][::-1] == ahead
+    assert gym("chain_sum", seed=4).example("train", 0).prompt != ahead[0].prompt
+    random.seed(1)  # a data set that draws from global random numbers
+    before = random.getstate()
+    first = gym("list_functions").example("train", 1)
+    assert random.getstate() == before
+    random.seed(2)
+    assert gym("list_functions").example("train", 1) == first
+
+
+def test_splits_never_share_a_seed(monkeypatch):
+    task = gym("chain_sum")
+    made = []
+    recorder = SimpleNamespace(create_dataset=lambda name, seed, size: made.append((seed, seed + size - 1)))
+    monkeypatch.setattr(task, "_factory", recorder)
+    blocks = (0, 1, 2, 1000, 2**25 - 1, 2**25)
+    for split, block in itertools.product(("train", "eval"), blocks):
+        task._make_block(split, block)
+    train, evaluation = made[: len(blocks)], made[len(blocks) :]
+    assert all(0 <= first <= last < 2**31 for first, last in train)
+    assert all(2**31 <= first <= last < 2**32 for first, last in evaluation)
+    for ranges in (train, evaluation):
+        assert ranges[-1] == ranges[0]  # after 2^25 blocks (two thousand million examples) they start again
+        assert all(before[1] < after[0] for before, after in itertools.pairwise(sorted(ranges[:-1])))
+
+
+def test_a_template_a_pattern_and_a_threshold():
+    task = gym("count_bits", prompt_template=r"{prompt} Put it in \boxed{}.", answer_pattern=r"=> (.*)")
+    example = task.example("train", 0)
+    assert example.prompt == example.answer["question"] + r" Put it in \boxed{}."
+    right = example.answer["answer"]
+    assert task.score(example, f"=> 1\n=> {right}\nbye") == 1.0
+    assert task.score(example, right) == 0.0  # no match
+    assert 0 < task.score(example, f"=> about {right}") < 1  # reasoning-gym's own credit for an answer in words
+    strict = gym("count_bits", answer_pattern=r"=> (.*)", threshold=1.0)
+    assert [strict.score(example, f"=> {text}{right}") for text in ("about ", "")] == [0.0, 1.0]
+
+
+def test_settings_that_cannot_be_used():
+    for options, error, named in [
+        ({"dataset": "chainsum"}, UnknownName, "'chain_sum'"),
+        ({"dataset": "chain_sum", "options": {"min_term": 2}}, UnknownName, "'min_terms'"),
+        ({"dataset": "chain_sum", "options": {"seed": 2}}, UnknownName, "task.seed"),
+        ({"dataset": "chain_sum", "options": {"min_terms": 9, "max_terms": 2}}, OutOfRange, "task.options"),
+        *(({"dataset": name}, OutOfRange, rf"task\.dataset: .*'{name}' executes completions") for name in EXECUTING),
+    ]:
+        with pytest.raises(error, match=named):
+            gym(**options)
