@@ -56,10 +56,10 @@ def evidence(rows: int, length: int) -> dict[str, Tensor]:
     own = torch.where(torch.rand(rows, length, generator=draw) < 0.7, top, top - torch.rand(rows, length).mul(9))
     return {
         "logprobs": own,
-        "old_logprobs": own + 0.1 * torch.randn(rows, length, generator=draw).clamp(-2, 2),
+        "old_logprobs": (own + 0.1 * torch.randn(rows, length, generator=draw).clamp(-2, 2)).clamp(max=0),
         "entropies": -top * 1.5 + 0.1 * torch.rand(rows, length, generator=draw),
-        "ref_logprobs": own + 0.1 * torch.randn(rows, length, generator=draw),
-        "rollout_logprobs": own + 0.01 * torch.randn(rows, length, generator=draw),
+        "ref_logprobs": (own + 0.1 * torch.randn(rows, length, generator=draw)).clamp(max=0),
+        "rollout_logprobs": (own + 0.01 * torch.randn(rows, length, generator=draw)).clamp(max=0),
         "max_logprobs": top,
         "log_kept_mass": top * 0.1,
         "sum_p_sq": top.exp().square(),

@@ -70,7 +70,8 @@ def others(method: TokenObjective, setting: Setting) -> Iterator[TokenObjective]
 def losses(method: TokenObjective) -> list[Tensor]:
     """Loss and gradients of three steps with state, on evidence on which all controllers act."""
     tensors = evidence()
-    batch, state, values = TokenBatch.from_padded(**tensors), None, []
+    groups = torch.arange(len(tensors["response_mask"])) // 2
+    batch, state, values = TokenBatch.from_padded(**tensors, group_ids=groups), None, []
     for _ in range(3):
         outputs = live(tensors)
         plan = make_plan(method, [batch], state)
