@@ -113,9 +113,9 @@ def test_torchrun_as_printed_starts_two_that_train_to_the_weights_of_one(tmp_pat
     go(small(tmp_path / "one", **SMOOTH))
     ran(command(file_of(small(tmp_path / "two", **SMOOTH))))
     assert (about(tmp_path / "two")["processes"], about(tmp_path / "two")["engine"].split(",")[0]) == (2, "ddp")
-    found = largest_difference(tmp_path / "one", tmp_path / "two")
-    print(f"torchrun: largest difference {found:.1e}")
-    assert found <= ALIKE
+    apart = largest_difference(tmp_path / "one", tmp_path / "two")
+    print(f"torchrun: largest difference {apart:.1e}")
+    assert apart <= ALIKE
 
 
 @pytest.mark.slow
