@@ -195,11 +195,14 @@ def test_an_untied_head_trains_over_two_processes_as_in_one(forks: Forks, tmp_pa
 
 
 @pytest.mark.slow
-def test_gathered_in_bfloat16_weights_are_learnt_in_float32(forks: Forks, tmp_path: Path) -> None:
-    settings = {**SIX, "optimisation__precision": "bf16"}
+def test_gathered_in_bfloat16_weights_are_learnt_and_gradients_added_in_float32(forks: Forks, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SIX, "optimisation__precision": "bf16"}
     forks.does(file_of(small(tmp_path / "one", STACK, **settings)), 1)
-    forks.does(file_of(small(tmp_path / "two", STACK, **settings, engine={"name": "fsdp2", "gather": "bf16"})), 2)
-    assert about(tmp_path / "two")["processes"] == 2
+    for told in counted(forks, tmp_path / "two", 2, **settings, engine={"name": "fsdp2", "gather": "bf16"}):
+        for step in told["steps"]:
+            assert {dtype for name, size, dtype in step["sent"] if "reducescatter" in name} == {"float32"}
+            assert "bfloat16" in {dtype for name, size, dtype in step["sent"] if "allgather" in name}
+            assert step["weights"] == pytest.approx(4 * parameters() / 2, rel=FILLED)
     end = weights(tmp_path / "two")
     assert all(value.dtype == torch.float32 for value in end.values())
     assert any(not torch.equal(value, value.bfloat16().float()) for value in end.values())
@@ -241,13 +244,3 @@ def test_of_an_adapter_only_its_gradients_are_sent(forks: Forks, tmp_path: Path)
             assert large(step["sent"], "allreduce") == trained
     for told in counted(forks, tmp_path / "fsdp2", 2, engine="fsdp2", **ADAPTER):
         assert all(step["moments"] == pytest.approx(4 * trained, rel=0.02) for step in told["steps"])
-
-
-@pytest.mark.slow
-def test_weights_are_gathered_in_bfloat16_and_gradients_added_in_float32(forks: Forks, tmp_path: Path) -> None:
-    engine = {"name": "fsdp2", "gather": "bf16"}
-    for told in counted(forks, tmp_path / "run", 2, engine=engine, optimisation__precision="bf16"):
-        for step in told["steps"]:
-            assert {dtype for name, size, dtype in step["sent"] if "reducescatter" in name} == {"float32"}
-            assert "bfloat16" in {dtype for name, size, dtype in step["sent"] if "allgather" in name}
-            assert step["weights"] == pytest.approx(4 * parameters() / 2, rel=FILLED)
