@@ -6,7 +6,7 @@ The adapters check themselves against them when a trainer is made; ``rlstab chec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -81,8 +81,16 @@ class Host:
             missing += [f"a place for what `{name}` asks for: {what}" for what, name in asks.items()]
         return missing
 
-    def require(self, objective: Composition) -> None:
+    def require(
+        self, objective: Composition, *, gives: Set[str] | None = None, live: Set[str] | None = None, named: str = ""
+    ) -> None:
         """Refuse what the host cannot give.
+
+        Args:
+            objective: with its methods.
+            gives: what it gives with the settings of a run, in place of :attr:`gives`.
+            live: likewise.
+            named: the host and these settings, in the error.
 
         Raises:
             MissingSignal: names the method, what it reads, and what to change.
@@ -92,9 +100,9 @@ class Host:
             require_data_level(objective)
         require_signals(
             objective,
-            provides=self.gives,
-            live=self.live,
-            host=f"{self.name} {self.release}".strip(),
+            provides=self.gives if gives is None else gives,
+            live=self.live if live is None else live,
+            host=named or self.titled,
             otherwise={name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
         )
 

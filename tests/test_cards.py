@@ -15,23 +15,16 @@ import rlstab
 from docs.hooks import measure, pages
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
-from rlstab.explain.card import SECTIONS, STAGE_SECTIONS, Card, card
+from rlstab.explain.card import Card, card
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Offer, Stage
 from tests.examples import EXAMPLES, STAGE_EXAMPLES
 
 METHODS, STAGES = pages.methods(), pages.stages()
+SECTIONS = "Problem Equation Reads Writes Denominator Parameters State Deviations Pitfalls Example Source".split()
+STAGE_SECTIONS = "Problem Equation Reads Returns Parameters State Deviations Interacts Limits Example Source".split()
 #: What a method may read without naming it in `needs`.
-METHOD_BASICS = {
-    "old_logprobs",
-    "logprobs",
-    "advantages",
-    "sequence",
-    "position",
-    "sequence_ids",
-    "group_ids",
-    "live logprobs",
-}
+METHOD_BASICS = {"live logprobs", *"old_logprobs logprobs advantages sequence position sequence_ids group_ids".split()}
 #: What a stage may read without naming it in `needs`.
 STAGE_BASICS = {field.name for field in (*dataclasses.fields(ResponseBatch), *dataclasses.fields(Offer))}
 
@@ -43,7 +36,7 @@ def faults(cls: type) -> list[str]:
 
 
 def _form(cls: type, known: Card) -> Iterator[str]:
-    if tuple(known.sections) != (STAGE_SECTIONS if issubclass(cls, Stage) else SECTIONS):
+    if list(known.sections) != (STAGE_SECTIONS if issubclass(cls, Stage) else SECTIONS):
         yield "sections"
     if not known.summary or "\n" in known.summary:
         yield "summary"
@@ -90,7 +83,7 @@ def _of_stage(cls: type[Stage], known: Card) -> Iterator[str]:
 def test_every_card_says_what_the_class_does() -> None:
     assert len(METHODS) >= 41
     assert len(STAGES) >= 19
-    assert {cls.name: found for cls in (*METHODS, *STAGES) if (found := faults(cls))} == {}
+    assert {cls.name: wrong for cls in (*METHODS, *STAGES) if (wrong := faults(cls))} == {}
     assert all(getattr(rlstab, cls.__name__) is cls for cls in METHODS)
 
 
@@ -127,7 +120,7 @@ def changed(old: str, new: str) -> type:
     ],
 )
 def test_a_fault_of_a_card_is_found(old: str, new: str, fault: str) -> None:
-    assert any(found.startswith(fault) for found in faults(changed(old, new)))
+    assert any(text.startswith(fault) for text in faults(changed(old, new)))
 
 
 # -- pages and pictures -----------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def losses(method: TokenObjective) -> list[Tensor]:
         plan = make_plan(method, [batch], state)
         loss = plan.loss(batch, PolicyOutputs.from_padded(batch, **outputs)).loss
         loss.backward()
-        values += [loss.detach(), *(torch.zeros(()) if one.grad is None else one.grad for one in outputs.values())]
+        values += [loss.detach(), *(torch.zeros(()) if x.grad is None else x.grad for x in outputs.values())]
         state = plan.state
     return values
 
@@ -93,10 +93,6 @@ def test_words_name_every_field_and_every_setting_that_acts() -> None:
                         assert all(map(torch.equal, before, losses(other))), other
 
 
-def test_a_share_in_percent() -> None:
-    assert [percent(one) for one in (0.07, 0.29, 1, 0.005, 0.2)] == ["7 %", "29 %", "100 %", "0.5 %", "20 %"]
-
-
 # -- the sections ------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +102,7 @@ def heads(lines: list[str]) -> list[tuple[str, str]]:
 
 
 def test_the_story_is_told_in_the_order_of_the_loss() -> None:
+    assert [percent(share) for share in (0.07, 0.29, 1, 0.005)] == ["7 %", "29 %", "100 %", "0.5 %"]
     objective = compose(KLPenalty(), STARE(), S2TMask(), ClipHigher(), within(S2TMask(), TopEntropyMask()))
     assert heads(story(objective, None, Pipeline.of(RLOO()))) == [
         ("Advantage", "rloo"), ("Drop", "s2t_1"), ("Drop", "s2t_2"), ("Drop", "top_entropy"),
@@ -113,9 +110,7 @@ def test_the_story_is_told_in_the_order_of_the_loss() -> None:
     ]  # fmt: skip
     assert any("top_entropy`, among the tokens that `s2t` keeps" in line for line in story(objective, None, None))
     assert STORY.keys() == {*WRITABLE, "report"}
-
-
-def test_no_trust_region_is_told_only_where_nothing_takes_its_place() -> None:
+    # that there is no trust region is told where nothing takes its place
     for objective, told in (([], True), ([FIPO()], True), ([GSPO()], True), ([GSPO(), SAPO()], False)):
         assert ("Trust region" in dict(heads(story(compose(*objective), None, None)))) == told
 
@@ -130,43 +125,36 @@ def test_every_preset_equals_itself_and_no_other_loss() -> None:
     assert differences(beside, None, PRESETS["recommended"]) == ["has `stare` on all tokens instead of within `s2t`"]
 
 
-@pytest.mark.parametrize(
-    ("objective", "pipeline", "expected"),
-    [
-        (compose(ClipHigher(high=0.3)), [], ["sets `clip_higher.high` to 0.3 instead of 0.28"]),
-        (compose(ClipHigher(), KLPenalty()), [], ["adds `kl`"]),
-        (compose(TokenMean()), [], ["lacks `clip_higher`"]),
-        (compose(ClipHigher()), [GRPO(ddof=0)], ["sets `grpo.ddof` to 0 instead of 1"]),
-        (compose(ClipHigher()), [GRPO(std=False)], ["takes the advantage `dr_grpo` instead of `grpo`"]),
-        (compose(ClipHigher()), [Overlong(buffer=4)], ["adds the stage `overlong`"]),
-    ],
-)
-def test_an_objective_is_compared_with_a_recipe(objective: Any, pipeline: list[Any], expected: list[str]) -> None:
-    assert differences(objective, Pipeline.of(*pipeline), PRESETS["dapo"]) == expected
+def test_an_objective_is_compared_with_a_recipe() -> None:
+    for objective, stages_of_run, expected in (
+        (compose(ClipHigher(high=0.3)), [], "sets `clip_higher.high` to 0.3 instead of 0.28"),
+        (compose(ClipHigher(), KLPenalty()), [], "adds `kl`"),
+        (compose(TokenMean()), [], "lacks `clip_higher`"),
+        (compose(ClipHigher()), [GRPO(ddof=0)], "sets `grpo.ddof` to 0 instead of 1"),
+        (compose(ClipHigher()), [GRPO(std=False)], "takes the advantage `dr_grpo` instead of `grpo`"),
+        (compose(ClipHigher()), [Overlong(buffer=4)], "adds the stage `overlong`"),
+    ):
+        assert differences(objective, Pipeline.of(*stages_of_run), PRESETS["dapo"]) == [expected]
 
 
 def run_of(objective: Any, **parts: Any) -> Any:
     return load_run({"objective": objective, **parts})
 
 
-@pytest.mark.parametrize(
-    ("objective", "parts", "names"),
-    [
-        (["clip_higher"], {}, ["clip_higher cannot act"]),
-        (["clip_higher"], {"optimisation": {"old_logprobs": "recompute"}}, ["clip_higher cannot act"]),
-        (["clip_higher"], {"optimisation": {"old_logprobs": "rollout"}}, []),
-        (["clip_higher"], {"optimisation": {"epochs": 2}}, []),
-        ([{"name": "lp_reg", "ratio_cap": 10.0}], {}, ["the trust region of lp_reg cannot act"]),
-        (["s2t"], {"optimisation": {"refresh": "step"}}, ["optimisation.refresh"]),
-        (["s2t"], {"optimisation": {"refresh": "step", "mini_batches": 2}}, []),
-        (["s2t"], {"stages": {"name": "grpo", "ddof": 0, "std": False}}, ["grpo.ddof"]),
-    ],
-)
-def test_what_is_idle_in_a_run(objective: Any, parts: dict[str, Any], names: list[str]) -> None:
-    run = run_of(objective, **parts)
-    lines = idle_in_run(run.composition, run)
-    assert len(lines) == len(names)
-    assert all(line.startswith(name) for line, name in zip(lines, names, strict=True))
+def test_what_is_idle_in_a_run() -> None:
+    for objective, parts, beginning in (
+        ("clip_higher", {}, "clip_higher cannot act"),
+        ("clip_higher", {"optimisation": {"old_logprobs": "recompute"}}, "clip_higher cannot act"),
+        ("clip_higher", {"optimisation": {"old_logprobs": "rollout"}}, None),
+        ("clip_higher", {"optimisation": {"epochs": 2}}, None),
+        ({"name": "lp_reg", "ratio_cap": 10.0}, {}, "the trust region of lp_reg cannot act"),
+        ("s2t", {"optimisation": {"refresh": "step"}}, "optimisation.refresh"),
+        ("s2t", {"optimisation": {"refresh": "step", "mini_batches": 2}}, None),
+        ("s2t", {"stages": [{"name": "grpo", "ddof": 0, "std": False}]}, "grpo.ddof"),
+    ):
+        run = run_of([objective], **parts)
+        lines = idle_in_run(run.composition, run)
+        assert [line.startswith(str(beginning)) for line in lines] == [True] * (beginning is not None)
 
 
 def test_what_is_unsafe_in_a_run() -> None:
@@ -283,23 +271,20 @@ def test_it_is_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> Non
         assert "`" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
+def test_a_wrong_source_ends_with_code_2_and_its_error(explained: Any) -> None:
+    Path("bad.yaml").write_text("objective: s2t\nrollout: {grop: 1}\n")
+    Path("bench.yaml").write_text("name: b\nbase: {}\nmethods: {plain: clip_higher}\n")
+    for arguments, error in (
         (["none.yaml"], "ConfigError: none.yaml"),
         (["bad.yaml"], "ConfigError: bad.yaml:2: rollout.grop"),
         (["stares"], "ConfigError: objective.0.name"),
         (["token_mean,sequence_mean"], "Conflict: objective"),
         (["--preset", "jstrl"], "UnknownName"),
         (["bench.yaml", "--set", "seed=1"], "ConfigError: bench.yaml"),
-    ],
-)
-def test_a_wrong_source_ends_with_code_2_and_its_error(explained: Any, arguments: list[str], error: str) -> None:
-    Path("bad.yaml").write_text("objective: s2t\nrollout: {grop: 1}\n")
-    Path("bench.yaml").write_text("name: b\nbase: {}\nmethods: {plain: clip_higher}\n")
-    code, _, told = explained(*arguments)
-    assert code == 2
-    assert told.startswith(error)
+    ):
+        code, _, told = explained(*arguments)
+        assert code == 2
+        assert told.startswith(error)
 
 
 def test_a_bench_is_explained_method_by_method(explained: Any) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -195,15 +195,11 @@ def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
     )
     plan, traces, metrics = traced(objective)
     batch, one = traces[0]
-    names = {key: member.name for key, member in member_terms(plan, batch).items()}
+    names = {f"{key}: {member.name}" for key, member in member_terms(plan, batch).items()}
     assert names == {
-        "clip_higher": "clip_higher",
-        "within_1/outer": "s2t",
-        "within_1/inner/stare": "stare",
-        "within_1/inner/lp_reg": "lp_reg",
-        "within_2/outer": "top_entropy",
-        "within_2/inner/outer": "random_mask",
-        "within_2/inner/inner": "stare",
+        "clip_higher: clip_higher",
+        *("within_1/outer: s2t", "within_1/inner/stare: stare", "within_1/inner/lp_reg: lp_reg"),
+        *("within_2/outer: top_entropy", "within_2/inner/outer: random_mask", "within_2/inner/inner: stare"),
     }
     for inner, action, outer in (
         ("within_1/inner/stare", "boosted", ["within_1/outer"]),
@@ -295,29 +291,24 @@ class Spare(TokenObjective):
         return Terms(unclipped=batch.signal("entropies") > 0.2)
 
 
-@pytest.mark.parametrize("method", [Fence(above=0.5), Capped(floor=5.0)], ids=lambda one: one.name)
-def test_gates_and_pulls_leave_unclipped_tokens_alone(method: TokenObjective) -> None:
-    _, traces, _ = traced(compose(method, Spare()))
-    for batch, one in traces:
-        free = batch.signal("entropies") > 0.2
-        assert torch.equal(one.methods["spare"].actions["unclipped"], free)
-        assert not (one.clipped & free).any()
-        assert torch.equal(one.gate[free], torch.ones_like(one.gate[free]))
-        assert one.clipped[~free].any()
+def test_gates_and_pulls_leave_unclipped_tokens_alone() -> None:
+    for method in (Fence(above=0.5), Capped(floor=5.0)):
+        _, traces, _ = traced(compose(method, Spare()))
+        for batch, step in traces:
+            free = batch.signal("entropies") > 0.2
+            assert torch.equal(step.methods["spare"].actions["unclipped"], free)
+            assert not (step.clipped & free).any()
+            assert torch.equal(step.gate[free], torch.ones_like(step.gate[free]))
+            assert step.clipped[~free].any()
 
 
 def test_texts_of_tokens_join_to_the_text() -> None:
-    text = "naïve 😀 \ufffd ok"
-    texts = token_texts(lambda ids: bytes(ids).decode(errors="replace"), list(text.encode()))
-    assert len(texts) == len(text.encode())
-    assert "".join(texts) == text
-    assert texts[:4] == ["n", "a", "", "ï"]
-
-
-def test_a_character_that_never_ends_is_shown_with_the_last_token() -> None:
-    broken = b"a\xf0\x9f"
-    texts = token_texts(lambda ids: bytes(ids).decode(errors="replace"), list(broken))
-    assert "".join(texts) == broken.decode(errors="replace")
+    # a character that never ends is shown with the last token
+    for content in ("naïve 😀 \ufffd ok".encode(), b"a\xf0\x9f"):
+        texts = token_texts(lambda ids: bytes(ids).decode(errors="replace"), list(content))
+        assert len(texts) == len(content)
+        assert "".join(texts) == content.decode(errors="replace")
+    assert token_texts(lambda ids: bytes(ids).decode(errors="replace"), list("naïv".encode())) == [*"na", "", "ï", "v"]
 
 
 def lines(out: Path) -> list[dict]:
@@ -328,45 +319,35 @@ OBJECTIVE = [{"name": "clip_higher", "low": 0.0, "high": 0.0}, {"name": "s2t", "
 
 
 def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None:
-    run = small(
-        tmp_path,
-        OBJECTIVE,
-        optimisation__epochs=2,
-        optimisation__mini_batches=2,
-        optimisation__micro_batch_size=3,
-        tracking__trace_every=2,
-        tracking__trace_responses=16,
-        optimisation__rollouts=5,
-    )
+    changes = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3, "rollouts": 5}
+    tracking = {"tracking__trace_every": 2, "tracking__trace_responses": 16}
+    run = small(tmp_path, OBJECTIVE, **tracking, **{f"optimisation__{name}": value for name, value in changes.items()})
     screen = Console(file=io.StringIO(), width=200, force_terminal=False)
-    records = {one["rollout"]: one for one in train(run, console=screen).records}
+    records = {record["rollout"]: record for record in train(run, console=screen).records}
     assert isinstance(screen.file, io.StringIO)
     assert screen.file.getvalue().endswith(f"rlstab view {tmp_path}\n")
-    found = lines(tmp_path)
-    assert {one["rollout"] for one in found} == {1, 2, 4, 5}
+    steps = lines(tmp_path)
+    assert {line["rollout"] for line in steps} == {1, 2, 4, 5}
     for rollout in (1, 2, 4, 5):
-        here = [one for one in found if one["rollout"] == rollout]
+        here, metrics = [line for line in steps if line["rollout"] == rollout], records[rollout]
         assert len(here) == run.rollout.prompts * run.rollout.group * 2
-        assert {one["optimizer_step"] for one in here} == set(range(4 * rollout - 3, 4 * rollout + 1))
-        tokens = sum(len(one["tokens"]) for one in here)
-        dropped = sum(len(one["methods"]["s2t"].get("dropped", [])) for one in here)
-        clipped = sum(len(one["methods"]["clip_higher"].get("clipped", [])) for one in here)
-        kept = sum(sum(one["kept"]) for one in here)
-        metrics = records[rollout]
+        assert {line["optimizer_step"] for line in here} == set(range(4 * rollout - 3, 4 * rollout + 1))
+        tokens, kept = sum(len(line["tokens"]) for line in here), sum(sum(line["kept"]) for line in here)
         assert tokens == 2 * metrics["response/tokens"]  # each response is in one step of each epoch
+        dropped = sum(len(line["methods"]["s2t"].get("dropped", [])) for line in here)
+        clipped = sum(len(line["methods"]["clip_higher"].get("clipped", [])) for line in here)
         assert dropped / tokens == pytest.approx(metrics["s2t/dropped"])
-        sides = metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"]
-        assert clipped / kept == pytest.approx(sides)
+        assert clipped / kept == pytest.approx(metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"])
         # a line keeps five digits of its reward
-        assert sum(one["reward"] for one in here) / len(here) == pytest.approx(metrics["reward/mean"], rel=1e-4)
-    assert any(one["methods"]["s2t"] for one in found)
-    assert any(one["methods"]["clip_higher"] for one in found)
-    for one in found:
-        length = len(one["tokens"])
+        assert sum(line["reward"] for line in here) / len(here) == pytest.approx(metrics["reward/mean"], rel=1e-4)
+    for name in ("s2t", "clip_higher"):
+        assert any(line["methods"][name] for line in steps)
+    for line in steps:
+        length, clipped = len(line["tokens"]), line["methods"]["clip_higher"].get("clipped", [])
         for column in ("ids", "logprobs", "entropies", "ratio", "weight", "kept", "clipped"):
-            assert len(one[column]) == length
-        assert one["methods"]["kl"]["regularised"] == list(range(length))
-        assert one["clipped"] == [place in one["methods"]["clip_higher"].get("clipped", []) for place in range(length)]
+            assert len(line[column]) == length
+        assert line["methods"]["kl"]["regularised"] == list(range(length))
+        assert line["clipped"] == [place in clipped for place in range(length)]
 
 
 def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_path: Path) -> None:
@@ -385,44 +366,34 @@ def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_p
         assert len({one["sequence_id"] for one in after if one["rollout"] == rollout}) == 4
 
 
-def _appending(path: Path) -> Callable[[str], None]:
-    def append(lines: str) -> None:
-        with path.open("a") as file:
-            file.write(lines)
+def written(tmp_path: Path, objective: TokenObjective, rewards: torch.Tensor, computed: Any = None) -> Trace:
+    """The trace of a part that was written to the file of a run."""
 
-    return append
+    def append(text: str) -> None:
+        with (tmp_path / "tokens.jsonl").open("a") as file:
+            file.write(text)
+
+    settings = small(tmp_path, tracking__trace_every=1).tracking
+    tracer = Tracer(append, settings, 1, lambda ids: "x" * len(ids))
+    batch, live = part(1)
+    tracer.begin(1, lambda place: "p", batch.sequence_ids, batch.group_ids, rewards, torch.tensor([1.5, -0.7] * 3))
+    plan = make_plan(objective, [batch])
+    computed = torch.ones(len(batch), dtype=torch.bool) if computed is None else torch.arange(len(batch)) >= computed
+    tracer.part(plan, batch, live, computed, torch.zeros((6, 12), dtype=torch.int64), 1)
+    return trace(plan, batch, live)
 
 
 def test_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
-    run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(_appending(tmp_path / "tokens.jsonl"), run.tracking, 1, lambda ids: "x" * len(ids))
-    batch, live = part(1)
-    ids = batch.sequence_ids
-    rewards = torch.full((6,), torch.nan)
-    tracer.begin(1, lambda place: "p", ids, ids // 2, rewards, torch.zeros(6))
-    computed = torch.ones(len(batch), dtype=torch.bool)
-    computed[0] = False
-    response_ids = torch.zeros((6, 12), dtype=torch.int64)
-    plan = make_plan(compose(TokenMean()), [batch])
-    tracer.part(plan, batch, live, computed, response_ids, 1)
-    found = lines(tmp_path)
-    assert found[0]["reward"] is None
-    assert found[0]["ratio"][0] is None
-    assert None not in found[0]["ratio"][1:]
+    written(tmp_path, compose(TokenMean()), torch.full((6,), torch.nan), computed=1)
+    first = lines(tmp_path)[0]
+    assert first["reward"] is None
+    assert [value is None for value in first["ratio"]] == [True] + [False] * (len(first["ratio"]) - 1)
 
 
 def test_a_gate_is_written_and_read_again(tmp_path: Path) -> None:
-    run = small(tmp_path, tracking__trace_every=1)
-    tracer = Tracer(_appending(tmp_path / "tokens.jsonl"), run.tracking, 1, lambda ids: "x" * len(ids))
-    batch, live = part(1)
-    tracer.begin(
-        1, lambda place: "p", batch.sequence_ids, batch.group_ids, torch.zeros(6), torch.tensor([1.5, -0.7] * 3)
-    )
-    plan = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch])
-    tracer.part(plan, batch, live, torch.ones(len(batch), dtype=torch.bool), torch.zeros((6, 12), dtype=torch.int64), 1)
-    found = trace(plan, batch, live)
-    pull = torch.where(found.ratio < 0.7, 0.0, found.ratio.clamp(max=1.1))
-    moved = ((pull - found.ratio) * batch.advantages).abs()
+    step = written(tmp_path, compose(Capped(floor=0.7, cap=1.1)), torch.zeros(6))
+    pull = torch.where(step.ratio < 0.7, 0.0, step.ratio.clamp(max=1.1))
+    moved = ((pull - step.ratio) * part(1)[0].advantages).abs()
     samples = read_tokens(tmp_path / "tokens.jsonl").samples
-    assert [one for sample in samples for one in sample.influence()] == pytest.approx(moved.tolist(), abs=1e-3)
+    assert [value for sample in samples for value in sample.influence()] == pytest.approx(moved.tolist(), abs=1e-3)
     assert any(sample.methods["capped"].actions.get("clipped") for sample in samples)

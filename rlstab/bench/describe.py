@@ -22,15 +22,16 @@ def bench_page(source: str, overrides: Mapping[str, Any]) -> str:
     if overrides:
         raise ConfigError(f"{source}: a bench takes no --set. Write {', '.join(overrides)} under its base or settings.")
     bench = load_bench(source)
-    first = bench.settings[0]
-    others = f", the first of {len(bench.settings)} settings" if len(bench.settings) > 1 else ""
+    settings, methods = list(bench.file.settings), list(bench.file.methods)
+    first = settings[0]
+    others = f", the first of {len(settings)} settings" if len(settings) > 1 else ""
     pages = {
         run.method: page(run.method, run.config.composition, run.config)
         for run in bench.runs[::-1]
         if run.setting == first
     }
-    head = f"# {source}\n\nBench {bench.name}, baseline {bench.baseline}. Each method at {first}{others}."
-    nested = [re.sub(r"(?m)^#", "##", pages[name]) for name in bench.methods]
+    head = f"# {source}\n\nBench {bench.file.name}, baseline {bench.file.baseline}. Each method at {first}{others}."
+    nested = [re.sub(r"(?m)^#", "##", pages[name]) for name in methods]
     return "\n\n".join([head, *nested])
 
 

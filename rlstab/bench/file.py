@@ -16,12 +16,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,6 @@ from pydantic import Field, JsonValue
 
 from rlstab.bench.documents import ablations, part, placed
 from rlstab.config.document import Document, Place, shown
-from rlstab.config.objectives import digest
 from rlstab.config.runs import RunConfig, build_run, run_hash
 from rlstab.config.settings import Count, Settings
 from rlstab.config.user_code import located
@@ -94,7 +93,7 @@ class BenchRun:
     @property
     def name(self) -> str:
         """``setting/method/seed-0``, also its place under ``runs/``."""
-        return run_name(self.setting, self.method, self.seed)
+        return f"{self.setting}/{self.method}/seed-{self.seed}"
 
     @property
     def folder(self) -> Path:
@@ -112,40 +111,25 @@ class Bench:
     """A checked bench.
 
     Attributes:
-        about: what it asks and what to know beside its figures, or empty.
+        file: what it says, with the base in place, the stack expanded, the baseline named and the seeds listed.
         out: its folder.
         moved: whether this is another folder than the file says.
         source: the file that it came from, or empty.
-        baseline: name of the method that the others are compared with, the first where the file names none.
         workers: runs at a time.
-        keep_checkpoints: whether a finished run keeps its final checkpoint.
         runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
-        resolved: the file with the base in place, the stack expanded and the seeds listed; loads to the same bench.
     """
 
-    name: str
-    about: str
+    file: BenchFile
     out: Path
     moved: bool
     source: str
-    baseline: str
-    methods: tuple[str, ...]
-    settings: tuple[str, ...]
-    seeds: tuple[int, ...]
     workers: int
-    keep_checkpoints: bool
     runs: tuple[BenchRun, ...]
-    resolved: Mapping[str, Any]
 
-    @cached_property
-    def hash(self) -> str:
-        """Twelve hexadecimal digits over all its runs and the baseline."""
-        return digest([self.baseline, [[run.setting, run.method, run.seed, run.hash] for run in self.runs]])
-
-
-def run_name(setting: str, method: str, seed: int) -> str:
-    """What a run is called, and its place under ``runs/``."""
-    return f"{setting}/{method}/seed-{seed}"
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The file as plain data, nothing in it shared; loads to the same bench."""
+        return self.file.model_dump(mode="json", exclude={"stack", "ablate"})
 
 
 def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None = None) -> Bench:
@@ -178,41 +162,25 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     folder = Path(out or file.out or f"runs/{file.name}")
     loaded = _load_all(document, base, methods, settings)
     runs = tuple(
-        BenchRun(setting, method, seed, _seeded(loaded[setting, method], folder, setting, method, seed))
-        for seed in seeds
-        for setting in settings
-        for method in methods
+        BenchRun(setting, method, seed, _placed(loaded[setting, method], folder / "runs" / setting / method, seed))
+        for seed, setting, method in product(seeds, settings, methods)
     )
     resolved = {
-        "name": file.name,
-        "about": file.about,
         "out": str(folder),
         "base": base.data,
         "methods": {
-            name: {"objective": entry.objective.data, "set": {key: value.data for key, value in entry.set.items()}}
-            for name, entry in methods.items()
+            name: {"objective": entry.objective.data, "set": _plain(entry.set)} for name, entry in methods.items()
         },
         "baseline": baseline,
-        "settings": {name: {key: value.data for key, value in values.items()} for name, values in settings.items()},
+        "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
-        "workers": file.workers,
-        "keep_checkpoints": file.keep_checkpoints,
     }
-    return Bench(
-        name=file.name,
-        about=file.about,
-        out=folder,
-        moved=out is not None,
-        source=document.name,
-        baseline=baseline,
-        methods=tuple(methods),
-        settings=tuple(settings),
-        seeds=seeds,
-        workers=file.workers or _processors(),
-        keep_checkpoints=file.keep_checkpoints,
-        runs=runs,
-        resolved=json.loads(json.dumps(resolved)),  # nothing shared, which YAML would write as an alias
-    )
+    workers = file.workers or _processors()
+    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs)
+
+
+def _plain(values: Mapping[str, Document]) -> dict[str, Any]:
+    return {key: value.data for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -336,24 +304,20 @@ def _load_all(
             except RlstabError as error:
                 problems.setdefault(str(error), []).append(f"{setting}/{name}")
     if problems:
-        raise ConfigError(
-            "\n".join(_problem(text, places, len(methods) * len(settings)) for text, places in problems.items())
-        )
+        every = len(methods) * len(settings)
+        raise ConfigError("\n".join(_told(text, places, every) for text, places in problems.items()))
     return loaded
 
 
-def _problem(text: str, places: list[str], total: int) -> str:
-    if len(places) == total:
-        return text
-    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
-    return f"{text}\n  in {', '.join(places[:SHOWN])}{more}"
+def _told(problem: str, runs: list[str], every: int) -> str:
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    return problem if len(runs) == every else f"{problem}\n  in {', '.join(runs[:SHOWN])}{more}"
 
 
-def _seeded(run: RunConfig, folder: Path, setting: str, method: str, seed: int) -> RunConfig:
-    given = "checkpoint_every" in run.tracking.model_fields_set
-    changes: dict[str, Any] = {"out": str(folder / "runs" / run_name(setting, method, seed))}
-    if not given:  # runs of a bench are short, and a finished one needs no checkpoint
-        changes["checkpoint_every"] = 0
+def _placed(run: RunConfig, folder: Path, seed: int) -> RunConfig:
+    changes: dict[str, Any] = {"out": str(folder / f"seed-{seed}")}
+    if "checkpoint_every" not in run.tracking.model_fields_set:
+        changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint
     return run.model_copy(update={"seed": seed, "tracking": run.tracking.model_copy(update=changes)})
 
 

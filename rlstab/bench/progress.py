@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -67,7 +68,7 @@ class Screen:
         for run in running:
             if run.name not in self._tasks:
                 self._tasks[run.name] = self._progress.add_task(escape(run.name), total=_rollouts(run), now="")
-            records = last_records(run.folder, TAIL)
+            records = last_records(run.folder)
             rollout = records[-1]["rollout"] if records else 0
             made += rollout
             self._progress.update(self._tasks[run.name], completed=rollout, now=_measured(records))
@@ -103,38 +104,25 @@ def _rollouts(run: BenchRun) -> int:
     return run.config.optimisation.rollouts
 
 
-def last_records(folder: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """Records at the end of a run's metrics; what a kill cut off, or what is being written, is left out.
-
-    Args:
-        folder: of the run.
-        size: bytes that are read; None reads all of them.
-    """
+def last_records(folder: Path) -> list[dict[str, Any]]:
+    """Records at the end of a run's metrics; what a kill cut off, or what is being written, is left out."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size) if size else 0)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().splitlines()
     except OSError:  # the run has not begun to write
         return []
     records = []
     for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("rollout"), int):
-            records.append(record)
-    return records
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict) and isinstance(record.get("rollout"), int)]
 
 
 def _measured(records: Sequence[dict[str, Any]]) -> str:
     """``reward 0.512  entropy 0.250  held out 0.500``, as far as it was measured."""
     shown = []
-    for name, metric, count in (
-        ("reward", "reward/mean", WIDTH),
-        ("entropy", "tokens/entropy", WIDTH),
-        ("held out", "eval/mean", 1),
-    ):
+    for name, metric, count in _SHOWN:
         values = [record[metric] for record in records if isinstance(record.get(metric), int | float)][-count:]
         shown += [f"{name} {sum(values) / len(values):.3f}"] if values else []
     return "  ".join(shown)

@@ -6,20 +6,19 @@ import json
 import os
 import platform
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from subprocess import PIPE
+from typing import IO, Any
 
 import filelock
 import torch
@@ -28,11 +27,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import rlstab
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, update_record, write_record
-from rlstab.bench.worker import last_lines
+from rlstab.bench.worker import LOG, last_lines
 from rlstab.config.document import dump
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
@@ -49,9 +47,8 @@ STOPPED = 130
 #: What an error lists of the runs of another file.
 SHOWN = 6
 
-#: What starts a worker, and what it prints into.
+#: What starts a worker.
 COMMAND = [sys.executable, "-m", "rlstab.bench.worker"]
-LOG = "worker.log"
 
 #: One thread per run: two such runs side by side do more than one run on two threads.
 ONE_THREAD = {
@@ -100,11 +97,11 @@ def run_bench(
 
 
 def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, retry: bool, console: Console) -> int:
-    owner = read_record(bench.out).get("name", bench.name)
-    if owner != bench.name:
+    owner = read_record(bench.out).get("name", bench.file.name)
+    if owner != bench.file.name:
         raise ConfigError(
-            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.name}': their runs would "
-            f"be mixed. Give another folder with --out, or call this one '{owner}' too."
+            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their runs "
+            f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
         )
     plan = plan_of(runs, overwrite=overwrite, retry=retry)
     if plan["changed"]:
@@ -113,11 +110,11 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
             f"has now: {_some(plan['changed'])}. Make them again with --overwrite, or keep them and give another "
             f"folder with --out."
         )
-    _describe(bench, workers)
+    _describe(bench)
     queue = [run for run in runs if run in plan["anew"] or run in plan["resumed"]]
     try:
         with Screen(console, runs, queue) as screen:
-            _Workers(bench, plan["resumed"], workers, screen).make(queue)
+            _make(bench, queue, plan["resumed"], workers, screen)
     except KeyboardInterrupt:
         _say(console, f"stopped; {_summary(runs)}. Continue with: {command(bench)}")
         return STOPPED
@@ -177,7 +174,7 @@ def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
         if not any(matches(run, pattern) for run in bench.runs):
             raise ConfigError(
                 f"--only {pattern}: no run matches. Give setting/method or setting/method/seed-0, with * for any. "
-                f"Settings: {', '.join(bench.settings)}. Methods: {', '.join(bench.methods)}."
+                f"Settings: {', '.join(bench.file.settings)}. Methods: {', '.join(bench.file.methods)}."
             )
     return tuple(run for run in bench.runs if not only or any(matches(run, pattern) for pattern in only))
 
@@ -218,20 +215,23 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     for name in ("runs", "finished", "rollouts", "optimizer steps", "responses"):
         table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # numbers stay whole
     totals = [0] * 5
-    for setting, method in product(bench.settings, bench.methods):
+    for setting, method in product(bench.file.settings, bench.file.methods):
         some = [run for run in runs if (run.setting, run.method) == (setting, method)]
         if not some:
             continue
-        rollouts, config = sum(run.config.optimisation.rollouts for run in some), some[0].config
-        steps = rollouts * config.optimisation.optimizer_steps_per_rollout
-        responses = rollouts * config.rollout.prompts * config.rollout.group
+        optimisation, rollout = some[0].config.optimisation, some[0].config.rollout
+        rollouts = len(some) * optimisation.rollouts
+        steps, responses = (
+            rollouts * optimisation.optimizer_steps_per_rollout,
+            rollouts * rollout.prompts * rollout.group,
+        )
         numbers = [len(some), sum(run in plan["finished"] for run in some), rollouts, steps, responses]
-        totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+        totals = list(map(sum, zip(totals, numbers, strict=True)))
         table.add_row(escape(setting), escape(method), *map(str, numbers))
     table.add_section()
     table.add_row("all", "", *map(str, totals))
     console.print(table)
-    _say(console, f"folder: {bench.out}; baseline: {bench.baseline}; workers: {bench.workers}")
+    _say(console, f"folder: {bench.out}; baseline: {bench.file.baseline}; workers: {bench.workers}")
     for kind, what in (
         ("failed", "failed before, run again with --retry"),
         ("resumed", "cut off, would go on from a checkpoint"),
@@ -246,33 +246,17 @@ def command(bench: Bench, run: BenchRun | None = None) -> str:
     """What to type to make a bench, or one run of it in another folder, again."""
     parts = ["rlstab", "bench", bench.source or str(bench.out / "bench.yaml")]
     if run:
-        parts += ["--only", run.name, "--out", f"runs/{bench.name}-again"]
+        parts += ["--only", run.name, "--out", f"runs/{bench.file.name}-again"]
     elif bench.moved:
         parts += ["--out", str(bench.out)]
     return shlex.join(parts)
 
 
-def _describe(bench: Bench, workers: int) -> None:
-    """Write ``bench.yaml`` and ``bench.json``; a bench that goes on keeps the time at which it was started."""
-    (bench.out / "bench.yaml").write_text(dump(dict(bench.resolved)), encoding="utf-8")
-    before = read_record(bench.out)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    about = {
-        "name": bench.name,
-        "about": bench.about,
-        "hash": bench.hash,
-        "baseline": bench.baseline,
-        "command": command(bench),
-        "started": before.get("started", now) if before.get("hash") == bench.hash else now,
-        "rlstab": rlstab.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.platform(),
-        "cpu": _processor(),
-        "workers": workers,
-        "threads": 1,
-    }
-    write_record(bench.out, about)
+def _describe(bench: Bench) -> None:
+    """Write ``bench.yaml`` and ``bench.json``."""
+    (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
+    about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
+    write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
 
 
 def _processor() -> str:
@@ -287,113 +271,109 @@ def _processor() -> str:
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
-class _Workers:
-    """Processes that make the runs of a bench, so many at a time; each sees one GPU, where there are any.
+class _Worker:
+    """A process that makes one run after another, and is started again where it died.
 
     Args:
-        bench: to which the runs belong.
-        resumed: runs that go on from a checkpoint.
-        workers: at a time.
-        screen: is told of what happens.
+        gpu: that it sees; None where there are none.
     """
 
-    def __init__(self, bench: Bench, resumed: Sequence[BenchRun], workers: int, screen: Screen) -> None:
-        self._bench, self._resumed, self._count, self._screen = bench, resumed, workers, screen
-        self._running: dict[BenchRun, subprocess.Popen[bytes]] = {}
-        self._starting, self._stopping = threading.Lock(), False
-        self._gpus: SimpleQueue[str | None] = SimpleQueue()
-        names: list[str | None] = [*gpus()] or [None]
-        for place in range(workers):  # workers share the GPUs evenly
-            self._gpus.put(names[place % len(names)])
+    def __init__(self, gpu: str | None) -> None:
+        self._seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.run: BenchRun | None = None
 
-    def make(self, runs: Sequence[BenchRun]) -> None:
-        """Make the runs in their order; however this ends, no worker is left."""
-        with ThreadPoolExecutor(self._count) as pool:
-            waiting = {pool.submit(self._make, run): run for run in runs}
-            try:
-                while waiting:
-                    done, _ = wait(waiting, POLL, FIRST_COMPLETED)
-                    self._screen.look(list(self._running))
-                    for future in done:
-                        future.result()
-                        self._screen.ended(waiting.pop(future))
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._stop()
-
-    def _make(self, run: BenchRun) -> None:
-        gpu = self._gpus.get()
-        try:
-            with self._starting:
-                if self._stopping:
-                    return
-                process = self._running[run] = self._start(run, gpu)
-            code = process.wait()
-            _dismiss(process)
-            del self._running[run]
-            if not self._stopping and read_record(run.folder).get("status") not in ("finished", "failed"):
-                log = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
-                text = last_lines(f"{log.rstrip()}\nthe worker {_how(code)}")
-                update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
-        finally:
-            self._gpus.put(gpu)
-
-    def _start(self, run: BenchRun, gpu: str | None) -> subprocess.Popen[bytes]:
-        """Start a run, in place of the one that is there or from its checkpoint."""
-        resume = run in self._resumed
-        before = read_record(run.folder) if resume else {"seconds": 0.0, "cpu_seconds": 0.0}
-        run.folder.mkdir(parents=True, exist_ok=True)
-        record: dict[str, Any] = {
-            "bench": self._bench.name,
-            "setting": run.setting,
-            "method": run.method,
-            "seed": run.seed,
-            "status": "running",
-            "error": None,
-            "seconds": None,
-            "cpu_seconds": None,
-            "command": command(self._bench, run),
-            "run_hash": run.hash,
-        }
-        write_record(run.folder, record)
-        order = {
-            "run": run.config.model_dump(mode="json"),
-            "resume": resume,
-            "keep_checkpoints": self._bench.keep_checkpoints,
-            "spent": {name: before.get(name) for name in ("seconds", "cpu_seconds")},
-        }
-        seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        with (run.folder / LOG).open("ab" if resume else "wb") as log:
-            process = subprocess.Popen(
-                COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **ONE_THREAD, **seen}
-            )
-        assert process.stdin is not None
+    def start(self, run: BenchRun, order: Mapping[str, Any]) -> None:
+        """Order a run; what the process itself says goes to the log of its first one."""
+        self.run = run
+        if self.process is None:
+            env = {**os.environ, **ONE_THREAD, **self._seen}
+            with (run.folder / LOG).open("ab") as log:  # a session of its own: Ctrl-C is for the parent to decide
+                self.process = subprocess.Popen(
+                    COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
+                )
+        assert self.process.stdin is not None
         with suppress(OSError):  # it died at once; how it ended says why
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
-        self._screen.started(run, resume)
-        return process
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
 
-    def _stop(self) -> None:
-        """Ask all to leave, and kill those that do not."""
-        with self._starting:
-            self._stopping = True
-        processes = list(self._running.values())
-        for process in processes:
-            _dismiss(process)
-        for process in processes:
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    @property
+    def answers(self) -> IO[bytes]:
+        """Where it says how a run ended, or where its own end shows."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def end(self) -> tuple[BenchRun, int]:
+        """The run that has ended, and the exit code of its process."""
+        assert self.process is not None
+        assert self.run is not None
+        run, self.run = self.run, None
+        line = self.answers.readline()
+        return run, int(line) if line else self.leave()
+
+    def dismiss(self) -> None:
+        """Ask it to leave: a worker goes when its standard input ends, and so does its run."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def leave(self) -> int:
+        """Dismiss it, kill it if it stays, and return the exit code of its process."""
+        self.dismiss()
+        assert self.process is not None
+        try:
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            code = self.process.wait()
+        self.answers.close()
+        self.process = None
+        return code
 
 
-def _dismiss(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to leave: a worker goes when its standard input ends."""
-    assert process.stdin is not None
-    with suppress(OSError):  # what was not yet written has no reader
-        process.stdin.close()
+def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], count: int, screen: Screen) -> None:
+    """Make runs in their order, so many at a time; however this ends, no worker is left."""
+    names: list[str | None] = [*gpus()] or [None]
+    workers = [_Worker(names[place % len(names)]) for place in range(count)]  # they share the GPUs evenly
+    waiting = deque(queue)
+    try:
+        while True:
+            for worker in workers:
+                if waiting and worker.run is None:
+                    _start(bench, waiting.popleft(), resumed, worker, screen)
+            busy = {worker.answers: worker for worker in workers if worker.run}
+            if not busy:
+                return
+            ended, _, _ = select.select(busy, [], [], POLL)
+            screen.look([worker.run for worker in busy.values() if worker.run])
+            for worker in (busy[answer] for answer in ended):
+                run, code = worker.end()
+                if read_record(run.folder).get("status") not in ("finished", "failed"):
+                    log = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
+                    text = last_lines(f"{log.rstrip()}\nthe worker {_how(code)}")
+                    update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
+                screen.ended(run)
+    finally:
+        started = [worker for worker in workers if worker.process]
+        for act in (_Worker.dismiss, _Worker.leave):  # all of them are asked before the first one is waited for
+            for worker in started:
+                act(worker)
+
+
+def _start(bench: Bench, run: BenchRun, resumed: Sequence[BenchRun], worker: _Worker, screen: Screen) -> None:
+    """Start a run, in place of the one that is there or from its checkpoint."""
+    resume = run in resumed
+    spent: dict[str, float | None] = {"seconds": 0.0, "cpu_seconds": 0.0}
+    if resume:
+        spent = {name: read_record(run.folder).get(name) for name in spent}
+    run.folder.mkdir(parents=True, exist_ok=True)
+    record = {"bench": bench.file.name, "setting": run.setting, "method": run.method, "seed": run.seed}
+    record |= {"status": "running", "error": None, "seconds": None, "cpu_seconds": None}
+    write_record(run.folder, record | {"command": command(bench, run), "run_hash": run.hash})
+    if not resume:
+        (run.folder / LOG).write_bytes(b"")
+    order = {"run": run.config.model_dump(mode="json"), "resume": resume, "spent": spent}
+    worker.start(run, order | {"keep_checkpoints": bench.file.keep_checkpoints})
+    screen.started(run, resume)
 
 
 def _how(code: int) -> str:

@@ -1,7 +1,8 @@
-"""One run in a process of its own, which ends with the process that started it.
+"""Runs in turn, each in a process of its own, which is forked from one that has imported what they need.
 
-The order is a line of JSON on standard input. Standard input then stays open for as long as the parent lives: its end
-ends the worker, however the parent died.
+The order of a run is a line of JSON on standard input, the answer a line with the exit code of its process on standard
+output. Standard input stays open for as long as the parent lives: its end ends the worker and its run, however the
+parent died.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rlstab.bench.record import update_record
 from rlstab.errors import RlstabError
 
+#: What the run prints goes there, in its folder.
+LOG = "worker.log"
+
 #: Lines of an error that are kept.
 LINES = 12
 
-#: Exit code of a worker whose parent is gone.
+#: Exit code of a run whose parent is gone.
 ORPHANED = 3
 
 
@@ -36,31 +41,45 @@ class _Clock:
     def read(self) -> dict[str, float | None]:
         """``seconds`` of wall time and ``cpu_seconds``, user and system, of all threads of this process."""
         now = {"seconds": time.perf_counter() - self._start, "cpu_seconds": time.process_time()}
-        return {
-            name: None if (before := self._before[name]) is None else round(before + spent, 3)
-            for name, spent in now.items()
-        }
+        before = self._before
+        return {name: None if (old := before[name]) is None else round(old + new, 3) for name, new in now.items()}
 
 
-def main() -> int:
-    """Read the order, train, record how it ended.
+def main() -> None:
+    """Make what is ordered until nothing more comes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whoever prints is no answer
+    import rlstab.train.loop  # noqa: F401  # once for all runs
 
-    The order holds ``run`` (a resolved run), ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of the
-    attempts before.
+    while line := sys.stdin.buffer.readline():
+        # macOS's frameworks do not survive a fork: there a worker makes one run and ends
+        if sys.platform != "linux" or not (process := os.fork()):
+            _make(json.loads(line))
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with suppress(OSError):  # the parent is gone
+            os.write(answers, f"{code}\n".encode())
+
+
+def _make(order: dict[str, Any]) -> NoReturn:
+    """Train, record how it ended, and end the process.
+
+    Args:
+        order: ``run`` (a resolved run), ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of the attempts
+            before.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return ORPHANED
-    order = json.loads(line)
     folder = Path(order["run"]["tracking"]["out"])
     clock, writing = _Clock(order["spent"]), threading.Lock()
+    with (folder / LOG).open("ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
     threading.Thread(target=_leave_with_parent, args=(folder, clock, writing), daemon=True).start()
     error = _train(order["run"], order["resume"])
     with writing:
         update_record(folder, status="failed" if error else "finished", error=error, **clock.read())
         if error is None and not order["keep_checkpoints"]:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if error is None else 1)  # the thread still waits for the parent
 
@@ -71,7 +90,7 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
         import torch
 
         from rlstab.config import load_run
-        from rlstab.train import Stopped, train
+        from rlstab.train.loop import Stopped, train
 
         torch.set_num_threads(1)
         try:
@@ -89,7 +108,7 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
 
 
 def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock) -> None:
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # nothing comes before the run has ended
     with writing:
         update_record(folder, **clock.read())
         os._exit(ORPHANED)
@@ -101,4 +120,4 @@ def last_lines(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -72,13 +72,13 @@ def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
     """
     there = {sign.name: sign for sign in signs if sign.fired}
     together = max(TOGETHER, interval)
-    candidates = [one for one in there.values() if not _follows(one, there, together)]
+    candidates = [sign for sign in there.values() if not _follows(sign, there, together)]
     if not candidates:
         return None
-    earliest = min(_step(one) for one in candidates)
-    among = [one for one in candidates if _step(one) <= earliest + together]
-    first = min(among, key=lambda one: list(CAUSES).index(one.name))
-    later = sorted((one for one in there.values() if one is not first), key=_step)
+    earliest = min(map(_step, candidates))
+    among = [sign for sign in candidates if _step(sign) <= earliest + together]
+    first = min(among, key=lambda sign: list(CAUSES).index(sign.name))
+    later = sorted((sign for sign in there.values() if sign is not first), key=_step)
     return First(CAUSES[first.name], first, tuple(later))
 
 
@@ -92,7 +92,7 @@ def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
         near = 2 * together if sign.first_line else together
         return late and _step(fall) <= _step(sign) + near and left < EXPLAINED * sign.share
     before = [there[name] for name in FOLLOWS.get(sign.name, ()) if name in there]
-    return any(_step(one) <= _step(sign) + together for one in before)
+    return any(_step(other) <= _step(sign) + together for other in before)
 
 
 def _step(sign: Sign) -> int:
@@ -146,7 +146,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         """For machines: see docs/how-to/diagnose.md."""
         remedy = self.remedy
-        found = (self.first.sign, *self.first.later) if self.first else ()
+        fired = (self.first.sign, *self.first.later) if self.first else ()
         return {
             "run": self.log.title,
             "writer": self.log.writer,
@@ -156,14 +156,14 @@ class Diagnosis:
             "cause": self.first.cause if self.first else None,
             "title": remedy.title if remedy else None,
             "step": self.first.sign.step if self.first else None,
-            "signs": [{"sign": one.name, "step": one.step, "text": one.text} for one in found],
-            "looked_at": [{"sign": one.name, "text": one.text} for one in self.looked_at],
+            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in fired],
+            "looked_at": [{"sign": sign.name, "text": sign.text} for sign in self.looked_at],
             "unseen": [{"sign": sign.name, "why": sign.text} for sign in self.unseen],
             "methods": list(remedy.methods) if remedy else [],
             "stages": list(remedy.stages) if remedy else [],
             "settings": {host: list(names) for host, names in remedy.settings.items()} if remedy else {},
             "evidence": [
-                {"method": method, "figures": [dataclasses.asdict(one) for one in figures]}
+                {"method": method, "figures": [*map(dataclasses.asdict, figures)]}
                 for method, figures in (remedy.evidence if remedy else ())
             ],
             "remarks": list(self.remarks),
@@ -172,12 +172,12 @@ class Diagnosis:
 
 def diagnose(log: RunLog) -> Diagnosis:
     """What came first in a run."""
-    found = signs(log)
+    every = signs(log)
     return Diagnosis(
         log=log,
-        first=first_of(found, _interval(log)),
-        looked_at=tuple(one for one in found if one.fired is False),
-        unseen=tuple(dataclasses.replace(sign, text=_why(sign, log)) for sign in found if sign.fired is None),
+        first=first_of(every, _interval(log)),
+        looked_at=tuple(sign for sign in every if sign.fired is False),
+        unseen=tuple(dataclasses.replace(sign, text=_why(sign, log)) for sign in every if sign.fired is None),
     )
 
 

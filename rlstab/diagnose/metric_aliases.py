@@ -67,25 +67,25 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
         row: values by the names of the log, NaN and Inf among them.
     """
     bare = {_PREFIX.sub("", name): (name, value) for name, value in row.items()}
-    found: dict[str, tuple[str, float]] = {}
+    metrics: dict[str, tuple[str, float]] = {}
     for ours, foreign in ALIASES.items():
         for name, turn in {ours: _same, **foreign}.items():
             if name in bare:
-                found[ours] = bare[name][0], turn(bare[name][1])
+                metrics[ours] = bare[name][0], turn(bare[name][1])
                 break
     for ours, parts in SUMS.items():
         there = [part for part in parts if part in bare]
-        if ours not in found and there:
-            found[ours] = " + ".join(bare[part][0] for part in there), sum(bare[part][1] for part in there)
+        if ours not in metrics and there:
+            metrics[ours] = " + ".join(bare[part][0] for part in there), sum(bare[part][1] for part in there)
     for ours, other in STAND_INS.items():
-        if ours not in found and other in bare:
-            found[ours] = bare[other]
-    if "reward/zero_std_groups" not in found:
-        found |= _no_spread(bare)
+        if ours not in metrics and other in bare:
+            metrics[ours] = bare[other]
+    if "reward/zero_std_groups" not in metrics:
+        metrics |= _no_spread(bare)
     for name in ("gradient/largest_norm", "optimizer_steps/refused"):
         if name in bare:
-            found[name] = bare[name]
-    return found
+            metrics[name] = bare[name]
+    return metrics
 
 
 def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:

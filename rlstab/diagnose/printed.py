@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,61 +38,68 @@ def run_diagnose(paths: Sequence[str | Path], console: Console, *, as_json: bool
     Raises:
         ReportError: see :func:`rlstab.diagnose.diagnosis.diagnose_paths`.
     """
-    found = diagnose_paths(paths)
+    runs = diagnose_paths(paths)
     if as_json:
         # escaped, so that no control character of the log reaches the terminal
-        console.file.write(json.dumps([one.as_json() for one in found], indent=1, ensure_ascii=True) + "\n")
+        console.file.write(json.dumps([run.as_json() for run in runs], indent=1, ensure_ascii=True) + "\n")
         return
-    console.print(overview(found) if len(found) > FEW else Group(*(shown(one) for one in found)), highlight=False)
+    console.print(overview(runs) if len(runs) > FEW else Group(*map(shown, runs)), highlight=False)
 
 
-def overview(found: Sequence[Diagnosis]) -> RenderableType:
+def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     """A line for each run, and how often each cause was the first."""
+    table = _grid()
+    for run in runs:
+        table.add_row(_safe(run.log.title), escape(run.told()))
+    titles = Counter(run.remedy.title if run.remedy else "nothing found" for run in runs)
+    counts = ", ".join(f"{title} {count}" for title, count in titles.most_common())
+    return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Name one of them for the whole text.")
+
+
+def _grid(*first: bool) -> Table:
+    """Columns two apart: one for each bool, which says whether it is on the right, and a last one that folds."""
     table = Table.grid(padding=(0, 2))
-    for one in found:
-        table.add_row(_safe(one.log.title), escape(one.told()))
-    titles = [one.remedy.title if one.remedy else "nothing found" for one in found]
-    counts = [f"{title} {titles.count(title)}" for title in sorted(set(titles), key=lambda one: -titles.count(one))]
-    return Group(table, "", f"{counted(len(found), 'run')}: {', '.join(counts)}. Name one of them for the whole text.")
-
-
-def shown(one: Diagnosis) -> RenderableType:
-    """Everything about one run."""
-    log = one.log
-    head = f"[bold]{_safe(log.title)}[/] [dim]({_safe(log.writer)}, {counted(log.last, log.unit)})[/]"
-    return Group(head, Padding(Group(*_told(one)), (0, 0, 1, 2)))
-
-
-def _told(one: Diagnosis) -> Iterator[RenderableType]:
-    colour = "green" if one.first is None else "bold yellow"
-    yield f"[{colour}]{escape(one.told())}[/]"
-    for remark in one.remarks:
-        yield f"[yellow]note:[/] {_safe(remark)}"
-    if one.first:
-        yield _signs(one)
-    if one.remedy:
-        yield from _remedy(one.remedy, one)
-    yield from _looked_at(one)
-
-
-def _signs(one: Diagnosis) -> Table:
-    assert one.first is not None
-    table = Table.grid(padding=(0, 2))
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for sign in (one.first.sign, *one.first.later):
-        table.add_row(f"{one.log.unit} {sign.step}", SIGNS[sign.name].title, f"[dim]{escape(sign.text)}[/]")
+    for right in first:
+        table.add_column(justify="right" if right else "left", no_wrap=True)
+    if first:
+        table.add_column(overflow="fold")
     return table
 
 
-def _remedy(remedy: Remedy, one: Diagnosis) -> Iterator[RenderableType]:
+def shown(run: Diagnosis) -> RenderableType:
+    """Everything about one run."""
+    log = run.log
+    head = f"[bold]{_safe(log.title)}[/] [dim]({_safe(log.writer)}, {counted(log.last, log.unit)})[/]"
+    return Group(head, Padding(Group(*_told(run)), (0, 0, 1, 2)))
+
+
+def _told(run: Diagnosis) -> Iterator[RenderableType]:
+    colour = "green" if run.first is None else "bold yellow"
+    yield f"[{colour}]{escape(run.told())}[/]"
+    for remark in run.remarks:
+        yield f"[yellow]note:[/] {_safe(remark)}"
+    if run.first:
+        yield _signs(run)
+    if run.remedy:
+        yield from _remedy(run.remedy, run)
+    yield from _looked_at(run)
+
+
+def _signs(run: Diagnosis) -> Table:
+    assert run.first is not None
+    table = _grid(True, False)
+    for sign in (run.first.sign, *run.first.later):
+        table.add_row(f"{run.log.unit} {sign.step}", SIGNS[sign.name].title, f"[dim]{escape(sign.text)}[/]")
+    return table
+
+
+def _remedy(remedy: Remedy, run: Diagnosis) -> Iterator[RenderableType]:
     yield ""
     yield f"[bold]likely:[/] {escape('; or '.join(remedy.likely))}."
     yield f"[bold]first:[/] {escape(remedy.first)}"
     for host, names in remedy.settings.items():
-        if host == one.log.writer or one.log.writer not in remedy.settings:
-            yield f"  [dim]{host}:[/] {_safe(', '.join(_setting(name, one) for name in names))}"
+        if host == run.log.writer or run.log.writer not in remedy.settings:
+            yield f"  [dim]{host}:[/] {_safe(', '.join(_setting(name, run) for name in names))}"
     if remedy.evidence:
         yield "[bold]compared here:[/]"
         yield _evidence(remedy)
@@ -104,40 +112,37 @@ def _remedy(remedy: Remedy, one: Diagnosis) -> Iterator[RenderableType]:
     yield f"[dim]{PAGE} says more; rlstab explain NAME says what a method does.[/]"
 
 
-def _setting(name: str, one: Diagnosis) -> str:
+def _setting(name: str, run: Diagnosis) -> str:
     """A setting, with its value where the run tells it."""
-    value = setting_of(one.log.config, name)
+    value = setting_of(run.log.config, name)
     told = setting(value) if isinstance(value, float) else value
     return f"{name} (here {told})" if isinstance(told, str | int) and not isinstance(told, bool) else name
 
 
 def _evidence(remedy: Remedy) -> Padding:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _grid(False)
     for method, figures in remedy.evidence:
-        one = figures[0]
-        where = f"{one.bench}, {one.setting}" if one.setting != "default" else one.bench
+        figure = figures[0]
+        where = f"{figure.bench}, {figure.setting}" if figure.setting != "default" else figure.bench
         told = "; ".join(figure.told for figure in figures)
-        place = f"against {one.baseline}, {counted(one.seeds, 'seed')}, task {one.task}; {one.page}, {where}"
+        seeds = counted(figure.seeds, "seed")
+        place = f"against {figure.baseline}, {seeds}, task {figure.task}; {figure.page}, {where}"
         table.add_row(escape(method), f"{escape(told)}\n[dim]{escape(place)}[/]")
     commands = dict.fromkeys(figure.command for _, figures in remedy.evidence for figure in figures)
     table.add_row("", f"[dim]again: {escape('; '.join(commands))}[/]")
     return Padding(table, (0, 0, 0, 2))
 
 
-def _looked_at(one: Diagnosis) -> Iterator[RenderableType]:
+def _looked_at(run: Diagnosis) -> Iterator[RenderableType]:
     yield ""
-    if one.looked_at:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for sign in one.looked_at:
+    if run.looked_at:
+        table = _grid(False)
+        for sign in run.looked_at:
             table.add_row(f"[dim]{escape(SIGNS[sign.name].title)}[/]", f"[dim]{escape(sign.text)}[/]")
         yield "[bold]looked at, and not found:[/]"
         yield Padding(table, (0, 0, 0, 2))
     reasons: dict[str, list[str]] = {}
-    for unseen in one.unseen:
+    for unseen in run.unseen:
         reasons.setdefault(unseen.text, []).append(SIGNS[unseen.name].unseen)
     if reasons:
         yield "[bold]cannot be seen:[/]"

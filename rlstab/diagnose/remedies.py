@@ -70,7 +70,7 @@ class Figure:
 def figures() -> Mapping[str, tuple[Figure, ...]]:
     """Figures by the key of a comparison: see :func:`key`."""
     data: dict[str, list[dict[str, Any]]] = json.loads(EVIDENCE.read_text(encoding="utf-8"))
-    return {name: tuple(Figure(**one) for one in found) for name, found in data.items()}
+    return {name: tuple(Figure(**figure) for figure in several) for name, several in data.items()}
 
 
 def key(comparison: Mapping[str, Any]) -> str:
@@ -81,14 +81,9 @@ def key(comparison: Mapping[str, Any]) -> str:
 def _evidence(comparisons: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Figure]]]:
     """The methods that some comparisons name, each with its figures in the order of the outcomes."""
     for comparison in comparisons:
-        found = figures().get(key(comparison), ())
+        kept = {(figure.method, figure.outcome): figure for figure in figures().get(key(comparison), ())}
         for method in comparison["methods"]:
-            chosen = [
-                one
-                for outcome in comparison["outcomes"]
-                for one in found
-                if (one.method, one.outcome) == (method, outcome)
-            ]
+            chosen = [kept[method, outcome] for outcome in comparison["outcomes"] if (method, outcome) in kept]
             if chosen:
                 yield method, chosen
 
@@ -132,24 +127,24 @@ def table() -> Mapping[str, Any]:
 @cache
 def remedies() -> Mapping[str, Remedy]:
     """Every cause by name."""
-    return {cause: _remedy(cause, one) for cause, one in table().items()}
+    return {cause: _remedy(cause, entry) for cause, entry in table().items()}
 
 
-def _remedy(cause: str, one: Mapping[str, Any]) -> Remedy:
+def _remedy(cause: str, entry: Mapping[str, Any]) -> Remedy:
     others = [
         name
         for name in METHODS.names()
-        if set(one["sources"]) & METHODS.get(name).about.addresses and name not in one["methods"]
+        if set(entry["sources"]) & METHODS.get(name).about.addresses and name not in entry["methods"]
     ]
     return Remedy(
         cause=cause,
-        title=one["title"],
-        looks=one["looks"],
-        likely=tuple(one["likely"]),
-        first=one["first"],
-        settings={host: tuple(names) for host, names in one["settings"].items()},
-        sources=tuple(source for source in SOURCES if source in one["sources"]),
-        methods=(*one["methods"], *others),
-        stages=tuple(one["stages"]),
-        evidence=tuple((method, tuple(found)) for method, found in _evidence(one["evidence"])),
+        title=entry["title"],
+        looks=entry["looks"],
+        likely=tuple(entry["likely"]),
+        first=entry["first"],
+        settings={host: tuple(names) for host, names in entry["settings"].items()},
+        sources=tuple(source for source in SOURCES if source in entry["sources"]),
+        methods=(*entry["methods"], *others),
+        stages=tuple(entry["stages"]),
+        evidence=tuple((method, tuple(figures)) for method, figures in _evidence(entry["evidence"])),
     )

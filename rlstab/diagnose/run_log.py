@@ -84,19 +84,17 @@ def log_of(rows: Mapping[int, Row], *, title: str, writer: str, unit: str = "ste
     for step, row in sorted(rows.items()):
         if not 0 < step <= MOST_ROLLOUTS:
             continue
-        found = our_metrics(row)
-        if "gradient/norm" in found and "optimizer_steps/refused" not in found:
-            found["optimizer_steps/refused"] = (
-                found["gradient/norm"][0],
-                float(not math.isfinite(found["gradient/norm"][1])),
-            )
-        for ours, (name, value) in found.items():
+        metrics = our_metrics(row)
+        if "gradient/norm" in metrics and "optimizer_steps/refused" not in metrics:
+            name, norm = metrics["gradient/norm"]
+            metrics["optimizer_steps/refused"] = name, float(not math.isfinite(norm))
+        for ours, (name, value) in metrics.items():
             if math.isfinite(value):
                 names.setdefault(ours, name)
                 points.setdefault(ours, []).append((step, value))
     curves = {
-        ours: (np.array([step for step, _ in one], np.int64), np.array([value for _, value in one], np.float64))
-        for ours, one in points.items()
+        ours: (np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64))
+        for ours, pairs in points.items()
     }
     return RunLog(title, writer, unit, curves, names, **others)
 

@@ -8,35 +8,6 @@ from dataclasses import dataclass
 
 from rlstab.core.metadata import docstring
 
-#: The sections of the card of a method that ships, in order.
-SECTIONS = (
-    "Problem",
-    "Equation",
-    "Reads",
-    "Writes",
-    "Denominator",
-    "Parameters",
-    "State",
-    "Deviations",
-    "Pitfalls",
-    "Example",
-    "Source",
-)
-#: The same of a stage.
-STAGE_SECTIONS = (
-    "Problem",
-    "Equation",
-    "Reads",
-    "Returns",
-    "Parameters",
-    "State",
-    "Deviations",
-    "Interacts",
-    "Limits",
-    "Example",
-    "Source",
-)
-
 
 @dataclass(frozen=True)
 class Card:

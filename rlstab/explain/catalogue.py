@@ -61,7 +61,7 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     ]
     if not any(rows for _, rows in matching):
         raise UnknownName(f"nothing in the list has {' and '.join(map(repr, words))}. Run `rlstab list` for all of it.")
-    return Group(*_blocks(matching))
+    return Group(*blocks(matching))
 
 
 def listing_of_files(files: Sequence[str]) -> RenderableType:
@@ -70,10 +70,10 @@ def listing_of_files(files: Sequence[str]) -> RenderableType:
     Raises:
         ConfigError: a file cannot be loaded.
     """
-    return Group(*_blocks((file, [_of_class(cls) for cls in classes(file)]) for file in files))
+    return Group(*blocks((file, [_of_class(cls) for cls in classes(file)]) for file in files))
 
 
-def _blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterator[RenderableType]:
+def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterator[RenderableType]:
     """A heading and a row for each name; a section without rows is left out."""
     for heading, rows in sections:
         if rows:

@@ -9,9 +9,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
 
 from rlstab.config import load_run
 from rlstab.config.bundled_examples import example, examples
@@ -21,8 +18,10 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import TaskSettings
 from rlstab.core.metadata import summary
 from rlstab.core.settings import settings_of
-from rlstab.errors import ConfigError, UnknownName, did_you_mean
+from rlstab.errors import UnknownName, did_you_mean
 from rlstab.explain.card import card
+from rlstab.explain.catalogue import blocks
+from rlstab.files import write_text
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
@@ -51,22 +50,13 @@ def recipes() -> dict[str, str]:
 def recipe_list() -> RenderableType:
     """The recipes, examples before presets, and how one is taken."""
     known = recipes()
-    runs = [name for name in known if name in examples()]
+    runs = [row for row in known.items() if row[0] in examples()]
+    others = [row for row in known.items() if row[0] not in examples()]
     return Group(
-        "[bold]examples[/]: runs as they are in the documents",
-        _named({name: known[name] for name in runs}),
-        f"[bold]presets[/]: a loss and stages, in the run of the example {AROUND}",
-        _named({name: about for name, about in known.items() if name not in runs}),
+        *blocks([("examples: runs as they are in the documents", runs)]),
+        *blocks([(f"presets: a loss and stages, in the run of the example {AROUND}", others)]),
         "rlstab init NAME writes NAME.yaml.",
     )
-
-
-def _named(rows: Mapping[str, str]) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    for name, about in rows.items():
-        table.add_row(name, escape(about))
-    return Padding(table, (0, 0, 1, 2))
 
 
 def write_run_file(recipe: str, out: str | Path | None = None) -> Path:
@@ -81,15 +71,7 @@ def write_run_file(recipe: str, out: str | Path | None = None) -> Path:
         ConfigError: the file exists, or cannot be written.
     """
     path = Path(f"{recipe}.yaml" if out is None else out)
-    text = run_file(recipe, str(path))
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
-    except (OSError, ValueError) as error:  # a name with a null character
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise ConfigError(f"{path}: cannot be written: {reason}. Give --out another file.") from error
+    write_text(path, run_file(recipe, str(path)))
     return path
 
 
@@ -210,13 +192,9 @@ def _set(lines: Iterable[Line]) -> Iterator[str]:
             elif column + 2 + len(comment) <= WIDTH and len(text) + 2 <= column:
                 yield f"{text:<{column}}# {comment}"
             else:
+                head = f"{indent}# "
                 yield from textwrap.wrap(
-                    comment,
-                    WIDTH,
-                    initial_indent=f"{indent}# ",
-                    subsequent_indent=f"{indent}# ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
+                    comment, WIDTH, initial_indent=head, subsequent_indent=head, break_on_hyphens=False
                 )
                 yield text
         yield ""

@@ -87,39 +87,36 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
 
 def describe(objective: Composition) -> RenderableType:
     """A table: one row per method, with its effect, settings, what it reads and what that costs."""
-    table = Table(show_lines=True)
-    for column in ("method", "what it does to tokens", "settings", "reads", "writes"):
-        table.add_column(column, overflow="fold")
-    for key, method in objective.keyed.items():
-        table.add_row(key, *map(escape, (_effect(method), _settings(method), _reads(method), _writes(method))))
-    signals = sorted(objective.needs - BASICS)
+    rows = [
+        (key, _effect(method), _settings(method), _reads(method), ", ".join(sorted(method.writes)))
+        for key, method in objective.keyed.items()
+    ]
     lines = [
         f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, 'yours to provide')}"
-        for name in signals
+        for name in sorted(objective.needs - BASICS)
     ]
     lines += [f"differentiates {name} of the live policy" for name in sorted(objective.live_needs)]
-    return Group(table, *lines)
+    return Group(_table(("method", "what it does to tokens", "settings", "reads", "writes"), rows), *lines)
 
 
 def describe_stages(pipeline: Pipeline) -> RenderableType:
     """A table: one row per stage in the order of a rollout, with what it does and needs; then whose that is."""
-    table = Table(show_lines=True)
-    for column in ("stage", "acts on", "what it does", "needs", "keeps"):
-        table.add_column(column, overflow="fold")
+    rows, lines = [], []
     for stage in pipeline:
-        cells = (
-            stage.kind,
-            stage.in_words(),
-            ", ".join(sorted(stage.needs)) or "basics only",
-            ", ".join(stage.init_state()),
-        )
-        table.add_row(stage.name, *map(escape, cells))
-    lines = [
-        f"needs {name}, for {stage.name}: {escape(stages.cost(stage, name))}"
-        for stage in pipeline
-        for name in sorted(stage.needs)
-    ]
-    return Group(table, *lines)
+        needs = sorted(stage.needs)
+        state = ", ".join(stage.init_state())
+        rows.append((stage.name, stage.kind, stage.in_words(), ", ".join(needs) or "basics only", state))
+        lines += [f"needs {name}, for {stage.name}: {escape(stages.cost(stage, name))}" for name in needs]
+    return Group(_table(("stage", "acts on", "what it does", "needs", "keeps"), rows), *lines)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    table = Table(show_lines=True, title=title)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 def _effect(method: TokenObjective) -> str:
@@ -137,20 +134,16 @@ def _reads(method: TokenObjective) -> str:
     return ", ".join(sorted((method.needs - BASICS) | {f"live {name}" for name in method.live_needs})) or "basics only"
 
 
-def _writes(method: TokenObjective) -> str:
-    return ", ".join(sorted(method.writes))
-
-
 def host_table(objective: Composition, host: Host) -> RenderableType:
     """One row per method: what it reads, and where the host gets that from."""
-    table = Table(show_lines=True, title=f"{host.titled}, through {host.adapter}")
-    for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for key, method in objective.keyed.items():
         whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
-        row = (", ".join(reads(method)) or "the ratio alone", "yes" if whole else "no", _from(method, host))
-        table.add_row(escape(key), *map(escape, row))
-    return Group(table, *map(escape, _forwards(objective, host)))
+        rows.append((key, ", ".join(reads(method)) or "the ratio alone", "yes" if whole else "no", _from(method, host)))
+    columns = ("method", "reads", "decides by the whole step", f"from {host.name}")
+    return Group(
+        _table(columns, rows, f"{host.titled}, through {host.adapter}"), *map(escape, _forwards(objective, host))
+    )
 
 
 def reads(method: TokenObjective) -> list[str]:

@@ -87,16 +87,16 @@ def token_signals(
     if softcap is not None and not softcap > 0:
         raise OutOfRange(f"softcap = {softcap!r}, expected a number above 0, or None.")
     hidden, head_weight, bias = _autocast(hidden, head_weight, bias)
-    if {hidden.dtype} != {one.dtype for one in (hidden, head_weight, bias) if one is not None}:
+    if {hidden.dtype} != {given.dtype for given in (hidden, head_weight, bias) if given is not None}:
         raise ShapeError(
             f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
     ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows, check_ids)
-    found = HeadSignals.apply(  # type: ignore[no-untyped-call]
+    values = HeadSignals.apply(  # type: ignore[no-untyped-call]
         hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
-    return _record(found, rows or {})
+    return _record(values, rows or {})
 
 
 def token_signals_from_logits(
@@ -113,8 +113,8 @@ def token_signals_from_logits(
     if logits.ndim != 2:
         raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
     ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows, check_ids)
-    found = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]
-    return _record(found, rows or {})
+    values = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]
+    return _record(values, rows or {})
 
 
 def _autocast(*inputs: Any) -> tuple[Any, ...]:
@@ -123,7 +123,7 @@ def _autocast(*inputs: Any) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(kind):
         return inputs
     narrow = torch.get_autocast_dtype(kind)
-    return tuple(one if one is None or one.dtype == torch.float64 else one.to(narrow) for one in inputs)
+    return tuple(given if given is None or given.dtype == torch.float64 else given.to(narrow) for given in inputs)
 
 
 def _ask(
@@ -161,12 +161,12 @@ def _ask(
     return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS), temperature
 
 
-def _record(found: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> TokenSignals:
+def _record(signals: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> TokenSignals:
     """The record. A signal that is needed on some rows is 0 on the others, and so is its gradient."""
     return TokenSignals(
         **{
-            name: torch.where(rows[name], one, 0.0) if name in rows else one
-            for name, one in zip(ORDER, found, strict=True)
-            if one is not None
+            name: torch.where(rows[name], values, 0.0) if name in rows else values
+            for name, values in zip(ORDER, signals, strict=True)
+            if values is not None
         }
     )

@@ -134,17 +134,17 @@ class HeadSignals(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         head = Head(weight, bias, temperature, scale, softcap)
         with torch.autocast(hidden.device.type, enabled=False):
-            found = _forward(head, hidden, ids, ask)
-        ctx.ask, ctx.names, ctx.rest = ask, list(found.values), (temperature, scale, softcap)
-        ctx.save_for_backward(hidden, weight, bias, ids, found.top, found.log_sum, *found.values.values())
-        return found.outputs(ctx)
+            rows = _forward(head, hidden, ids, ask)
+        ctx.ask, ctx.names, ctx.rest = ask, list(rows.values), (temperature, scale, softcap)
+        ctx.save_for_backward(hidden, weight, bias, ids, rows.top, rows.log_sum, *rows.values.values())
+        return rows.outputs(ctx)
 
     @staticmethod
     def backward(ctx: Any, *arrived: Tensor | None) -> Any:
         """Over the live rows; nothing is computed for an input that needs no gradient."""
         hidden, weight, bias, ids, top, log_sum, *values = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-            found = _backward(
+            gradients = _backward(
                 ctx.needs_input_grad[:3],
                 Head(weight, bias, *ctx.rest),
                 hidden,
@@ -153,7 +153,7 @@ class HeadSignals(torch.autograd.Function):
                 Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum),
                 ctx.ask,
             )
-        return (*once(found, [hidden, weight, bias, *arrived]), None, None, None, None, None)
+        return (*once(gradients, [hidden, weight, bias, *arrived]), None, None, None, None, None)
 
 
 def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
@@ -164,17 +164,17 @@ def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
 
 def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
     """A vocabulary of one tile: the rows are there in whole."""
-    found = Rows.empty(hidden.shape[0], ask.needs, hidden)
+    rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
     for span in spans(hidden.shape[0], ask.rows):
         columns = slice(0, head.weight.shape[0])
-        whole_rows(found, span, head.logits(hidden, span, columns, buffers), ids[span], ask)
-    return found
+        whole_rows(rows, span, head.logits(hidden, span, columns, buffers), ids[span], ask)
+    return rows
 
 
 def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
     """A running maximum ``top``, and sums over ``y = x - top`` that are carried along when it grows."""
-    found = Rows.empty(hidden.shape[0], ask.needs, hidden)
-    top = found.top.fill_(torch.finfo(found.top.dtype).min)  # finite: a tile may hold forbidden tokens alone
+    rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
+    top = rows.top.fill_(torch.finfo(rows.top.dtype).min)  # finite: a tile may hold forbidden tokens alone
     total, moment, squares, own = (torch.zeros_like(top) for _ in range(4))
     for columns in head.tiles(ask.columns):
         for span in spans(hidden.shape[0], ask.rows):
@@ -194,17 +194,17 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             if "sum_p_sq" in ask.needs:
                 squares[span] = carry.square() * squares[span] + e.square_().sum(1)
             top[span] = new
-    settle(found, slice(None), top=top, total=total, moment=moment, squares=squares, own=own)
+    settle(rows, slice(None), top=top, total=total, moment=moment, squares=squares, own=own)
     if "log_kept_mass" in ask.needs:
-        _kept_pass(head, hidden, found, ask, buffers)
-    return found
+        _kept_pass(head, hidden, rows, ask, buffers)
+    return rows
 
 
-def _kept_pass(head: Head, hidden: Tensor, found: Rows, ask: Ask, buffers: Buffers) -> None:
+def _kept_pass(head: Head, hidden: Tensor, rows: Rows, ask: Ask, buffers: Buffers) -> None:
     """The kept set is relative to the final maximum, so it takes a second look: at the rows that need it."""
-    everywhere = torch.ones_like(found.top, dtype=torch.bool)
+    everywhere = torch.ones_like(rows.top, dtype=torch.bool)
     index = (everywhere if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1)
-    some, few, top = head.pick(index), hidden[index], found.top[index]
+    some, few, top = head.pick(index), hidden[index], rows.top[index]
     mass = torch.zeros_like(top)
     for columns in head.tiles(ask.columns):
         for span in spans(index.numel(), ask.rows):
@@ -212,7 +212,7 @@ def _kept_pass(head: Head, hidden: Tensor, found: Rows, ask: Ask, buffers: Buffe
             near = kept(shifted, top[span], ask.min_p or 1.0)
             mass[span] += shifted.exp_().mul_(near).sum(1)
     # the likeliest token is kept by definition, and its own share of the sum is 1
-    found.values["log_kept_mass"][index] = mass.clamp_(min=1.0).log() - found.log_sum[index]
+    rows.values["log_kept_mass"][index] = mass.clamp_(min=1.0).log() - rows.log_sum[index]
 
 
 def _backward(
@@ -228,12 +228,12 @@ def _backward(
     dense = live.numel() == count
     if not dense:  # rows without gradient leave here, and with them their share of every product below
         head, few, ids = head.pick(live), hidden[live], ids[live]
-        rows = Rows({name: one[live] for name, one in rows.values.items()}, rows.top[live], rows.log_sum[live])
-        grads = {name: one[live] for name, one in grads.items()}
+        rows = Rows({name: values[live] for name, values in rows.values.items()}, rows.top[live], rows.log_sum[live])
+        grads = {name: grad[live] for name, grad in grads.items()}
     else:
         few = hidden
     few = _multiplied(few)
-    grads = {name: one.to(rows.top.dtype) for name, one in grads.items()}
+    grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     buffers = Buffers(hidden, min(ask.rows, few.shape[0]) * min(ask.columns, head.weight.shape[0]))
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce

@@ -19,12 +19,12 @@ class LogitsSignals(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """All the signals of a few rows, then the next."""
         ctx.set_materialize_grads(False)
-        found = Rows.empty(logits.shape[0], ask.needs, logits)
+        rows = Rows.empty(logits.shape[0], ask.needs, logits)
         for span in spans(logits.shape[0], _height(logits, ask)):
-            whole_rows(found, span, _divided(logits[span].to(wide(logits.dtype)), temperature, span), ids[span], ask)
-        ctx.ask, ctx.temperature, ctx.names = ask, temperature, list(found.values)
-        ctx.save_for_backward(logits, ids, found.top, found.log_sum, *found.values.values())
-        return found.outputs(ctx)
+            whole_rows(rows, span, _divided(logits[span].to(wide(logits.dtype)), temperature, span), ids[span], ask)
+        ctx.ask, ctx.temperature, ctx.names = ask, temperature, list(rows.values)
+        ctx.save_for_backward(logits, ids, rows.top, rows.log_sum, *rows.values.values())
+        return rows.outputs(ctx)
 
     @staticmethod
     def backward(ctx: Any, *arrived: Tensor | None) -> Any:
@@ -53,8 +53,8 @@ def _gradient(
         part = Rows({}, rows.top[index], rows.log_sum[index])
         by_row = temperature[index] if isinstance(temperature, Tensor) else temperature
         slope = Slope.of(
-            {name: one[index].to(part.top.dtype) for name, one in grads.items()},
-            {name: one[index] for name, one in rows.values.items()},
+            {name: grad[index].to(part.top.dtype) for name, grad in grads.items()},
+            {name: values[index] for name, values in rows.values.items()},
             part,
             1 / by_row,
             ask.min_p or 1.0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class TokenSignals:
 
 
 #: In the order in which the autograd functions return them.
-ORDER = tuple(one.name for one in fields(TokenSignals))
+ORDER = tuple(signal.name for signal in fields(TokenSignals))
 #: What one pass over the vocabulary can give.
 SIGNAL_NAMES = frozenset(ORDER)
 #: All that the trainer that ships makes for a method: these, what its sampler knows, and a reference model's.
@@ -89,38 +89,38 @@ class Rows:
         return tuple(self.values.get(name) for name in ORDER)
 
 
-def whole_rows(found: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -> None:
-    """Fill ``found[span]`` from all the logits of its rows: where a row fits, nothing has to run."""
+def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -> None:
+    """Fill ``rows[span]`` from all the logits of its rows: where a row fits, nothing has to run."""
     logprobs = torch.log_softmax(logits, dim=-1)
     best = logprobs.amax(-1)
-    found.top[span], found.log_sum[span] = logits.amax(-1), -best
+    rows.top[span], rows.log_sum[span] = logits.amax(-1), -best
     laws: Mapping[str, Callable[[], Tensor]] = {
         "logprobs": lambda: logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1),
         "entropies": lambda: _entropy(logprobs),
         "max_logprobs": lambda: best,
         "sum_p_sq": lambda: logprobs.exp().square().sum(-1),
     }
-    for name in found.values.keys() & laws.keys():
-        found.values[name][span] = laws[name]()
-    if "log_kept_mass" in found.values:
+    for name in rows.values.keys() & laws.keys():
+        rows.values[name][span] = laws[name]()
+    if "log_kept_mass" in rows.values:
         where = slice(None) if ask.kept_rows is None else ask.kept_rows[span].nonzero().squeeze(1)
-        found.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
+        rows.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
 
 
 def settle(
-    found: Rows, span: slice, *, top: Tensor, total: Tensor, moment: Tensor, squares: Tensor, own: Tensor
+    rows: Rows, span: slice, *, top: Tensor, total: Tensor, moment: Tensor, squares: Tensor, own: Tensor
 ) -> None:
-    """Fill ``found[span]`` from sums over the vocabulary: of e, e * y and e * e; ``own`` is the token's logit."""
-    found.top[span], found.log_sum[span] = top, total.log()
-    log_sum = found.log_sum[span]
+    """Fill ``rows[span]`` from sums over the vocabulary: of e, e * y and e * e; ``own`` is the token's logit."""
+    rows.top[span], rows.log_sum[span] = top, total.log()
+    log_sum = rows.log_sum[span]
     results = {
         "logprobs": (own - top) - log_sum,
         "entropies": log_sum - moment / total,
         "max_logprobs": -log_sum,
         "sum_p_sq": squares / total.square(),
     }
-    for name in found.values.keys() & results.keys():
-        found.values[name][span] = results[name]
+    for name in rows.values.keys() & results.keys():
+        rows.values[name][span] = results[name]
 
 
 def _entropy(logprobs: Tensor) -> Tensor:
@@ -155,12 +155,12 @@ class Slope:
     """
 
     top: Tensor
-    const: Tensor
-    linear: Tensor | None
-    square: Tensor | None
-    kept: Tensor | None
-    target: Tensor | None
     min_p: float
+    const: Tensor
+    linear: Tensor | None = None
+    square: Tensor | None = None
+    kept: Tensor | None = None
+    target: Tensor | None = None
 
     @classmethod
     def of(
@@ -186,30 +186,10 @@ class Slope:
             terms["kept"] = g * (-values["log_kept_mass"]).exp() * inverse
             const -= g
         terms["const"] = const * inverse
-        scaled = {name: term * scale for name, term in terms.items()}
-        return cls(
-            rows.top,
-            scaled["const"],
-            scaled.get("linear"),
-            scaled.get("square"),
-            scaled.get("kept"),
-            scaled.get("target"),
-            min_p,
-        )
+        return cls(rows.top, min_p, **{name: term * scale for name, term in terms.items()})
 
     def __getitem__(self, span: slice) -> Slope:
-        def part(one: Tensor | None) -> Tensor | None:
-            return None if one is None else one[span]
-
-        return Slope(
-            self.top[span],
-            self.const[span],
-            part(self.linear),
-            part(self.square),
-            part(self.kept),
-            part(self.target),
-            self.min_p,
-        )
+        return replace(self, **{name: part[span] for name, part in vars(self).items() if isinstance(part, Tensor)})
 
     def of_tile(self, logits: Tensor, ids: Tensor, first: int, out: Tensor) -> Tensor:
         """Write the gradient of a tile whose vocabulary starts at ``first`` into ``out``; spoils ``logits``."""
@@ -241,8 +221,8 @@ def within(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
 def live_rows(grads: Mapping[str, Tensor], count: int, device: torch.device) -> Tensor:
     """Indices of the rows with a gradient to pass on. NaN is a gradient too: it must stay visible."""
     live = torch.zeros(count, dtype=torch.bool, device=device)
-    for one in grads.values():
-        live |= one != 0
+    for grad in grads.values():
+        live |= grad != 0
     return live.nonzero().squeeze(1)
 
 
@@ -253,7 +233,7 @@ def spans(count: int, height: int) -> Iterator[slice]:
 
 def incoming(grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
     """The gradients that arrived, by name."""
-    return {name: one for name, one in zip(ORDER, grads, strict=True) if one is not None}
+    return {name: grad for name, grad in zip(ORDER, grads, strict=True) if grad is not None}
 
 
 @dataclass
@@ -293,6 +273,6 @@ def once(gradients: Sequence[Tensor | None], parents: Sequence[Tensor | None]) -
     if not torch.is_grad_enabled():
         return tuple(gradients)
     return tuple(
-        None if one is None else Once.apply(one, *parents)  # type: ignore[no-untyped-call]
-        for one in gradients
+        None if gradient is None else Once.apply(gradient, *parents)  # type: ignore[no-untyped-call]
+        for gradient in gradients
     )

@@ -64,11 +64,11 @@ def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
     if hidden is None or hidden.shape[-1] != linear.in_features:
         return None
     # not linear(hidden): what replaced its forward would stand on both sides
-    found = scale * nn.functional.linear(hidden, linear.weight, linear.bias).float()
+    logits = scale * nn.functional.linear(hidden, linear.weight, linear.bias).float()
     if head.softcap is not None:
-        found = head.softcap * torch.tanh(found / head.softcap)
+        logits = head.softcap * torch.tanh(logits / head.softcap)
     wanted = model(input_ids=ids, use_cache=False).logits.float()
-    agrees = (found - wanted).abs().max() <= AGREEMENT * wanted.abs().max()
+    agrees = (logits - wanted).abs().max() <= AGREEMENT * wanted.abs().max()
     return head if bool(agrees) else None
 
 

@@ -241,21 +241,6 @@ def test_no_forward_is_made_for_nobody(
     assert (seen.count(True), seen.count(False)) == (accumulation, without)
 
 
-def test_identities_do_not_depend_on_the_cut() -> None:
-    from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, stamp
-
-    def ids(ranks: int) -> tuple[list[int], list[int]]:
-        rows = 8 // ranks
-        each = [
-            stamp({"completion_ids": torch.zeros(rows, 3)}, first=5, rank=rank, ranks=ranks, group=4)
-            for rank in range(ranks)
-        ]
-        joined = [torch.cat([part[key] for part in each]).tolist() for key in (SEQUENCE_IDS, GROUP_IDS)]
-        return joined[0], joined[1]
-
-    assert ids(1) == ids(2) == ids(4) == (list(range(40, 48)), [40] * 4 + [44] * 4)
-
-
 def test_a_response_without_its_end_is_truncated() -> None:
     from rlstab.adapters.trl.responses import truncated
 

@@ -78,8 +78,8 @@ def test_the_launch_lines_of_the_page_run(tmp_path: Path) -> None:
     """As printed, on two processes each; for FSDP2 accelerate is told that it may shard on a CPU."""
     script, lines = BLOCKS["python"][0], BLOCKS["sh"][1].splitlines()
     (tmp_path / "objective.yaml").write_text(BLOCKS["yaml"][0])
-    told = '\nprint("launched", trainer.accelerator.num_processes, trainer.accelerator.distributed_type.value)\n'
-    (tmp_path / "train.py").write_text(script + told)
+    told = "launched {trainer.accelerator.num_processes} {trainer.accelerator.distributed_type.value}\\n"
+    (tmp_path / "train.py").write_text(f"{script}\nprint(f'{told}', end='')\n")
     (tmp_path / "sitecustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    " + SHARD)
     assert [line.partition(" --")[0] for line in lines] == ["accelerate launch"] * 2
     for line, engine in zip(lines, ("MULTI_CPU", "FSDP"), strict=True):

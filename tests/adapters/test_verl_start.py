@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib.util
-import inspect
 import os
 import subprocess
 import sys
@@ -75,8 +73,9 @@ WRONG: dict[str, Any] = {
 
 
 def test_settings_that_the_objective_replaces_are_refused(tmp_path: Path) -> None:
-    from rlstab.adapters.verl.settings import check_settings
+    from rlstab.adapters.verl.settings import REPLACED, REPLACED_LOSS, check_settings
 
+    assert set(WRONG) == {*REPLACED, *(f"policy_loss.{name}" for name in REPLACED_LOSS)}
     own, config = compose_objective(ClipHigher()), composed(settings(tmp_path, [CLIP])).actor_rollout_ref
     check_settings(config, own)
     for name, value in WRONG.items():
@@ -84,28 +83,6 @@ def test_settings_that_the_objective_replaces_are_refused(tmp_path: Path) -> Non
         wrong.merge_with_dotlist([f"actor.{name}={value}"])
         with pytest.raises(ConfigError, match=rf"actor\.{name} = "):
             check_settings(wrong, own)
-
-
-def test_every_setting_of_verls_loss_is_known() -> None:
-    """What verl's losses read of their configuration is replaced by the objective, or stays in effect."""
-    from verl.trainer.ppo import core_algos
-    from verl.workers.config import ActorConfig, PolicyLossConfig
-    from verl.workers.utils.losses import ppo_loss
-
-    from rlstab.adapters.verl.settings import REPLACED, REPLACED_LOSS
-
-    assert set(WRONG) == {*REPLACED, *(f"policy_loss.{name}" for name in REPLACED_LOSS)}
-    for config, replaced, stays in (
-        (ActorConfig, REPLACED, {"use_kl_loss", "kl_loss_coef", "policy_loss", "global_batch_info"}),
-        (PolicyLossConfig, REPLACED_LOSS, {"loss_mode", "rollout_correction"}),
-    ):
-        fields = {field.name for field in dataclasses.fields(config)}
-        bodies = [ppo_loss, *core_algos.POLICY_LOSS_REGISTRY.values()]
-        source = "".join(inspect.getsource(body) for body in bodies)
-        ways = ("config.{}", ".policy_loss.{}", 'config.get("{}"', '"{}",  ', '.get(\n        "{}"')
-        read = {name for name in fields if any(way.format(name) in source for way in ways)}
-        assert read - replaced.keys() <= stays
-        assert read >= replaced.keys()
 
 
 REFERENCE = {"actor.use_kl_loss": "true"}
@@ -139,11 +116,6 @@ def test_settings_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         checked(tmp_path, objective, **changes)
-
-
-def test_settings_that_fit(tmp_path: Path) -> None:
-    checked(tmp_path, [CLIP, KL], **{**REFERENCE, "actor.kl_loss_coef": 0.02})
-    checked(tmp_path, [CLIP, {"name": "importance_correction"}, {"name": "lp_reg"}, {"name": "truncated_mask"}])
 
 
 def test_an_actor_is_refused_before_its_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import filelock
 import pytest
 from rich.console import Console
 
+from rlstab.bench import progress
 from rlstab.bench import run as running
 from rlstab.bench.file import load_bench
 from rlstab.bench.progress import Screen, last_records
@@ -83,29 +84,34 @@ def printed(where: Console) -> str:
 
 
 def record(out: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "runs" / name / "bench.json").read_text())
-    return found
+    kept: dict[str, Any] = json.loads((out / "runs" / name / "bench.json").read_text())
+    return kept
 
 
-def test_real_workers_finish_or_fail_and_the_rest_goes_on(tmp_path: Path) -> None:
-    settings = {"good": {}, "bad": {"task": {"name": "jsonl", "path": "no.jsonl"}}}
+def test_a_real_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: started.append(args) or start(*args, **options))
+    settings = {"bad": {"task": {"name": "jsonl", "path": "no.jsonl"}}, "good": {}}
     bench = load_bench(tiny(tmp_path, {"grpo": "clip_higher"}, settings=settings))
     where = console()
-    assert run_bench(bench, console=where) == 1
+    assert run_bench(bench, workers=1, console=where) == 1
+    assert started.count((running.COMMAND,)) == 1  # of one process, whose imports are done once
     good, bad = record(tmp_path, "good/grpo/seed-0"), record(tmp_path, "bad/grpo/seed-0")
-    assert (good["status"], good["error"], good["run_hash"]) == ("finished", None, bench.runs[0].hash)
+    assert (good["status"], good["error"], good["run_hash"]) == ("finished", None, bench.runs[1].hash)
     assert min(good["cpu_seconds"], good["seconds"]) > 0
-    folder = bench.runs[0].folder
+    folder = bench.runs[1].folder
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     assert json.loads((folder / "run.json").read_text())["threads"] == 1
     assert not (folder / "checkpoints").exists()
     assert bad["status"] == "failed"
     assert bad["error"].startswith("DataError: no.jsonl")
+    assert "Traceback" in (bench.runs[0].folder / "worker.log").read_text()
     assert "failed bad/grpo/seed-0: DataError: no.jsonl" in printed(where)
     assert printed(where).endswith(f"{tmp_path}: 1 of 2 runs finished, 1 failed\n")
     about = json.loads((tmp_path / "bench.json").read_text())
-    assert (about["name"], about["baseline"], about["hash"], about["threads"]) == ("tiny", "grpo", bench.hash, 1)
-    assert load_bench(tmp_path / "bench.yaml").hash == bench.hash
+    assert (about["name"], about["baseline"], "cpu" in about) == ("tiny", "grpo", True)
+    assert [run.hash for run in load_bench(tmp_path / "bench.yaml").runs] == [run.hash for run in bench.runs]
 
 
 @pytest.mark.usefixtures("pretend")
@@ -117,15 +123,13 @@ def test_runs_are_made_in_order_and_finished_ones_are_skipped(tmp_path: Path, mo
     names = [f"default/{method}/seed-{seed}" for seed in (0, 1) for method in "ab"]
     lines = printed(where).splitlines()
     assert [line.split()[1] for line in lines if line.startswith("start")] == names
-    # the next worker may start before this line is printed
-    assert "[1/4] default/a/seed-0  reward 0.500  entropy 0.250  1 CPU-seconds" in lines[1:3]
+    assert lines[1] == "[1/4] default/a/seed-0  reward 0.500  entropy 0.250  1 CPU-seconds"
     about = json.loads((tmp_path / "bench.json").read_text())
-    assert about["about"] == load_bench(tmp_path / "bench.yaml").about == "Two."
+    assert about["about"] == load_bench(tmp_path / "bench.yaml").file.about == "Two."
     monkeypatch.setattr(running, "COMMAND", ["never started"])
     where = console()
     assert run_bench(bench, console=where) == 0
     assert printed(where) == f"{tmp_path}: 4 of 4 runs finished\n"
-    assert json.loads((tmp_path / "bench.json").read_text())["started"] == about["started"]
     fewer = load_bench({**file, "methods": {"a": "clip_higher"}})
     for see in (dry_run, run_bench):
         where = console()
@@ -279,19 +283,40 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(tmp_path: Path) -> N
     assert spent == {"a": 11.0, "b": 1.0, "c": None, "d": 1.0}
 
 
-def test_a_worker_leaves_when_its_parent_is_gone(tmp_path: Path) -> None:
-    (run,) = load_bench(tiny(tmp_path, {"a": "clip_higher"})).runs
-    run.folder.mkdir(parents=True)
-    (run.folder / "bench.json").write_text('{"status": "running"}')
-    program = "import rlstab.bench.worker as w, time; w._train = lambda run, resume: time.sleep(60); w.main()"
-    order = {"run": run.config.model_dump(mode="json"), "resume": True, "keep_checkpoints": False}
-    line = json.dumps({**order, "spent": {"seconds": 5.0, "cpu_seconds": 3.0}}) + "\n"
-    done = subprocess.run([sys.executable, "-c", program], input=line.encode(), timeout=300, check=False)
-    assert done.returncode == ORPHANED
-    left = record(tmp_path, run.name)
-    assert left["status"] == "running"
-    assert left["seconds"] >= 5.0
-    assert left["cpu_seconds"] > 3.0
+#: A worker whose runs end as their settings say, without a model.
+TRAIN = """
+import os, sys, time, types
+sys.modules["rlstab.train.loop"] = types.ModuleType("loop")
+import rlstab.bench.worker as worker
+def train(run, resume):
+    print("trained")
+    {"die": lambda: os.kill(os.getpid(), 9), "sleep": lambda: time.sleep(600), "end": lambda: None}[run["how"]]()
+worker._train = train
+worker.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_killed_run_takes_no_other_with_it_and_a_worker_leaves_with_its_parent(tmp_path: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen([sys.executable, "-c", TRAIN], **pipes) as worker:
+        for how, code in (("die", -signal.SIGKILL), ("end", 0), ("sleep", ORPHANED)):
+            folder = tmp_path / how
+            folder.mkdir()
+            (folder / "bench.json").write_text('{"status": "running"}')
+            run = {"how": how, "tracking": {"out": str(folder)}}
+            spent = {"seconds": 5.0, "cpu_seconds": 3.0}
+            order = {"run": run, "resume": True, "keep_checkpoints": False, "spent": spent}
+            worker.stdin.write(json.dumps(order).encode() + b"\n")
+            if how == "sleep":
+                worker.stdin.close()
+            assert worker.stdout.readline() == f"{code}\n".encode()
+        assert worker.wait() == 0
+    left = [json.loads((tmp_path / how / "bench.json").read_text()) for how in ("die", "end", "sleep")]
+    assert [record["status"] for record in left] == ["running", "finished", "running"]
+    assert left[2]["seconds"] >= 5.0
+    assert 3.0 < left[2]["cpu_seconds"] < 60
+    assert (tmp_path / "end" / "worker.log").read_text() == "trained\n"
 
 
 def test_only_takes_patterns_and_a_dry_run_writes_nothing(tmp_path: Path) -> None:
@@ -323,7 +348,7 @@ def test_the_command_makes_one_run_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("pretend")
-def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
+def test_a_terminal_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = load_bench(tiny(tmp_path, {"a": "kl", "fail": "s2t"}))
     where = console(terminal=True)
     assert run_bench(bench, console=where) == 1
@@ -332,7 +357,8 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
     assert "ValueError: bad luck" in shown
     (tmp_path / "metrics.jsonl").write_text('{"rollout": 1}\n[]\n{"rollout": 2, "reward/mean": 0.5}\n{"rol')
     assert [line["rollout"] for line in last_records(tmp_path)] == [1, 2]
-    assert [line["rollout"] for line in last_records(tmp_path, 45)] == [2]
+    monkeypatch.setattr(progress, "TAIL", 45)
+    assert [line["rollout"] for line in last_records(tmp_path)] == [2]
 
 
 @pytest.mark.slow

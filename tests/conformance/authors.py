@@ -504,11 +504,7 @@ def drpo(checkout: str) -> dict[str, Any]:
             "unirl/algorithms/drpo.py: _drpo_loss",
             "The function, called on the stored tensors; the mean over the tokens is taken here.",
         ),
-        "cases": {
-            "12.5": loss("ratios", 12.5),
-            "12.5, main": loss("main", 12.5),
-            "0.15": loss("ratios", 0.15),
-        },
+        "cases": {"12.5": loss("ratios", 12.5), "12.5, main": loss("main", 12.5), "0.15": loss("ratios", 0.15)},
     }
 
 

@@ -634,12 +634,7 @@ def verl() -> dict[str, Any]:
         ("clip_cov ragged", "ragged", 0.1),
     ):
         cases[name] = policy(
-            "clip_cov",
-            cut,
-            "main",
-            covariance=spread | {"clip_cov_ratio": share},
-            without={"clip_cov_lb": 1e9},
-            **wide,
+            "clip_cov", cut, "main", covariance=spread | {"clip_cov_ratio": share}, without={"clip_cov_lb": 1e9}, **wide
         )
     for name, cut, share in (("kl_cov", None, 0.1), ("kl_cov ragged", "ragged", 0.2), ("kl_cov, one", None, 2e-4)):
         cases[name] = policy(

@@ -25,9 +25,9 @@ BEGINS = {
 }
 
 
-def one(path: Path) -> Diagnosis:
-    (found,) = diagnose_paths([path])
-    return found
+def diagnosis_of(path: Path) -> Diagnosis:
+    (diagnosis,) = diagnose_paths([path])
+    return diagnosis
 
 
 def written(name: str, form: str, folder: Path) -> Path:
@@ -43,31 +43,31 @@ def written(name: str, form: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(("name", "form"), [*itertools.product(BROKEN, ("rlstab", "TRL", "wandb"))])
 def test_the_first_cause_of_a_run_that_was_broken(name: str, form: str, tmp_path: Path) -> None:
-    found = one(written(name, form, tmp_path))
-    assert found.first is not None
-    assert found.first.cause == name
+    diagnosis = diagnosis_of(written(name, form, tmp_path))
+    assert diagnosis.first is not None
+    assert diagnosis.first.cause == name
     earliest, latest = BEGINS[name]
-    assert earliest <= (found.first.sign.step or 0) <= latest
-    assert found.log.writer == form
-    assert found.told() == f"first, at {found.log.unit} {found.first.sign.step}: {remedies()[name].title}"
+    assert earliest <= (diagnosis.first.sign.step or 0) <= latest
+    assert diagnosis.log.writer == form
+    assert diagnosis.told() == f"first, at {diagnosis.log.unit} {diagnosis.first.sign.step}: {remedies()[name].title}"
 
 
 @pytest.mark.parametrize(("name", "form"), [*itertools.product(HEALTHY, ("rlstab", "TRL", "verl", "wandb"))])
 def test_nothing_is_found_in_a_healthy_run(name: str, form: str, tmp_path: Path) -> None:
-    found = one(written(name, form, tmp_path))
-    assert found.first is None
-    assert found.told() == "nothing found"
+    diagnosis = diagnosis_of(written(name, form, tmp_path))
+    assert diagnosis.first is None
+    assert diagnosis.told() == "nothing found"
     # other trainers log nothing of a sampler that is the policy itself
     unseen = set() if form == "rlstab" else {"sampler_mismatch", "sampler_drift"}
-    assert {sign.name for sign in found.unseen} == unseen
-    assert {sign.name for sign in found.looked_at} == SIGNS.keys() - unseen
+    assert {sign.name for sign in diagnosis.unseen} == unseen
+    assert {sign.name for sign in diagnosis.looked_at} == SIGNS.keys() - unseen
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "entropy_collapse", "dead_groups", "truncation"])
 def test_the_causes_that_verl_logs(name: str, tmp_path: Path) -> None:
-    found = one(written(name, "verl", tmp_path))
-    assert found.first is not None
-    assert found.first.cause == name
+    diagnosis = diagnosis_of(written(name, "verl", tmp_path))
+    assert diagnosis.first is not None
+    assert diagnosis.first.cause == name
 
 
 def trl_run(name: str, every: int = 1) -> list[dict[str, float]]:
@@ -84,15 +84,15 @@ def trl_run(name: str, every: int = 1) -> list[dict[str, float]]:
 def diagnosed(lines: list[dict[str, float]], folder: Path) -> Diagnosis:
     path = folder / "trainer_state.json"
     path.write_text(json.dumps({"log_history": lines}), encoding="utf-8")
-    return one(path)
+    return diagnosis_of(path)
 
 
 def test_a_learning_rate_that_is_too_high_comes_before_the_answers_it_cuts_off(tmp_path: Path) -> None:
     for every in (1, 2, 5, 10):  # in a line for several steps, the first is already broken
-        found = diagnosed(trl_run("too_high", every), tmp_path)
-        assert found.first is not None
-        assert found.first.cause == "learning_rate", every
-        assert "truncation" in {sign.name for sign in found.first.later}
+        diagnosis = diagnosed(trl_run("too_high", every), tmp_path)
+        assert diagnosis.first is not None
+        assert diagnosis.first.cause == "learning_rate", every
+        assert "truncation" in {sign.name for sign in diagnosis.first.later}
         assert diagnosed(trl_run("healthy", every), tmp_path).told() == "nothing found"
 
 
@@ -109,33 +109,32 @@ def sign(name: str, step: int | None, share: float | None = None) -> Sign:
     return Sign(name, step is not None, step, "", share)
 
 
-def cause(*found: Sign, interval: int = 1) -> str | None:
-    first = first_of(found, interval)
-    return None if first is None else first.cause
+SIGNED = [
+    # the earliest counts
+    ("entropy_collapse", [sign("reward_fall", 60), sign("entropy_floor", 30), sign("truncation", None)]),
+    ("learning_rate", [sign("reward_fall", 20), sign("entropy_floor", 30)]),
+    (None, [sign("reward_fall", None)]),
+    # of those that begin together, the one that explains the others
+    ("staleness", [sign("reward_fall", 20), sign("sampler_drift", 20 + TOGETHER)]),
+    ("learning_rate", [sign("reward_fall", 20), sign("sampler_drift", 21 + TOGETHER)]),
+    # equal rewards after a fall are no cause
+    ("learning_rate", [sign("zero_std_groups", 12), sign("reward_fall", 15)]),
+    ("dead_groups", [sign("zero_std_groups", 1), sign("reward_fall", None)]),
+    ("dead_groups", [sign("zero_std_groups", 12), sign("reward_fall", 40)]),
+    # answers that are cut off explain a reward that falls with them, and no other
+    ("truncation", [sign("truncation", 30, share=0.3), sign("reward_fall", 30, share=0.4)]),
+    ("learning_rate", [sign("truncation", 30, share=0.8), sign("reward_fall", 30, share=0.05)]),
+]
 
 
-def test_the_earliest_sign_counts() -> None:
-    assert cause(sign("reward_fall", 60), sign("entropy_floor", 30), sign("truncation", None)) == "entropy_collapse"
-    assert cause(sign("reward_fall", 20), sign("entropy_floor", 30)) == "learning_rate"
-    assert cause(sign("reward_fall", None)) is None
-
-
-def test_of_signs_that_begin_together_the_one_that_explains_the_others_counts() -> None:
-    assert cause(sign("reward_fall", 20), sign("sampler_drift", 20 + TOGETHER)) == "staleness"
-    assert cause(sign("reward_fall", 20), sign("sampler_drift", 21 + TOGETHER)) == "learning_rate"
+def test_the_sign_that_counts() -> None:
+    for cause, signs in SIGNED:
+        first = first_of(signs)
+        assert (None if first is None else first.cause) == cause, signs
     # a log with a line for every 25 steps has no finer order
-    assert cause(sign("reward_fall", 25), sign("sampler_drift", 50), interval=25) == "staleness"
-
-
-def test_equal_rewards_after_a_fall_are_no_cause() -> None:
-    assert cause(sign("zero_std_groups", 12), sign("reward_fall", 15)) == "learning_rate"
-    assert cause(sign("zero_std_groups", 1), sign("reward_fall", None)) == "dead_groups"
-    assert cause(sign("zero_std_groups", 12), sign("reward_fall", 40)) == "dead_groups"
-
-
-def test_cut_off_answers_explain_a_reward_that_falls_with_them_and_no_other() -> None:
-    assert cause(sign("truncation", 30, share=0.3), sign("reward_fall", 30, share=0.4)) == "truncation"
-    assert cause(sign("truncation", 30, share=0.8), sign("reward_fall", 30, share=0.05)) == "learning_rate"
+    first = first_of([sign("reward_fall", 25), sign("sampler_drift", 50)], interval=25)
+    assert first is not None
+    assert first.cause == "staleness"
 
 
 def test_every_sign_has_a_cause_and_every_cause_a_remedy() -> None:

@@ -32,27 +32,22 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
-def one(path: Path) -> RunLog:
+def read(path: Path) -> RunLog:
     (log,) = read_logs(path)
     return log
 
 
-def same(first: RunLog, second: RunLog, *names: str) -> None:
-    for name in names:
-        for mine, other in zip(first.curves[name], second.curves[name], strict=True):
-            np.testing.assert_allclose(mine, other)
-
-
 def test_every_writer_gives_the_same_curves(tmp_path: Path) -> None:
-    ours = one(DATA / "learning_rate.jsonl")
+    ours = read(DATA / "learning_rate.jsonl")
     texts = {"trainer_state.json": trainer_state, "verl.jsonl": verl_lines, "history.csv": wandb_history}
     for name, written in texts.items():
         path = tmp_path / name
         path.write_text(written(rows("learning_rate")), encoding="utf-8")
         both = ("reward/mean", "tokens/entropy", "gradient/norm", "response/ended", "response/length", "ratio/clipped")
-        same(one(path), ours, *both, "lr")
-    assert one(tmp_path / "verl.jsonl").names["response/ended"] == "response_length/clip_ratio"
-    assert one(tmp_path / "history.csv").names["reward/mean"] == "train/reward"
+        for curve in (*both, "lr"):
+            np.testing.assert_allclose(read(path).curves[curve], ours.curves[curve])
+    assert read(tmp_path / "verl.jsonl").names["response/ended"] == "response_length/clip_ratio"
+    assert read(tmp_path / "history.csv").names["reward/mean"] == "train/reward"
 
 
 def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> None:
@@ -60,14 +55,14 @@ def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> Non
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text(trainer_state(rows("healthy")[:step]), encoding="utf-8")
-    assert one(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
+    assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
     (tmp_path / "trainer_state.json").write_text(trainer_state(rows("healthy")[:30]), encoding="utf-8")
-    assert one(tmp_path).last == 30
+    assert read(tmp_path).last == 30
 
 
 def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     """Written by GRPOTrainer of TRL 1.16 on the chain model; a reward that pays for short answers, in 16 tokens."""
-    log = one(DATA / "trl_1_16" / "trainer_state.json")
+    log = read(DATA / "trl_1_16" / "trainer_state.json")
     assert log.last == 40
     assert log.names == {
         "reward/mean": "reward",
@@ -80,9 +75,9 @@ def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
         "lr": "learning_rate",
         "optimizer_steps/refused": "grad_norm",
     }
-    found = diagnose(log)
-    assert found.first is not None
-    assert (found.first.cause, found.first.sign.step) == ("truncation", 1)
+    diagnosis = diagnose(log)
+    assert diagnosis.first is not None
+    assert (diagnosis.first.cause, diagnosis.first.sign.step) == ("truncation", 1)
 
 
 def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
@@ -107,7 +102,7 @@ def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
         "is_masked": [False, True, False, False],
     }
     (folder / "rank_0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    values = {name: values.tolist() for name, (_, values) in one(tmp_path).curves.items()}
+    values = {name: values.tolist() for name, (_, values) in read(tmp_path).curves.items()}
     assert values["tokens/entropy"] == [pytest.approx(0.2)]
     assert values["ratio/clipped"] == [pytest.approx(1 / 3)]
     assert values["sampler/gap"] == [pytest.approx(1 / 3)]
@@ -127,11 +122,11 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
     history = json.loads(trainer_state(rows("entropy_collapse")))
     history["log_history"][3:3] = ["x", {"reward": 1.0}]
     (tmp_path / "state.json").write_text(json.dumps(history), encoding="utf-8")
-    assert one(tmp_path / "state.json").remarks == ("log_history: left out 2 records without a step",)
+    assert read(tmp_path / "state.json").remarks == ("log_history: left out 2 records without a step",)
     table = wandb_history(rows("healthy")).splitlines()
     table[2:2] = ["x,y", ",", '"a']
     (tmp_path / "t.csv").write_text("\n".join(table), encoding="utf-8")
-    assert one(tmp_path / "t.csv").remarks
+    assert read(tmp_path / "t.csv").remarks
 
 
 def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
@@ -139,9 +134,9 @@ def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
     history["log_history"][31]["grad_norm"] = math.nan
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps(history), encoding="utf-8")  # NaN as Python and transformers write it
-    found = diagnose(one(path))
-    assert found.first is not None
-    assert (found.first.sign.name, found.first.sign.step) == ("refused_steps", 32)
+    diagnosis = diagnose(read(path))
+    assert diagnosis.first is not None
+    assert (diagnosis.first.sign.name, diagnosis.first.sign.step) == ("refused_steps", 32)
     lines = [json.loads(line) for line in verl_lines(rows("healthy")).splitlines()]
     lines[31]["data"]["actor/grad_norm"] = None  # NaN as verl's file logger writes it
     (tmp_path / "verl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -153,7 +148,7 @@ def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
 def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
     def told(rewards: list[float]) -> str:
         return diagnose(
-            log_of({step: {"reward": one} for step, one in enumerate(rewards, 1)}, title="", writer="")
+            log_of({step: {"reward": reward} for step, reward in enumerate(rewards, 1)}, title="", writer="")
         ).told()
 
     noise = np.random.default_rng(0).normal(size=100) * 0.02
@@ -164,12 +159,12 @@ def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
 
 
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
-    found = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
-    assert found.first is None
-    reasons = {sign.name: sign.text for sign in found.unseen}
+    diagnosis = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
+    assert diagnosis.first is None
+    reasons = {sign.name: sign.text for sign in diagnosis.unseen}
     assert reasons["reward_fall"] == "too short: 1 tens of steps, and it takes 3"
     assert reasons["entropy_floor"] == "no tokens/entropy"
-    assert found.told() == "nothing found, because nothing could be looked at"
+    assert diagnosis.told() == "nothing found, because nothing could be looked at"
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command) -> None:
@@ -216,8 +211,8 @@ def test_json_has_everything(command: Command) -> None:
     _, out, _ = command("--json", DATA / "entropy_collapse.jsonl", DATA / "healthy.jsonl")
     broken, healthy = json.loads(out)
     assert (broken["cause"], broken["step"], broken["unit"]) == ("entropy_collapse", 24, "rollout")
-    assert [one["sign"] for one in broken["signs"]] == ["entropy_floor", "zero_std_groups"]
-    assert {"stare", "top_entropy"} <= {one["method"] for one in broken["evidence"]}
+    assert [sign["sign"] for sign in broken["signs"]] == ["entropy_floor", "zero_std_groups"]
+    assert {"stare", "top_entropy"} <= {each["method"] for each in broken["evidence"]}
     assert (healthy["cause"], healthy["step"], healthy["signs"], healthy["evidence"]) == (None, None, [], [])
     assert len(healthy["looked_at"]) + len(healthy["unseen"]) == 10
 

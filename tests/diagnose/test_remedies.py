@@ -24,12 +24,12 @@ def test_the_page_is_that_of_the_table() -> None:
 
 def test_methods_stages_and_settings_exist() -> None:
     known = keys(RunConfig)
-    for one in remedies.remedies().values():
-        assert set(one.methods) <= set(METHODS.names())
-        assert set(one.stages) <= set(STAGES.names())
-        assert {name.rpartition(".")[2] for name in one.settings["rlstab"]} <= known | {"answer_pattern", "stop"}
-        assert one.settings.keys() == {"rlstab", "TRL", "verl"}
-        assert len(set(one.methods)) == len(one.methods)
+    for remedy in remedies.remedies().values():
+        assert set(remedy.methods) <= set(METHODS.names())
+        assert set(remedy.stages) <= set(STAGES.names())
+        assert {name.rpartition(".")[2] for name in remedy.settings["rlstab"]} <= known | {"answer_pattern", "stop"}
+        assert remedy.settings.keys() == {"rlstab", "TRL", "verl"}
+        assert len(set(remedy.methods)) == len(remedy.methods)
 
 
 def test_every_comparison_that_is_named_has_its_figures() -> None:

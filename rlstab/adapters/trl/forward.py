@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rlstab.adapters.trl.responses import Inputs, response_mask
 from rlstab.core.batch import BASICS, TokenBatch, layout_of, to_padded
-from rlstab.core.objective import TokenObjective, require_signals
+from rlstab.core.compose import Composition
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError, OutOfRange
@@ -151,7 +151,7 @@ def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
     return frozenset(provided)
 
 
-def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[str], head: str = "auto") -> Forward:
+def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str], head: str = "auto") -> Forward:
     """The forward that makes what an objective reads and nobody else provides.
 
     Raises:
@@ -166,13 +166,8 @@ def forward_for(trainer: GRPOTrainer, objective: TokenObjective, provided: Set[s
         enough = needs <= TRLForward.gives and live <= TRLForward.live
         head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
     chosen: type[Forward] = TRLForward if head == "trl" else OwnForward
-    require_signals(
-        objective,
-        provides=provided | chosen.gives,
-        live=chosen.live,
-        host=f"TRL with this GRPOConfig and head='{head}'",
-        otherwise={name: adapted("trl").cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
-    )
+    named = f"TRL with this GRPOConfig and head='{head}'"
+    adapted("trl").require(objective, gives=provided | chosen.gives, live=chosen.live, named=named)
     if chosen is TRLForward:
         return TRLForward(trainer)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)

@@ -18,14 +18,14 @@ from rlstab.adapters.trl.metrics import named, tallies
 from rlstab.adapters.trl.release import check_release
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, Provider, batch_of
 from rlstab.adapters.trl.settings import check_windows
+from rlstab.adapters.window import Window
 from rlstab.config import load_objective
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import compose, observe
 from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
-from rlstab.errors import ConfigError, NonFinite
+from rlstab.errors import ConfigError
 
 logger = logging.get_logger(__name__)
 
@@ -68,7 +68,7 @@ class WatchCallback(TrainerCallback):
             raise ConfigError(f"{', '.join(self.left_out)}: of these there is nothing to count. Watch another method.")
         if self.left_out:
             logger.warning(f"not watched, for there is nothing to count: {', '.join(self.left_out)}")
-        self.objective = observe(watched)
+        self.objective = compose(observe(watched))
         self.trainer, self.providers = trainer, dict(signals or {})
         self.forward = forward_for(trainer, self.objective, {*provided_by(trainer), *self.providers}, head)
         ranks = trainer.accelerator.num_processes
@@ -80,7 +80,7 @@ class WatchCallback(TrainerCallback):
     @torch.no_grad()
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-batches of the step are there, and the weights are still those that it began with."""
-        batches = []
+        window = Window()
         modes = {module: module.training for module in self.trainer.model.modules()}
         self.trainer.model.eval()  # no dropout, so no random number is drawn
         try:
@@ -88,16 +88,17 @@ class WatchCallback(TrainerCallback):
                 named = inputs if SEQUENCE_IDS in inputs else {**inputs, **self._identities(inputs, number)}
                 needs = {"logprobs", *self.objective.needs}
                 made, _ = self.forward.signals(self.trainer.model, named, needs & (self.forward.gives | {"logprobs"}))
-                batches.append(batch_of(named, made, self.objective, self.providers, self.ends)[0])
+                batch, _ = batch_of(named, made, self.objective, self.providers, self.ends)
+                window.batches = [*window.batches, batch]
         finally:
             for module, training in modes.items():
                 module.training = training
-        try:
-            plan = make_plan(self.objective, batches, self.state, self.comm)
-        except NonFinite as error:
-            logger.warning(f"optimizer step {state.global_step + 1} could not be watched: {error}")
+        window.make_plan(self.objective, self.state, self.comm)
+        plan = window.plan
+        if plan is None:
+            logger.warning(f"optimizer step {state.global_step + 1} could not be watched: {window.refusal}")
             return
-        for batch in batches:
+        for batch in window.batches:
             report = plan.loss(batch, PolicyOutputs(batch.logprobs)).report
             self.tallies.add({name: mean for name, mean in report.items() if name.startswith("observe_")})
         if plan.lr_scale != 1.0:

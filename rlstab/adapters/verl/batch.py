@@ -75,9 +75,7 @@ class MiniBatch:
             MissingSignal: verl's batch does not hold a signal that its configuration promised.
         """
         needs = objective.needs
-        signals: dict[str, Any] = {
-            name: values for name, values in self.evidence.items() if name in {"logprobs", "entropies", *needs}
-        }
+        signals = {name: values for name, values in self.evidence.items() if name in {"logprobs", "entropies", *needs}}
         if "ref_logprobs" in needs:
             signals["ref_logprobs"] = self._promised("ref_logprobs")
         if "rollout_logprobs" in needs:
@@ -90,6 +88,7 @@ class MiniBatch:
         def chosen(values: Tensor) -> Tensor:
             return values if rows is None else values[rows]
 
+        some: dict[str, Any] = {name: chosen(values) for name, values in signals.items()}
         return TokenBatch.from_padded(
             response_mask=chosen(self.mask),
             advantages=chosen(self.columns["advantages"]),
@@ -97,7 +96,7 @@ class MiniBatch:
             sequence_ids=chosen(self.sequence_ids),
             group_ids=chosen(self.group_ids),
             extra={name: chosen(values) for name, values in extra.items()},
-            **{name: chosen(values) for name, values in signals.items()},
+            **some,
         )
 
     @property

@@ -33,7 +33,7 @@ from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, check_complete, require_signals
+from rlstab.core.objective import State, check_complete
 from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES
@@ -256,13 +256,7 @@ def require_from(config: Any, objective: Composition) -> None:
     given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
     given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
-    require_signals(
-        objective,
-        provides=given,
-        live=host.live & given,
-        host="verl with these settings",
-        otherwise={name: host.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
-    )
+    host.require(objective, gives=given, live=host.live & given, named="verl with these settings")
 
 
 def _ends(model_config: Any) -> set[int]:
