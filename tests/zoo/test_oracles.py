@@ -17,11 +17,14 @@ from tests.oracles import outcome
 
 
 def grid(name, **choices):
-    """All combinations; those that leave the first choices in more than one setting run with the slow tests alone."""
-    found = []
+    """All combinations; those that leave the first choices in more than one setting run with the slow tests alone.
+
+    A setting that is not named has its default.
+    """
+    found, rest = [], {setting.name: setting.default for setting in settings_of(METHODS.get(name))}
     for places in itertools.product(*(range(len(values)) for values in choices.values())):
         chosen = {key: values[place] for (key, values), place in zip(choices.items(), places, strict=True)}
-        found.append((name, chosen, sum(place > 0 for place in places) > 1))
+        found.append((name, {**rest, **chosen}, sum(place > 0 for place in places) > 1))
     return found
 
 
@@ -52,13 +55,8 @@ SETTINGS = [
     *grid(
         "importance_correction",
         level=["token", "sequence", "geometric"],
-        min_weight=[None],
         max_weight=[2.0, 1.1, None],
-        keep_low=[None],
-        keep_high=[None],
-        veto=[None],
         normalize=[False, True],
-        denominator=["all"],
     ),
     *grid(
         "importance_correction",
@@ -71,9 +69,7 @@ SETTINGS = [
         normalize=[True, False],
         denominator=["kept", "all"],
     ),
-    *grid(
-        "kl", coefficient=[0.3], estimator=["k3", "k1", "k2", "k3_straight_through", "k3_unbiased"], cap=[10.0, None]
-    ),
+    *numbers("kl", ".3", estimator=["k3", "k1", "k2", "k3_straight_through", "k3_unbiased"], cap=[10.0, None]),
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
