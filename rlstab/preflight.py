@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any
 
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import DatasetSettings
 from rlstab.config.user_code import SHIPPED_MODELS
-from rlstab.errors import ConfigError, DataError, ModelError
+from rlstab.errors import ConfigError, ModelError
 from rlstab.extras import how_to_install, missing, require
-from rlstab.hub import first_line
 from rlstab.signals import slow_bf16
 from rlstab.tasks.blocks import require_blocks
 from rlstab.tasks.build import build_task
 from rlstab.tasks.rewards import build_rewards, require_functions, score
-from rlstab.tasks.task import Example, Prompt, Split, Task, in_words
+from rlstab.tasks.task import Task
 
 #: Characters of a prompt that are shown.
 SHOWN = 300
@@ -85,60 +85,20 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
 
 
 def _require_model(run: RunConfig, task: Task | None) -> None:
-    """Read what describes the model, and write the first prompts in its tokens.
+    """Read what describes the model, and write the first prompts in its tokens, as training would.
 
     Raises:
         ConfigError, DataError, ModelError: the model, its tokenizer or its context do not fit the run.
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    from rlstab.models.loading import SHIPPED, load_part
+    from rlstab.models.policy import Policy, require_prompts
+
     name = run.model.name
-    shipped = Path(__file__).parent / "data" / name
-    source = shipped if name in SHIPPED_MODELS else Path(name).expanduser()
-    if not source.is_dir():
-        raise ModelError(f"model.name: there is no folder '{source}'. Give one, a name on the hub, or a shipped model.")
-    try:
-        config: Any = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # foreign files fail in every way
-        raise ModelError(
-            f"model.name: '{name}' cannot be loaded: {first_line(error)}. Give a folder that holds a transformers "
-            f"model with safetensors weights and its tokenizer."
-        ) from error
-    if not any(source.glob("*.safetensors")):
+    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained)
+    described: Any = SimpleNamespace(config=load_part("configuration", name, AutoConfig.from_pretrained))
+    if not any(SHIPPED.get(name, Path(name).expanduser()).glob("*.safetensors")):
         raise ModelError(f"model.name: '{name}' has no weights in safetensors. Convert them, or give another model.")
-    chat = run.rollout.chat
-    if chat and tokenizer.chat_template is None:
-        raise ModelError(
-            f"rollout.chat is true, and the tokenizer of '{name}' has no chat template. Take a model that was trained "
-            f"on chats, or set it to false."
-        )
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    examples = [] if task is None else [task.example(split, 0) for split in get_args(Split)]
-    for example in examples:
-        tokens = len(_tokens(tokenizer, example, chat))
-        if context is not None and tokens + run.rollout.max_new_tokens > context:
-            raise DataError(
-                f"rollout.max_new_tokens: a prompt of {tokens} tokens and {run.rollout.max_new_tokens} new tokens "
-                f"exceed the context of {context} of '{name}'. Lower it, shorten the prompts, or take another model."
-            )
-
-
-def _tokens(tokenizer: Any, example: Example, chat: bool) -> list[int]:
-    prompt: Prompt = example.asked
-    if example.messages and not chat:
-        raise ConfigError("rollout.chat is false, and the prompts of the task are lists of messages. Set it to true.")
-    try:
-        if chat:
-            turns = [{"role": turn.role, "content": turn.content} for turn in example.messages]
-            turns = turns or [{"role": "user", "content": example.prompt}]
-            return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
-        tokens = list(tokenizer(example.prompt)["input_ids"])
-    except Exception as error:  # tokenizers raise a bare Exception for text outside their vocabulary
-        raise DataError(
-            f"the tokenizer of '{tokenizer.name_or_path}' cannot encode the prompt {in_words(prompt)[:60]!r}: "
-            f"{str(error).split('!')[0]}. Change the prompts, or take another model."
-        ) from error
-    if not tokens:
-        raise DataError("the first prompt has no token. Give the task a prompt_template with text.")
-    return tokens
+    if task is not None:
+        require_prompts(Policy(described, tokenizer, 0, frozenset(), "fp32"), task, run.rollout)

@@ -110,8 +110,8 @@ REFUSED = {
     "task: {name: reasoning_gym, dataset: zzz}": "'zzz'",
     "task: {name: reasoning_gym, dataset: puzzle24}": "task.dataset",
     "task: {name: none.py:Task}": "none.py",
-    "model: {name: ./none}": "model.name",
-    "model: {name: ./empty}": "model.name",
+    "model: {name: ./none}": "no folder",
+    "model: {name: ./empty}": "/empty' cannot",
     "model: {name: ./no_weights}": "model.name",
     "rollout: {chat: true}": "rollout.chat",
     "rollout: {max_new_tokens: 99999}": "rollout.max_new_tokens",
@@ -155,8 +155,7 @@ def test_list_names_everything_or_what_has_a_word(rlstab_command):
 
 def test_a_method_of_another_package_is_listed_too(rlstab_command, monkeypatch):
     registry = Registry({"clip_higher": "rlstab.zoo.clip_higher:ClipHigher"})
-    mine = type("Mine", (ClipHigher,), {"name": "mine", "__doc__": "Do what [bold]mine[/] does."})
-    registry.register(mine)
+    registry.register(type("Mine", (ClipHigher,), {"name": "mine", "__doc__": "Do what [bold]mine[/] does."}))
     monkeypatch.setattr(zoo, "METHODS", registry)
     monkeypatch.setattr("rlstab.explain.catalogue.METHODS", registry)
     code, out, _ = rlstab_command("list")

@@ -24,13 +24,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlstab.config.settings import AdapterSettings
-from rlstab.errors import DataError, ModelError
+from rlstab.config.settings import AdapterSettings, RolloutSettings
+from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
-from rlstab.tasks.task import Message, Prompt, in_words
+from rlstab.tasks.task import Message, Prompt, Task, in_words
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,19 @@ class Policy:
         Raises:
             DataError: a prompt is empty, cannot be written in tokens, or does not leave room for the response.
         """
+        rows = self.tokens(prompts, max_new_tokens, chat=chat)
+        if given is not None:  # they are tokens of the answer, for which there is room
+            rows = [[*tokens, *more] for tokens, more in zip(rows, given, strict=True)]
+        width = max(map(len, rows), default=0)
+        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
+        mask = torch.zeros((len(rows), width), dtype=torch.bool)
+        for row, tokens in enumerate(rows):
+            ids[row, width - len(tokens) :] = torch.tensor(tokens)
+            mask[row, width - len(tokens) :] = True
+        return ids.to(self.device), mask.to(self.device)
+
+    def tokens(self, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool) -> list[list[int]]:
+        """The tokens of each prompt. Raises as :meth:`encode` does."""
         rows = [self._tokens(prompt, chat) for prompt in prompts]
         for prompt, tokens in zip(prompts, rows, strict=True):
             if not tokens:
@@ -166,15 +179,7 @@ class Policy:
                     f"{self.context_length}: {in_words(prompt)[:60]!r}... Lower rollout.max_new_tokens, shorten the "
                     f"prompts, or take a model with a longer context."
                 )
-        if given is not None:  # they are tokens of the answer, for which there is room
-            rows = [[*tokens, *more] for tokens, more in zip(rows, given, strict=True)]
-        width = max(map(len, rows), default=0)
-        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
-        mask = torch.zeros((len(rows), width), dtype=torch.bool)
-        for row, tokens in enumerate(rows):
-            ids[row, width - len(tokens) :] = torch.tensor(tokens)
-            mask[row, width - len(tokens) :] = True
-        return ids.to(self.device), mask.to(self.device)
+        return rows
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of some tokens of one response."""
@@ -367,6 +372,28 @@ def load_policy(
     model, tokenizer, eos_ids, base = load_model(name, adapter, saved)
     nn.Module.to(model, device).eval()
     return Policy(model, tokenizer, int(tokenizer.pad_token_id), eos_ids, precision, base)
+
+
+def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> None:
+    """Encode the first prompt of each split.
+
+    Raises:
+        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false.
+        ModelError: ``rollout.chat`` is true, and the tokenizer has no chat template.
+        DataError: a prompt cannot be written in tokens, or leaves no room for the response.
+    """
+    examples = [task.example(split, 0) for split, size in task.size.items() if size != 0]
+    if not rollout.chat and any(example.messages for example in examples):
+        raise ConfigError(
+            f"the prompts of the task '{task.name}' are lists of messages. Set rollout.chat to true, or make the "
+            f"prompts text and leave `system` out."
+        )
+    if rollout.chat and policy.tokenizer.chat_template is None:
+        raise ModelError(
+            f"rollout.chat is true, and the tokenizer of '{policy.tokenizer.name_or_path}' has no chat template. Take "
+            f"a model that was trained on chats, or set rollout.chat to false."
+        )
+    policy.tokens([example.asked for example in examples], rollout.max_new_tokens, chat=rollout.chat)
 
 
 def require_trainable(policy: Policy, name: str) -> None:

@@ -4,13 +4,7 @@
 ``check_stage`` is the same for a stage, which ``parametrize_laws`` takes, too.
 """
 
-from rlstab.testing.check import (
-    Report,
-    Result,
-    check_objective,
-    check_stage,
-    parametrize_laws,
-)
+from rlstab.testing.check import Report, Result, check_objective, check_stage, parametrize_laws
 from rlstab.testing.compare import BrokenLaw
 from rlstab.testing.laws import LAWS, Law
 from rlstab.testing.stage_laws import STAGE_LAWS

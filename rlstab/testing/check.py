@@ -85,11 +85,7 @@ class Report:
 
 
 def check_objective(
-    method: TokenObjective,
-    *,
-    oracle: Oracle | None = None,
-    examples: int = 20,
-    laws: Collection[str] | None = None,
+    method: TokenObjective, *, oracle: Oracle | None = None, examples: int = 20, laws: Collection[str] | None = None
 ) -> Report:
     """Check a method or a composition against every law.
 
@@ -109,15 +105,11 @@ def check_objective(
     return _MethodCheck(method, examples, oracle).report("check_objective", laws and {RUNS.name, *laws})
 
 
-def check_stage(
-    stage: Stage,
-    *,
-    examples: int = 20,
-    laws: Collection[str] | None = None,
-) -> Report:
+def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | None = None) -> Report:
     """Check a stage against every law of stages.
 
-    A stage may refuse, by :class:`~rlstab.errors.OutOfRange`, rewards outside of [0, 1], and a task that has no end.
+    A stage may refuse, by :class:`~rlstab.errors.OutOfRange`, rewards outside of [0, 1], a task that has no end, and
+    more prompts than its settings allow.
 
     Args:
         stage: a prompt selector, a reward shaper, an advantage estimator or a rollout expander.
@@ -135,9 +127,7 @@ def check_stage(
 
 
 def parametrize_laws(
-    *methods: TokenObjective | Stage,
-    oracles: Mapping[str, Oracle] | None = None,
-    examples: int = 20,
+    *methods: TokenObjective | Stage, oracles: Mapping[str, Oracle] | None = None, examples: int = 20
 ) -> Callable[[Any], Any]:
     """A pytest decorator: one test per law and method, or stage.
 

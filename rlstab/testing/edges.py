@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.batch import BASICS, MARKS, SIGNALS
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.testing.fresh_process import methods_of
@@ -240,3 +240,14 @@ def stretched(step: Step) -> Step:
     """The step with values that drawn ones seldom reach: what limits its inputs limits these."""
     tenfold = {name: 10 * values for name, values in step.evidence.items() if name in LOGS or name == "entropies"}
     return step.given(**tenfold, advantages=1e3 * step.evidence["advantages"])
+
+
+def with_small(step: Step) -> Step:
+    """The step with signals and log-ratios of some tokens so near to 0 that a rounding of float32 is not far off."""
+    some, small = torch.arange(len(step)) % 5 == 1, 2.0**-20
+    near = {name: -small for name in ("logprobs", "max_logprobs") if name in step.evidence}
+    near |= {
+        "old_logprobs": -2 * small,
+        **{name: small for name in step.evidence.keys() - LOGS - _OF_THE_ROW - set(MARKS)},
+    }
+    return step.given(**{name: torch.where(some, value, step.evidence[name]) for name, value in near.items()})

@@ -11,6 +11,7 @@ import ast
 import atexit
 import datetime
 import importlib
+import inspect
 import os
 import pickle
 import platform
@@ -21,7 +22,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +54,7 @@ _RANK = {
     **dict.fromkeys(("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "GROUP_RANK", "NODE_RANK"), "1"),
     **dict.fromkeys(("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"), "8"),
     "LOCAL_WORLD_SIZE": "2",
+    "CUDA_VISIBLE_DEVICES": "2,5",
     "HOSTNAME": "elsewhere",
     "USER": "somebody",
 }
@@ -93,18 +95,18 @@ class PickledMethod:
             return cls(f"{error}. Define the class at the top of a module", files)
 
     def run(self, work: Callable[[Any, Any], Any], given: object, which: int = 0) -> Any:
-        """What ``work(method, given)`` gives there; ``which`` of the servers answers.
+        """What ``work(method, given)`` gives there; ``which`` of the servers answers, for 0 it is run twice.
 
         Raises:
             Unreachable: the method cannot be sent.
-            BrokenLaw: it changed there what the whole process shares.
+            BrokenLaw: it changed there what the whole process shares, or what outlives a call.
             RuntimeError: the method raised there, and not here.
             ProcessError: the other process died, or does not answer.
         """
         if isinstance(self.pickled, str):
             raise Unreachable(self.pickled)
         path = [place or str(Path.cwd()) for place in sys.path]
-        job = path, dict(self.modules), self.pickled, pickle.dumps((work, given))
+        job = path, dict(self.modules), self.pickled, pickle.dumps((work, given)), which == 0
         kind, answer = start(which % SERVERS).ask(job)
         if kind == "unreachable":
             raise Unreachable(answer)
@@ -124,8 +126,9 @@ class _Server:
         self.line, there = Pipe()
         seed = [text for text in ("1", "2", "3") if text != os.environ.get("PYTHONHASHSEED")][which]
         code = f"import sys; sys.path[:0] = {sys.path!r}; from rlstab.testing import fresh_process; "
+        threads = 2 if torch.get_num_threads() == 1 else 1  # another number than here
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}fresh_process.serve({there.fileno()})"],
+            [sys.executable, "-c", f"{code}fresh_process.serve({there.fileno()}, {threads})"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -172,14 +175,15 @@ def start(which: int) -> _Server:
 # -- the other side ----------------------------------------------------------------------------------------------------
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, threads: int) -> None:
     """Answer until the other end is closed, each time in a fork; what a method prints goes nowhere."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
+    os.chdir("/")
     line = Connection(descriptor)
     _pretend()
     with suppress(EOFError):
         while True:
-            path, modules, pickled, job = line.recv()
+            path, modules, pickled, job, twice = line.recv()
             sys.path[:] = path
             try:
                 for name, file in modules.items():
@@ -189,12 +193,12 @@ def serve(descriptor: int) -> None:
                 continue
             child = os.fork()
             if child == 0:
-                _answer(line, pickled, job)
+                _answer(line, pickled, job, list(modules) if twice else [])
             if os.waitpid(child, 0)[1] != 0:
                 line.send(("raised", "nothing: it died, or did not end"))
 
 
-def _answer(line: Connection, pickled: bytes, job: bytes) -> None:
+def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]) -> None:
     """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
     signal.alarm(ALARM)
     kind = "unreachable"
@@ -205,6 +209,12 @@ def _answer(line: Connection, pickled: bytes, job: bytes) -> None:
             warnings.simplefilter("ignore")  # they were told on the other side
             shared = Shared()
             outcome = work(method, given)
+            if modules:  # what only the first call sets may be a cache; what the second changes, too, is a counter
+                before = _kept(method, modules)
+                work(method, given)
+                for place, value in _kept(method, modules).items():
+                    if value != before.get(place):
+                        raise BrokenLaw(f"{place} changes from call to call. What lasts belongs into the state.")
             shared.check()
         answer = pickle.dumps(("ran", outcome))
     except BrokenLaw as error:
@@ -213,6 +223,38 @@ def _answer(line: Connection, pickled: bytes, job: bytes) -> None:
         answer = pickle.dumps((kind, _text(error)))
     line.send_bytes(answer)
     os._exit(0)
+
+
+def _kept(method: Method[Any], modules: Sequence[str]) -> dict[str, object]:
+    """What outlives a call, by its place: values of modules, of their classes and functions, and of the method."""
+    kept: dict[str, object] = {}
+
+    def keep(place: str, value: Any, owner: str) -> None:
+        if isinstance(value, types.FunctionType | type):
+            if value.__module__ == owner and place not in kept:
+                kept[place] = None
+                held = dict(vars(value), defaults=getattr(value, "__defaults__", None))
+                if isinstance(value, types.FunctionType):
+                    held |= inspect.getclosurevars(value).nonlocals
+                for name, inner in held.items():
+                    if not name.startswith("__"):  # pickle itself puts some on a class
+                        keep(f"{place}.{name}", inner, owner)
+            return
+        try:
+            kept[place] = pickle.dumps(value)
+        except Exception:  # what cannot be pickled is known by its text
+            kept[place] = repr(value)
+
+    packages = {name.rpartition(".")[0] for name in modules if not name.startswith("rlstab.")} - {""}
+    near = {name for name in sys.modules if name.rpartition(".")[0] in packages}
+    for owner in sorted(near | {name for name in modules if not name.startswith("rlstab.core.")}):
+        for name, value in list(vars(sys.modules[owner]).items()):
+            keep(f"{owner}.{name}", value, owner)
+    for owner in ("builtins", "math", "torch"):
+        plain = {name: value for name, value in vars(sys.modules[owner]).items() if type(value) in (int, float, str)}
+        kept[f"a variable in {owner}"] = plain
+    keep("the method", method, "")
+    return kept
 
 
 def _text(error: Exception) -> str:
@@ -244,9 +286,12 @@ def _pretend() -> None:
     for name in ("time", "monotonic", "perf_counter", "process_time"):
         setattr(time, name, later(getattr(time, name), LATER))
         setattr(time, f"{name}_ns", later(getattr(time, f"{name}_ns"), LATER * 10**9))
+    for name in ("gmtime", "localtime"):
+        now = getattr(time, name)
+        setattr(time, name, lambda seconds=None, now=now: now(time.time() if seconds is None else seconds))
     answers: dict[Any, dict[str, Any]] = {
         torch.distributed: {"is_initialized": True, "get_rank": 3, "get_world_size": 8},
-        os: {"cpu_count": 3, "sched_getaffinity": {0, 1, 2}, "getppid": 1},
+        os: {"cpu_count": 3, "sched_getaffinity": {0, 1, 2}, "getppid": 1, "uname": os.uname_result(["elsewhere"] * 5)},
         socket: {"gethostname": "elsewhere"},
         platform: {"node": "elsewhere"},
     }

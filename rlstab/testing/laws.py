@@ -41,7 +41,7 @@ from rlstab.testing.compare import (
     same_state,
     same_summary,
 )
-from rlstab.testing.edges import stretched
+from rlstab.testing.edges import stretched, with_small
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of
 from rlstab.testing.run import Outcome, StepOutcome, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, make_step
@@ -237,14 +237,16 @@ def untouched_state(state: State) -> Iterator[None]:
 
 
 @contextmanager
-def untouched(state: State, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[ReadOnly]:
-    """Inside, nothing writes to these tensors or the state, and nothing uses or sets what the process shares."""
-    shared, guard = Shared(), ReadOnly()
+def untouched(state: State, batch: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[ReadOnly]:
+    """Inside, nothing writes to these or puts anything on the batch, and nothing uses what the process shares."""
+    shared, guard, known = Shared(), ReadOnly(), _attributes(batch)
     guard.guard(tensors)
     guard.guard((place, value) for place, value in leaves_of(state) if isinstance(value, Tensor))
     with untouched_state(state), guard, NumpyReadOnly(guard):
         yield guard
     shared.check()
+    if _attributes(batch) != known:
+        raise BrokenLaw("it put something on the batch, which belongs to others. What lasts belongs into the state.")
 
 
 def _outcome(plan: Plan, leaves: Mapping[str, Tensor], policy: PolicyOutputs | None = None) -> StepOutcome:
@@ -280,10 +282,9 @@ def pure(method: TokenObjective, trial: Trial) -> None:
     state = objective.init_state()
     for step in (trial.first, stretched(trial.first)):
         batch, leaves = step.batch(), step.leaves()
-        known = _attributes(batch)
         tensors = [(f"'{name}' of the batch", values) for name, values in _tensors(batch)]
         tensors += [(f"the live '{name}'", values) for name, values in leaves.items()]
-        with untouched(state, tensors) as guard:
+        with untouched(state, batch, tensors) as guard:
             for leaf in methods_of(method):
                 replace(leaf)  # made once more
             plan = make_plan(objective, [batch], state)
@@ -291,16 +292,12 @@ def pure(method: TokenObjective, trial: Trial) -> None:
             decided = [("the advantages", part.advantages), *leaves_of(part.terms, "the terms")]
             guard.guard((f"{place} of the loss", value) for place, value in decided if isinstance(value, Tensor))
             plan.loss(batch, PolicyOutputs(**leaves))
-        if _attributes(batch) != known:
-            raise BrokenLaw(
-                "it put something on the batch, which belongs to others. What lasts belongs into the state."
-            )
         state = plan.state
     close("called twice with the same", trial.whole(method), run_whole(method, trial.first), 0.0)
 
 
-def _attributes(batch: TokenBatch) -> set[str]:
-    """What is on a batch, less what it keeps of itself."""
+def _attributes(batch: Any) -> set[str]:
+    """What is on a batch of tokens or responses, less what it keeps of itself."""
     return {name for name in vars(batch) if not hasattr(type(batch), name)} | {f"extra/{name}" for name in batch.extra}
 
 
@@ -522,7 +519,8 @@ def precision(method: TokenObjective, trial: Trial) -> None:
     with Wide():
         _outcome(make_plan(method, [trial.first.batch()]), trial.first.leaves())
     for dtype in (torch.float32, torch.bfloat16):
-        narrow, wide = (run_whole(method, trial.first.cast(dtype, held)) for held in (torch.float32, torch.float64))
+        step = with_small(trial.first).cast(dtype, torch.float64)
+        narrow, wide = (run_whole(method, step.cast(held, held)) for held in (torch.float32, torch.float64))
         for outcome in (narrow, wide):  # counts gates that are exactly 0, and a small one is in float32
             outcome.report = {name: mean for name, mean in outcome.report.items() if not name.endswith("/stopped")}
         narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}

@@ -97,11 +97,12 @@ class Rollout:
         return replace(self, responses=self.responses.select(order), slots=self.slots[order])
 
     def relabelled(self) -> Rollout:
-        """The same responses under other group and sequence ids, in the opposite order of the ids."""
+        """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids."""
         whole = self.responses
         groups, own = (uniform(3, ids).mul(10).long() for ids in (whole.group_ids, whole.sequence_ids))
         other = replace(
             whole,
+            prompt_ids=PROMPTS - 1 - whole.prompt_ids,
             group_ids=10**7 - 11 * whole.group_ids - groups,
             sequence_ids=10**9 - 11 * whole.sequence_ids - own,
         )

@@ -120,9 +120,11 @@ def run_ranks(stage: Stage, rollout: Rollout, state: State, ranks: Sequence[Part
 
 
 def may_refuse(stage: Stage, rollout: Rollout) -> bool:
-    """Whether a stage may raise ``OutOfRange``: over a task without an end, or rewards outside of [0, 1]."""
+    """Whether a stage may raise ``OutOfRange``: over a task without an end, many prompts, rewards outside of [0, 1]."""
     if isinstance(stage, PromptSelector):
-        return rollout.offer.size is None
+        return (
+            rollout.offer.size is None or rollout.offer.count > 6
+        )  # more than any pool of a small rollout has to hold
     rewards = torch.cat([rollout.responses.rewards, rollout.responses.evidence("raw_rewards")])
     return bool(((rewards < 0) | (rewards > 1)).any())
 
@@ -238,7 +240,7 @@ def pure(stage: Stage, trial: StageTrial) -> None:
     """No input changes, nothing that the process shares is used or set, the same call gives the same."""
     for rollout, state, outcome in trial.run(stage):
         batch = rollout.whole(select(stage, rollout, state))
-        with untouched(state, [(f"'{name}' of the responses", values) for name, values in batch._tensors()]):
+        with untouched(state, batch, [(f"'{name}' of the responses", values) for name, values in batch._tensors()]):
             replace(stage)  # made once more
             stat, _ = measure_all(stage, [batch], state, LocalComm())
             _act(stage, batch, stat, state, rollout.offer)

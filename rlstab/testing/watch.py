@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -121,7 +124,7 @@ class Shared:
             BrokenLaw: names it.
         """
         if _written:
-            raise BrokenLaw(f"it wrote to the file {_written[0]}. What lasts belongs into the state.")
+            raise BrokenLaw(f"it wrote to {_written[0]}. What lasts belongs into the state.")
         for name, now in _shared().items():
             if now != self.before[name]:
                 raise BrokenLaw(
@@ -150,6 +153,11 @@ def _shared() -> dict[str, Any]:
         "the filters of warnings": list(warnings.filters),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "the limit of recursion": sys.getrecursionlimit(),
+        "the path of imports": list(sys.path),
+        "the level of logging": logging.root.level,
+        "the threads": threading.active_count(),
+        "how numbers are printed": (vars(torch._tensor_str.PRINT_OPTS).copy(), np.get_printoptions()),
+        "the handlers of signals": (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)),
         "the environment": dict(os.environ),
         "the working directory": os.getcwd(),  # noqa: PTH109  # a path to compare
     }
@@ -164,9 +172,12 @@ def _watch_files() -> None:
     """Note what is opened to write, from now on; Python cannot take the hook away again."""
 
     def note(event: str, details: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(details[0], str) and "__pycache__" not in details[0]:
-            flags = details[2] if isinstance(details[2], int) else 0
-            if flags & (os.O_WRONLY | os.O_RDWR) and not details[0].startswith("/dev/"):
-                _written.append(details[0])
+        if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"):
+            _written.append(str(details[0]))
+        if event == "open" and isinstance(details[0], str | bytes) and isinstance(details[2], int):
+            place = os.fsdecode(details[0])
+            devices = place.startswith("/dev/") and not place.startswith("/dev/shm/")
+            if details[2] & (os.O_WRONLY | os.O_RDWR) and "__pycache__" not in place and not devices:
+                _written.append(place)
 
     sys.addaudithook(note)

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from rlstab.config.runs import RunConfig
-from rlstab.config.settings import RolloutSettings
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
 from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
-from rlstab.errors import ConfigError, MethodError, MissingSignal, ModelError, NonFinite, ShapeError, did_you_mean
+from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError, did_you_mean
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
@@ -505,25 +504,3 @@ def require_provider_names(signals: Mapping[str, Any]) -> None:
     """Raises ConfigError: a user-defined signal has the name of a signal that the trainer makes."""
     for name in sorted(signals.keys() & (TRAINER_SIGNALS | {"old_logprobs", "advantages"})):
         raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")
-
-
-def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> None:
-    """Encode the first prompt of each split.
-
-    Raises:
-        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false.
-        ModelError: ``rollout.chat`` is true, and the tokenizer has no chat template.
-        DataError: a prompt cannot be written in tokens, or leaves no room for the response.
-    """
-    examples = [task.example(split, 0) for split, size in task.size.items() if size != 0]
-    if not rollout.chat and any(example.messages for example in examples):
-        raise ConfigError(
-            f"the prompts of the task '{task.name}' are lists of messages. Set rollout.chat to true, or make the "
-            f"prompts text and leave `system` out."
-        )
-    if rollout.chat and policy.tokenizer.chat_template is None:
-        raise ModelError(
-            f"rollout.chat is true, and the tokenizer of '{policy.tokenizer.name_or_path}' has no chat template. Take "
-            f"a model that was trained on chats, or set rollout.chat to false."
-        )
-    policy.encode([example.asked for example in examples], rollout.max_new_tokens, chat=rollout.chat)

@@ -39,7 +39,7 @@ from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
-from rlstab.models.policy import load_policy, require_trainable
+from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
@@ -55,7 +55,6 @@ from rlstab.train.generate import (
     Generator,
     SignalProvider,
     require_evidence,
-    require_prompts,
     require_provider_names,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs

@@ -34,7 +34,7 @@ def difference(step: Step, edge: Edge) -> Tensor:
 def test_rich_steps_put_a_token_on_every_edge(method: rlstab.TokenObjective) -> None:
     edges = edges_of(method)
     steps = [rich_step(number, (), edges) for number in range(count(edges))]
-    missed = [edge for edge in edges if not any(bool((difference(one, edge) == edge.value).any()) for one in steps)]
+    missed = [edge for edge in edges if not any(bool((difference(step, edge) == edge.value).any()) for step in steps)]
     # the likeliest token is never less likely than the one that was sampled
     assert [edge for edge in missed if edge.name != "max_logprobs"] == []
 
@@ -50,7 +50,7 @@ def test_numbers_come_from_settings_literals_and_what_is_inside_of_functions() -
 def test_a_ratio_is_on_its_threshold_to_the_bit() -> None:
     edges = [edge for edge in edges_of(ClipHigher()) if (edge.name, edge.less) == ("live", "old_logprobs")]
     steps = [rich_step(number, (), edges) for number in range(count(edges))]
-    ratio = torch.cat([(one.live["logprobs"] - one.evidence["old_logprobs"]).exp() for one in steps])
+    ratio = torch.cat([(step.live["logprobs"] - step.evidence["old_logprobs"]).exp() for step in steps])
     for exact in (1.0, 1 + 0.28, 1 - 0.2):
         assert bool((ratio == exact).any()), exact
     assert ratio.max() > 3
@@ -68,9 +68,9 @@ def test_tokens_tie_in_all_that_they_are_compared_by() -> None:
 
 def test_a_step_is_sharpened_the_same_way_twice_and_an_empty_one_not_at_all() -> None:
     step = make_step("mixed", [4, 0, 3], 2, 5, ())
-    one, other = (sharpened(step, 3, edges_of(ClipHigher())) for _ in range(2))
-    assert all(torch.equal(values, other.evidence[name]) for name, values in one.evidence.items())
-    assert not torch.equal(one.live["logprobs"], step.live["logprobs"])
+    first, second = (sharpened(step, 3, edges_of(ClipHigher())) for _ in range(2))
+    assert all(torch.equal(values, second.evidence[name]) for name, values in first.evidence.items())
+    assert not torch.equal(first.live["logprobs"], step.live["logprobs"])
     empty = make_step("mixed", [0, 0], 1, 0, ())
     assert sharpened(empty, 3) is empty
 

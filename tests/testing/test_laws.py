@@ -6,13 +6,13 @@ The default run takes one setting of each and few optimizer steps; the slow run 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,9 +109,12 @@ def test_every_setting_of_a_stage_obeys(stage: Any) -> None:
 @pytest.fixture
 def restored() -> Iterator[None]:
     """What some of them set for the whole process is as it was, for the tests after them."""
-    numpy, environment = np.geterr(), dict(os.environ)
+    numpy, environment, path, level = np.geterr(), dict(os.environ), list(sys.path), logging.root.level
     yield
     np.seterr(**numpy)
+    logging.root.setLevel(level)
+    sys.path[:] = path
+    torch.set_printoptions(profile="default")
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
     torch.set_flush_denormal(False)
@@ -140,9 +143,9 @@ def test_a_broken_stage_is_caught(stage: Any) -> None:
 
 
 def test_every_law_has_a_method_or_stage_that_breaks_it() -> None:
-    for laws, broken, least in ((LAWS, BROKEN, 120), (STAGE_LAWS, broken_stages.BROKEN, 35)):
+    for laws, broken, least in ((LAWS, BROKEN, 144), (STAGE_LAWS, broken_stages.BROKEN, 46)):
         print(f"{len(broken)} broken, {len(laws)} laws")
-        assert len({one.name for one in broken}) == len(broken) >= least
+        assert len({method.name for method in broken}) == len(broken) >= least
         assert {law.name for law in laws} <= frozenset().union(*broken.values())
 
 
@@ -157,7 +160,7 @@ def test_a_weight_by_the_entropy_of_the_token_before_is_sound() -> None:
 def test_what_does_not_run_is_told_once() -> None:
     first, *others = check_objective(named("wrong_shape"), examples=2).results
     assert (first.law, first.outcome) == ("runs", "failed")
-    assert {result.outcome for result in others[:-1]} == {"skipped"}
+    assert {result.outcome for result in others} == {"skipped"}
 
 
 @parametrize_laws(named("wrong_shape"), named("local_mean"), broken_stages.local_baseline(), examples=2)
@@ -182,11 +185,8 @@ def test_a_report_is_readable() -> None:
 
 def test_some_laws_alone() -> None:
     report = check_objective(named("local_mean"), examples=2, laws=["split", "packed"])
-    assert [(result.law, result.outcome) for result in report.results] == [
-        ("runs", "passed"),
-        ("split", "failed"),
-        ("packed", "passed"),
-    ]
+    seen = {result.law: result.outcome for result in report.results}
+    assert seen == {"runs": "passed", "split": "failed", "packed": "passed"}
     assert check_objective(ClipHigher(), examples=1, laws=["oracle"])["oracle"].outcome == "silent"
     with pytest.raises(UnknownName, match="splitt"):
         check_objective(ClipHigher(), laws=["splitt"])
@@ -216,18 +216,15 @@ STEPS = [make_step("mixed", [3, 4], 1, seed) for seed in (1, 2)]
 HERE = os.getpid()
 SCRIPT = """
 import torch
-from dataclasses import dataclass
-from typing import ClassVar
 from rlstab import Terms, TokenObjective
 from rlstab.testing import check_objective
 
 SEEN = {}
 print("the script ran")
 
-@dataclass(frozen=True)
 class First(TokenObjective):
-    name: ClassVar[str] = "first"
-    writes = frozenset({"weight"})
+    name = "first"
+    writes = {"weight"}
 
     def terms(self, batch, stat, state):
         seen = SEEN.setdefault("first", 1 + float(batch.advantages.abs().sum()))
@@ -237,11 +234,10 @@ print(sorted(check_objective(First(), examples=3, laws=["process"]).failed))
 """
 
 
-@dataclass(frozen=True)
 class Odd(rlstab.TokenObjective):
     """Does something in another process that it does not do here."""
 
-    name: ClassVar[str] = "odd"
+    name = "odd"
     does: str
 
     def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
@@ -256,9 +252,9 @@ def test_a_fresh_process_gives_the_same() -> None:
     here = run_chain(ClipHigher(), STEPS)
     for which in range(SERVERS):
         there = PickledMethod.of(ClipHigher()).run(run_chain, STEPS, which)
-        for one, other in zip(here, there, strict=True):
-            assert one.loss == other.loss
-            assert torch.equal(one.gradients["logprobs"], other.gradients["logprobs"])
+        for mine, other in zip(here, there, strict=True):
+            assert mine.loss == other.loss
+            assert torch.equal(mine.gradients["logprobs"], other.gradients["logprobs"])
 
 
 def test_what_goes_wrong_there_breaks_the_law_and_the_next_method_is_checked() -> None:

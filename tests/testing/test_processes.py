@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -27,22 +26,20 @@ ROUNDS = compose(CovarianceThreshold(), PassRate(), CentredGate(), CISPO(), VESP
 NO_TOKENS = make_step("mixed", [0, 0], 1, 0)
 
 
-@dataclass(frozen=True)
 class SeededByProcess(TokenObjective):
     """Its random numbers belong to a token, as they should, but their seed is that of the process."""
 
-    name: ClassVar[str] = "seeded_by_process"
-    writes = frozenset({"weight"})
+    name = "seeded_by_process"
+    writes = {"weight"}
 
     def terms(self, batch: TokenBatch, stat: Any, state: Any) -> Terms:
         return Terms(weight=batch.uniform(os.getpid()).to(batch.logprobs.dtype))
 
 
-@dataclass(frozen=True)
 class OnRankOne(TokenObjective):
     """Raises or dies on rank 1."""
 
-    name: ClassVar[str] = "on_rank_one"
+    name = "on_rank_one"
 
     does: str
 
@@ -85,5 +82,8 @@ def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
 @pytest.mark.slow
 def test_every_method_over_three_processes() -> None:
     with Processes(3) as three:
-        for objective in [*(one for several in EXAMPLES.values() for one in several), *random_compositions(10, seed=3)]:
+        for objective in [
+            *(method for several in EXAMPLES.values() for method in several),
+            *random_compositions(10, seed=3),
+        ]:
             same_over(three, objective)
