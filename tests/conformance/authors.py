@@ -28,13 +28,13 @@ from tests.conformance.record import CUTS, LENGTH, Config, _taken, case, load, t
 def _compiled(checkout: str, path: str, *names: str, **given: Any) -> types.SimpleNamespace:
     """Functions of one file, without its imports and decorators; ``given`` takes the place of what they read."""
     tree = ast.parse((Path(checkout) / path).read_text())
-    wanted = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name in names]
-    for one in wanted:
-        one.decorator_list = []
+    wanted = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names]
+    for node in wanted:
+        node.decorator_list = []
     space = {"torch": torch, **given}
     lazy = __future__.annotations.compiler_flag  # the types of the arguments are not there
     exec(compile(ast.Module(wanted, []), path, "exec", lazy, dont_inherit=True), space)
-    return types.SimpleNamespace(**{one.name: space[one.name] for one in wanted})
+    return types.SimpleNamespace(**{node.name: space[node.name] for node in wanted})
 
 
 def _fork(checkout: str, *names: str, **given: Any) -> types.SimpleNamespace:
@@ -93,7 +93,7 @@ def stare(checkout: str) -> dict[str, Any]:
         rows = len(load("inputs")[inputs]["advantages"])
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor]:
-            one, _ = code.compute_policy_loss_stare(
+            summed, _ = code.compute_policy_loss_stare(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -105,16 +105,17 @@ def stare(checkout: str) -> dict[str, Any]:
             weights, _ = code.compute_stare_token_weights(
                 live, values["advantages"], values["mask"], config, controller
             )
-            return one * (len(live) / rows if local else 1), weights != 1
+            return summed * (len(live) / rows if local else 1), weights != 1
 
         return case(published, inputs, cut, gate=gate, local_counts=local, **chosen | settings)
 
     def controller(target: float, alpha: float, entropies: list[float]) -> dict[str, Any]:
-        one = code.STAREController(target, 1.1, 0.9, adaptive=alpha > 0, alpha=alpha)
+        theirs = code.STAREController(target, 1.1, 0.9, adaptive=alpha > 0, alpha=alpha)
         steps = []
         for entropy in entropies:
-            one.update(entropy)
-            steps.append({"entropy": entropy, "gate": one.gate_on, "boost": one.reweight_w, "damp": one.reweight_m})
+            theirs.update(entropy)
+            gains = {"boost": theirs.reweight_w, "damp": theirs.reweight_m}
+            steps.append({"entropy": entropy, "gate": theirs.gate_on} | gains)
         return {"target_entropy": target, "alpha": alpha, "steps": steps}
 
     def mean_entropy(mode: str) -> float:
@@ -183,12 +184,12 @@ def lp_reg(checkout: str) -> dict[str, Any]:
 
         def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
             aim = every[next(parts)]
-            found = []
+            results = []
             for coefficient in (1.0, 0.0):  # the tokens at which the coefficient matters are the selected ones
                 used = leaf if coefficient else leaf.detach().clone().requires_grad_()
                 if live == "old":
                     used = used + (values["old"] - values["live"])
-                one, *_ = code.compute_policy_loss_lp_reg(
+                summed, *_ = code.compute_policy_loss_lp_reg(
                     old_log_prob=values["old"],
                     log_prob=used,
                     pos_tgt_log_prob=aim,
@@ -200,8 +201,8 @@ def lp_reg(checkout: str) -> dict[str, Any]:
                     logp_neg_k_percent=share,
                     ppo_kl_coef=coefficient,
                 )
-                found.append((one, torch.autograd.grad(one, used, retain_graph=True)[0]))
-            return found[0][0] * len(leaf) / rows, found[0][1] != found[1][1]
+                results.append((summed, torch.autograd.grad(summed, used, retain_graph=True)[0]))
+            return results[0][0] * len(leaf) / rows, results[0][1] != results[1][1]
 
         settings = {"live": live, "proxy": target, "logp_neg_k_percent": share, "minp_p_threshold": min_p}
         return case(published, inputs, cut, dtype, **settings, clip_ratio_low=low, clip_ratio_high=high)
@@ -211,10 +212,10 @@ def lp_reg(checkout: str) -> dict[str, Any]:
 
         def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
             mask = values["mask"]  # is changed in place to the selection
-            one, *_ = code.compute_policy_loss_8020_split(
+            summed, *_ = code.compute_policy_loss_8020_split(
                 values["old"], leaf, values["entropies"], values["advantages"], mask, 0.2, 0.2, 0.28
             )
-            return one * len(leaf) / rows, mask
+            return summed * len(leaf) / rows, mask
 
         return case(published, inputs, cut)
 
@@ -269,8 +270,8 @@ def dr_grpo(checkout: str, oat: str) -> dict[str, Any]:
         order = sorted(range(len(given["ids"])), key=lambda row: given["ids"][row])
         learner = types.SimpleNamespace(args=types.SimpleNamespace(num_samples=4, critic_type=kind))
         rewards = torch.tensor([given["rewards"][row] for row in order]).unsqueeze(-1)
-        found = code.compute_monte_carlo_advantages(learner, rewards, None)
-        values = dict(zip(order, found.tolist(), strict=True))
+        estimates = code.compute_monte_carlo_advantages(learner, rewards, None)
+        values = dict(zip(order, estimates.tolist(), strict=True))
         return {"rewards": "groups", "critic_type": kind, "advantages": [values[row] for row in range(len(order))]}
 
     return {
@@ -581,8 +582,8 @@ def vcpo(checkout: str) -> dict[str, Any]:
     def share(inputs: str, anchor: str) -> dict[str, Any]:
         values = tensors(inputs)
         weights = ((values["live"] - values[anchor]) * values["mask"]).sum(-1).exp()
-        _, found, *_ = code.compute_global_ess_ratio(weights.sum().item(), weights.square().sum().item(), len(weights))
-        return {"inputs": inputs, "anchor": anchor, "ess_ratio": found}
+        _, share, *_ = code.compute_global_ess_ratio(weights.sum().item(), weights.square().sum().item(), len(weights))
+        return {"inputs": inputs, "anchor": anchor, "ess_ratio": share}
 
     return {
         "provenance": _provenance(

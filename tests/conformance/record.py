@@ -121,7 +121,7 @@ def _ratios() -> dict[str, Any]:
     # one token that the engine finds far more likely, one on which all agree
     rows["old"][2][4], rows["live"][2][4], rows["rollout"][2][4] = -4.6, -4.8, -0.6
     rows["rollout"][4][1] = rows["old"][4][1]
-    rows["entropies"] = [[round(abs(draw.gauss(0.7, 0.5)), 2) if one else 50.0 for one in row] for row in mask]
+    rows["entropies"] = [[round(abs(draw.gauss(0.7, 0.5)), 2) if present else 50.0 for present in row] for row in mask]
     return {"mask": mask, "advantages": advantages, **rows}
 
 
@@ -170,7 +170,7 @@ def load(name: str) -> Any:
 
 def tensors(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """A set of inputs as tensors; advantages laid out over the tokens and, as in verl, 0 on padding."""
-    values = {key: torch.tensor(one, dtype=dtype) for key, one in load("inputs")[name].items() if key != "tokens"}
+    values = {key: torch.tensor(column, dtype=dtype) for key, column in load("inputs")[name].items() if key != "tokens"}
     values["advantages"] = values["advantages"].unsqueeze(-1) * values["mask"]
     return values
 
@@ -182,14 +182,14 @@ def run(loss: Loss, name: str, parts: list[list[int]], dtype: torch.dtype = torc
     total, says = 0.0, False
     for rows in parts:
         live = values["live"][rows].clone().requires_grad_()
-        one, selected = loss({key: value[rows].clone() for key, value in values.items()}, live)
-        one.backward()
+        summed, selected = loss({key: value[rows].clone() for key, value in values.items()}, live)
+        summed.backward()
         assert live.grad is not None
-        total, gradient[rows] = total + one.item(), live.grad
+        total, gradient[rows] = total + summed.item(), live.grad
         if selected is not None:
             says, chosen[rows] = True, selected.to(dtype)
     assert not gradient[values["mask"] == 0].any()
-    result = {"loss": _number(total), "gradient": [[_number(one) for one in row] for row in gradient.tolist()]}
+    result = {"loss": _number(total), "gradient": [[_number(number) for number in row] for row in gradient.tolist()]}
     return result | ({"selected": chosen.int().tolist()} if says else {})
 
 
@@ -203,8 +203,8 @@ def case(
     """What is stored: where it came from, and loss and gradient; ``cut`` may list the rows of each part."""
     rows = len(load("inputs")[inputs]["advantages"])
     parts = [list(range(rows))] if cut is None else CUTS[cut] if isinstance(cut, str) else cut
-    found = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
-    return found | run(loss, inputs, parts, getattr(torch, dtype))
+    stored = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
+    return stored | run(loss, inputs, parts, getattr(torch, dtype))
 
 
 class Config(dict):
@@ -235,7 +235,7 @@ def trl() -> dict[str, Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
 
     def trainer(parts: int = 1, **settings: Any) -> Any:
-        one = types.SimpleNamespace(
+        bare = types.SimpleNamespace(
             accelerator=Alone(),
             args=Config(defaults | settings, steps_per_generation=parts),
             model=types.SimpleNamespace(training=True),
@@ -251,9 +251,9 @@ def trl() -> dict[str, Any]:
             get_gamma_weights=GRPOTrainer.get_gamma_weights,
         )
         chosen = {"top_entropy_quantile": 1.0, "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28} | settings
-        one.__dict__.update(chosen)
-        one.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, one)
-        return one
+        bare.__dict__.update(chosen)
+        bare.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, bare)
+        return bare
 
     # weights and masks are made in the middle of a method that generates, so only their blocks are compiled
     generate = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions)))
@@ -261,20 +261,20 @@ def trl() -> dict[str, Any]:
     def block(test: str, has: str, result: str, **names: Any) -> Tensor:
         """What an ``if`` of that method leaves in a name."""
         (wanted,) = (
-            one
-            for one in ast.walk(generate)
-            if isinstance(one, ast.If) and ast.unparse(one.test) == test and has in ast.unparse(one)
+            node
+            for node in ast.walk(generate)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == test and has in ast.unparse(node)
         )
         space = vars(module) | {"tool_mask": None} | names
         exec(compile(ast.Module([wanted], []), module.__file__, "exec"), space)
         return space[result]
 
-    def weights(one: Any, values: dict[str, Tensor]) -> Tensor:
+    def weights(bare: Any, values: dict[str, Tensor]) -> Tensor:
         return block(
             "self.use_vllm and self.vllm_importance_sampling_correction",
             "masked_fill",
             "vllm_importance_sampling_ratio",
-            self=one,
+            self=bare,
             completion_mask=values["mask"],
             old_per_token_logps=values["old"],
             sampling_per_token_logps=values["rollout"],
@@ -282,13 +282,13 @@ def trl() -> dict[str, Any]:
 
     def left(mask: Tensor, cut_off: Sequence[int]) -> Tensor:
         """The mask without responses that do not end with EOS."""
-        one = types.SimpleNamespace(
+        bare = types.SimpleNamespace(
             mask_truncated_completions=True, eos_token_ids=[1], _tokenizer=types.SimpleNamespace(pad_token_id=0)
         )
         ids = [[2 if row in cut_off else 1] for row in range(len(mask))]
         test = "self.mask_truncated_completions"
         return block(
-            test, "", "completion_mask", self=one, completion_ids_list=ids, completion_mask=mask, device=mask.device
+            test, "", "completion_mask", self=bare, completion_ids_list=ids, completion_mask=mask, device=mask.device
         )
 
     def loss(
@@ -304,12 +304,12 @@ def trl() -> dict[str, Any]:
         parts = 1 if cut is None else len(CUTS[cut])
         if "vllm_importance_sampling_mode" in settings:
             settings |= {"use_vllm": True, "vllm_importance_sampling_correction": True}
-        one = trainer(parts, **settings)
+        bare = trainer(parts, **settings)
         items = left(torch.tensor(load("inputs")[inputs]["mask"]).long(), cut_off).sum()
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
             entropies = values["entropies"].float() if "entropies" in values else torch.zeros_like(live)
-            one._get_per_token_logps_and_entropies = lambda *_, **__: (live, entropies, None)
+            bare._get_per_token_logps_and_entropies = lambda *_, **__: (live, entropies, None)
             given = {
                 "prompt_ids": torch.zeros(len(live), 1, dtype=torch.int64),
                 "prompt_mask": torch.ones(len(live), 1, dtype=torch.int64),
@@ -321,13 +321,13 @@ def trl() -> dict[str, Any]:
             } | ({"old_per_token_logps": values["old"]} if old else {})
             if sampled:
                 given["sampling_per_token_logps"] = values["rollout"]
-            if one.use_vllm:
-                given["importance_sampling_ratio"] = weights(one, values)
+            if bare.use_vllm:
+                given["importance_sampling_ratio"] = weights(bare, values)
             selected = None
-            if one.top_entropy_quantile < 1:
-                level = 1 - one.top_entropy_quantile
-                selected = GRPOTrainer.get_high_entropy_mask(one, entropies, given["completion_mask"], level)
-            return GRPOTrainer._compute_loss(one, None, given), selected
+            if bare.top_entropy_quantile < 1:
+                level = 1 - bare.top_entropy_quantile
+                selected = GRPOTrainer.get_high_entropy_mask(bare, entropies, given["completion_mask"], level)
+            return GRPOTrainer._compute_loss(bare, None, given), selected
 
         return case(published, inputs, cut, old=old, **settings, **({"cut_off": list(cut_off)} if cut_off else {}))
 
@@ -449,8 +449,8 @@ def _trl_advantages(name: str, scale: str) -> dict[str, Any]:
         )
         trainer.model.train()
         scored = trainer._generate_and_score_completions([{"prompt": "a b"}] * len(order))
-    found = dict(zip(order, scored["advantages"].tolist(), strict=True))
-    return {"rewards": name, "scale_rewards": scale, "advantages": [found[row] for row in range(len(order))]}
+    by_row = dict(zip(order, scored["advantages"].tolist(), strict=True))
+    return {"rewards": name, "scale_rewards": scale, "advantages": [by_row[row] for row in range(len(order))]}
 
 
 # -- verl --------------------------------------------------------------------------------------------------------------
@@ -489,7 +489,7 @@ def verl() -> dict[str, Any]:
         )
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            one, _ = code.compute_policy_loss_vanilla(
+            summed, _ = code.compute_policy_loss_vanilla(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -497,7 +497,7 @@ def verl() -> dict[str, Any]:
                 loss_agg_mode=mode,
                 config=config,
             )
-            return one * (len(live) / rows if info is None else 1), None
+            return summed * (len(live) / rows if info is None else 1), None
 
         settings = {"loss_agg_mode": mode, "clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": dual}
         return case(published, inputs, cut, dtype, **settings, global_batch_info=info)
@@ -556,8 +556,8 @@ def verl() -> dict[str, Any]:
         every = tensors(inputs)
         mask, weights, rows = every["mask"], torch.ones_like(every["mask"]), len(every["mask"])
         if correction is not None:
-            found, mask, _ = correct(every["old"], every["rollout"], mask, **correction)
-            weights = weights if found is None else found.batch["rollout_is_weights"]
+            corrected, mask, _ = correct(every["old"], every["rollout"], mask, **correction)
+            weights = weights if corrected is None else corrected.batch["rollout_is_weights"]
         info = {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(-1).sum()), "dp_size": 1}
 
         def config(chosen: dict[str, Any]) -> ActorConfig:
@@ -573,7 +573,7 @@ def verl() -> dict[str, Any]:
 
         def once(values: dict[str, Tensor], live: Tensor, part: list[int], chosen: dict[str, Any]) -> Tensor:
             torch.manual_seed(0)
-            one, _ = code.get_policy_loss_fn(kind)(
+            summed, _ = code.get_policy_loss_fn(kind)(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -582,22 +582,22 @@ def verl() -> dict[str, Any]:
                 config=config(chosen),
                 rollout_is_weights=None if correction is None else weights[part],
             )
-            return one * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
+            return summed * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
 
         parts = iter([list(range(rows))] if cut is None else CUTS[cut])
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
             part = next(parts)
-            one = once(values, live, part, covariance or {})
+            summed = once(values, live, part, covariance or {})
             if correction is not None:
-                return one, weights[part] * mask[part] > 0
+                return summed, weights[part] * mask[part] > 0
             if without is None:
-                return one, None
+                return summed, None
             slopes = [
                 torch.autograd.grad(once(values, live, part, chosen), live)[0]
                 for chosen in (covariance or {}, (covariance or {}) | without)
             ]
-            return one, slopes[0] != slopes[1]
+            return summed, slopes[0] != slopes[1]
 
         more = {"correction": correction} if correction is not None else covariance or {}
         return case(published, inputs, cut, loss_mode=kind, loss_agg_mode=mode, **settings, **more)
@@ -662,8 +662,8 @@ def verl() -> dict[str, Any]:
     def advantages(estimator: Callable[..., Any], name: str, **settings: Any) -> dict[str, Any]:
         given = load("inputs")["rewards"][name]
         rewards = torch.tensor(given["rewards"], dtype=torch.float32).unsqueeze(-1)
-        found, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
-        return {"rewards": name, "settings": settings, "advantages": found[:, 0].tolist()}
+        estimates, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
+        return {"rewards": name, "settings": settings, "advantages": estimates[:, 0].tolist()}
 
     estimators = {
         "grpo": (code.compute_grpo_outcome_advantage, {}),
